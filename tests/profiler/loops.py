@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,6 +48,14 @@ def quiet_fit(learn: Any, epochs: int = 2, **kw: Any) -> Any:
 
 def torch_loader(workers: int = 0, count: int = ITEMS, **kw: Any) -> Any:
     return torch.utils.data.DataLoader(items(count), batch_size=BATCH, num_workers=workers, **kw)
+
+
+def drawn(batches: int) -> Iterator[tuple[Any, Any]]:
+    """Batches as many a loop draws them: from tensors in memory."""
+    data, targets = torch.randn(64, 6), torch.randint(2, (64,))
+    for _ in range(batches):
+        rows = torch.randint(64, (BATCH,))
+        yield data[rows], targets[rows]
 
 
 def train(epochs: int = 2, *, loader: Any = None, each: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import divide
 from nbguard.profiler.record.look_schedule import LookSchedule
 from nbguard.profiler.record.recorder import Event, Recorder
-from tests.profiler.loops import BATCH, model, torch_loader, train
+from tests.profiler.loops import BATCH, drawn, model, torch_loader, train
 from tests.profiler.recording import recording
 from tests.profiler.test_look_schedule import looked_at
 from tests.profiler.test_steady_state import BytecodeCounter
@@ -41,14 +41,6 @@ class Heard:
 
     def _noting(self, event: str) -> Callable[..., None]:
         return lambda *_: self.at[event].append(self._recorder.losses)
-
-
-def drawn(batches: int) -> Iterator[tuple[Any, Any]]:
-    """Batches as many a loop draws them: from tensors in memory."""
-    data, targets = torch.randn(64, 6), torch.randint(2, (64,))
-    for _ in range(batches):
-        rows = torch.randint(64, (BATCH,))
-        yield data[rows], targets[rows]
 
 
 def test_few_batches_are_looked_at_and_each_as_a_whole() -> None:
@@ -105,7 +97,7 @@ def test_losses_that_are_added_up_for_a_step_are_of_one_batch() -> None:
     assert heard.at["forward"] == [at - left for at in steps for left in (4, 3, 2, 1)]
 
 
-@pytest.mark.parametrize("data", [drawn(40), torch_loader(count=40 * BATCH)], ids=["drawn", "of a loader"])
+@pytest.mark.parametrize("data", [[*drawn(40)], torch_loader(count=40 * BATCH)], ids=["drawn", "of a loader"])
 def test_optimizers_that_step_one_after_another_for_one_loss_make_one_batch(data: Any) -> None:
     """As where matrices are trained by one (Muon) and the rest by another."""
     net = model()

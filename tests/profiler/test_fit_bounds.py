@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from nbguard.profiler.analysis.fit_report import build_fit_report
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import FitReport
-from tests.profiler.loops import BATCH, learner, loaders, model, quiet_fit, torch_loader, train
+from tests.profiler.loops import drawn, learner, loaders, model, quiet_fit, torch_loader, train
 
 
 def counts(report: FitReport) -> list[int]:
@@ -122,12 +121,6 @@ def test_what_belongs_together_is_one_report(fit: Any) -> None:
     assert counts(profile.report) == [16]
 
 
-def drawn(batches: int = 40) -> Iterator[tuple[Any, Any]]:
-    """Batches that no loader gives."""
-    for _ in range(batches):
-        yield torch.randn(BATCH, 6), torch.randint(2, (BATCH,))
-
-
 def test_loops_that_ask_no_loader_and_train_other_models_are_reports_of_their_own() -> None:
     kept = []
     with profile_fit(show=False) as profile:
@@ -163,7 +156,7 @@ def test_trials_in_one_loop_are_reports_of_their_own() -> None:
             optimizer = torch.optim.AdamW(net.parameters(), rate)
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
             net(torch.zeros(1, 6))
-            for x, y in drawn():
+            for x, y in drawn(40):
                 nn.functional.cross_entropy(net(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -177,7 +170,7 @@ def tuned_whole_after_its_head() -> None:
     net = model()
     for trained in (net[-1], net):
         optimizer = torch.optim.SGD(trained.parameters(), 1e-2)
-        for x, y in drawn():
+        for x, y in drawn(40):
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
+from nbguard.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import name_of
@@ -30,7 +30,6 @@ _OFTEN = 16
 """Looks after which the time between two grows with each, by one part in so many: so it stays that part of the time since the
 first look. What holds the interpreter's lock at the beginning, as a collection, leaves as many looks for the rest. So does an
 import: after one that took as many looks they are counted anew."""
-_IMPORTS = "<frozen importlib"
 _MOST = 4096
 """Stacks that are told apart."""
 _CALLERS = 256
@@ -141,7 +140,7 @@ class StackSampler:
                 stack = _stack_of_thread(self._of)
                 self._note(clock(), stack)
                 self._took = round(_CHANGE * time.thread_time_ns())
-                imported, imports = imports, any(code.co_filename.startswith(_IMPORTS) for code in stack[::2])
+                imported, imports = imports, any(code.co_filename.startswith(IMPORTS) for code in stack[::2])
                 looks = 0 if imported and not imports and looks > _OFTEN else looks + 1
                 pause[0] = _pause_after(looks)
             except Exception:  # noqa: BLE001 - out of memory: what was seen is worth something

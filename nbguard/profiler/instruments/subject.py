@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from nbguard.profiler.analysis.observations import LEARNERS, SubjectFacts
@@ -23,7 +22,6 @@ class Subject:
         """`begun`: the iterator of the first batch, where that has been recorded already."""
         self._begun = None if begun is None else weakref.ref(begun)
         self._names: dict[str, int] = {}  # losses before each was first called
-        self._losses: Callable[[], int] = int  # so far
         self._kind = "PyTorch loop"
         self._is_compiled = False  # one of the models at least
         self._began = self._ended = 0  # losses of the recording before the fit, and at its end
@@ -31,7 +29,7 @@ class Subject:
 
     def start(self, recorder: Recorder) -> None:
         """Listen for models that are called and Learners that are fitted."""
-        self._losses = lambda: recorder.losses
+        self._recorder = recorder
         self._began = self._ended = recorder.losses
         recorder.subscribe("model", self._model)
         recorder.subscribe("learner", self._learner)
@@ -39,7 +37,7 @@ class Subject:
 
     def stop(self) -> None:
         """Note the losses that there were; nothing was patched."""
-        self._ended = self._losses()
+        self._ended = self._recorder.losses
 
     def _learner(self, learner: Any) -> None:
         self._kind = LEARNERS
@@ -60,7 +58,7 @@ class Subject:
 
     def _note(self, name: str) -> None:
         if len(self._names) < _MOST:
-            self._names.setdefault(name, self._losses())
+            self._names.setdefault(name, self._recorder.losses)
 
     def observe(self) -> SubjectFacts:
         """Return the names of the models, and how many batches were missed."""

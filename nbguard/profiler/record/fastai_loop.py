@@ -12,7 +12,8 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.callbacks import CallbackTimes
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import STEPPED, Recorder
-from nbguard.profiler.record.torch_loop import Rehearsal, Rehearsed, TorchLoop
+from nbguard.profiler.record.rehearsal import Rehearsal, Rehearsed
+from nbguard.profiler.record.torch_loop import TorchLoop
 from nbguard.scan.roots.frames import frame_locals, frame_of
 
 Function = Callable[..., Any]

@@ -13,7 +13,7 @@ from nbguard.scan.heap.attributes import attribute_of
 _MOST = 8
 """Fits that are told apart; the later ones are a part of the last."""
 _SHORT = 32
-"""Losses by which a fit without a loader is known: one that makes an optimizer earlier does so as it goes (meta-learning)."""
+"""Losses before which a fit without a loader makes no other optimizer, unless it makes them as it goes (meta-learning)."""
 
 Begins = Callable[[LogPosition, Any], None]
 """Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
@@ -41,7 +41,7 @@ class FitBounds:
         self._models: dict[int, weakref.ref[Any]] = {}  # that this fit trains
         self._called: dict[int, weakref.ref[Any]] = {}  # since the latest loop may have begun
         self._iterator: weakref.ref[Any] | None = None  # the one that it asks
-        self._began = 0  # entries of the log before that
+        self._began = 0  # entries of the log before that loop
         self._loops: dict[int, weakref.ref[Any]] = {}  # iterators that this fit trains with and that have batches left
 
     def loader(self, iterator: Any) -> None:

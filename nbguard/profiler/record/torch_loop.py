@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -17,6 +16,7 @@ from nbguard.profiler.record.fit_bounds import Begins, FitBounds
 from nbguard.profiler.record.model_calls import weak_arguments
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import STEPPED, Recorder
+from nbguard.profiler.record.rehearsal import Rehearsal, Rehearsed
 
 Function = Callable[..., Any]
 
@@ -43,7 +43,7 @@ class TorchLoop:
         self._patches = Patches()
         self._calls = Patches()
         self._copies = Patches()
-        self._has_copied = False  # the loop, anything, since the stretch began
+        self._has_copied = False  # whether the loop made any since the stretch began
         self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
         self._hooks: list[Any] = []
@@ -375,26 +375,6 @@ class TorchLoop:
                     recorder.emit("phase", step)
 
         return before_step, after_step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """What is ours in a batch: the calls in their order, the one that is given the loss apart."""
-
-    before: tuple[Callable[[], Any], ...]
-    loss: Callable[[Any], Any]
-    after: tuple[Callable[[], Any], ...]
-
-
-class Rehearsed:
-    """Stands in for an object of the user's where a batch is rehearsed."""
-
-    def __init__(self, **attributes: Any) -> None:
-        vars(self).update(attributes)
-
-    @staticmethod
-    def act(*_: Any) -> None:
-        """Do nothing."""
 
 
 def _reference(module: Any) -> Callable[[], Any]:

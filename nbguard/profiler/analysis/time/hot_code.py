@@ -17,7 +17,7 @@ from nbguard.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, Moment
 from nbguard.profiler.analysis.time.libraries import LibraryWork, library_work
-from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
+from nbguard.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
 
 HotKind = Literal["function", "validation", "line", "hook", "loss", "library", "loop", "import"]
 """Kinds of code that time goes to: `function` of the user's, `validation`: a function of the user's that calls the model beside
@@ -27,7 +27,6 @@ beside training, `loop`: the rest of a library's own loop, `import` of modules."
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
 _FASTAIS_HOOKS = "fastai/callback/hook"
-_IMPORTS = "<frozen importlib"
 _FEW_AT_WORK = 3
 """Looks that it takes to name a library's work which is known,"""
 _FEW = 5
@@ -224,7 +223,7 @@ def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_
     `drivers`: functions that run the training loop. `validating`: those that call the model in validation.
     """
     stack, phase = look.stack, look.moment.phase
-    if any(line.file.startswith(_IMPORTS) for line in stack):
+    if any(line.file.startswith(IMPORTS) for line in stack):
         return _Cause("import")
     model = _model_at(stack)
     if model is not None and phase != phases.WAIT:

@@ -30,9 +30,9 @@ _NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.15, 
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit;"""
 _NOTICED_PART, _MAIN_PART = 100_000_000, 1 / 3
-"""but code is, from so many on, where so much of the fit's wall time goes to it."""
+"""but code that takes this share of the fit's wall time is, from so many on."""
 _NOTICED_WORK = 50_000_000
-"""The same of a library's work beside training that is known by name: a few looks are enough to tell it."""
+"""Nanoseconds from which a library's work beside training is worth a word, if it is known by name: a few looks tell it."""
 _MUCH_VALIDATION = 0.40
 """Share of the wall time up to which validation is what one expects: it runs the model as often, or nearly."""
 _MUCH_CODE = 0.25

@@ -9,6 +9,8 @@ from nbguard.profiler.analysis.function_names import COMPREHENSIONS, called_name
 
 CELL = "<module>"
 """The name of the code of a cell, or of a script, outside of functions."""
+IMPORTS = "<frozen importlib"
+"""Beginning of the name of the file whose code imports modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

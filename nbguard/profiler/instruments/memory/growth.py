@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import compress
 
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
 from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, explains, grown, holder_sizes, keepers
@@ -145,10 +143,7 @@ def kept_graphs(since: int = 0, least: int = ENOUGH, tracked: str = "") -> tuple
 
 def _with_graphs(since: int) -> tuple[frozenset[int], int]:
     """Return the ids of the tensors with a graph that were computed before so many operations, and the number of the others."""
-    autograd, kinds = Autograd(), Kinds()
-    objects = gc.get_objects()
-    classes = {cls for cls in set(map(type, objects)) if kinds.of(cls) == "tensor"}
-    tensors = compress(objects, map(classes.__contains__, map(type, objects)))
-    with_graph = [tensor for tensor in tensors if autograd.has_graph(tensor)]
+    autograd = Autograd()
+    with_graph = [tensor for tensor in Kinds().tracked({"tensor"}) if autograd.has_graph(tensor)]
     older = frozenset(id(tensor) for tensor in with_graph if sequence_of(autograd.grad_fn(tensor)) < since)
     return older, len(with_graph) - len(older)

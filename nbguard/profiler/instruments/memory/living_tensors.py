@@ -48,4 +48,4 @@ def _nbytes(autograd: Autograd, tensors: Iterable[Any]) -> int:
 
 
 def _ignore(_: Any) -> None:
-    """Take what is not gone into for a part of the graphs: it is counted by itself."""
+    """Do nothing: what is not gone into is counted in `Graphs.cut`."""
