@@ -18,3 +18,4 @@ class FitOptions:
     json: str = ""  # file for the report
     save: str = ""  # file for the observations, from which `nbguard profile FILE` makes the report again
     logs: tuple[str, ...] = ()  # e.g. "csv:FILE", "tensorboard:DIR"
+    code: bool = True  # the record of the run that is logged has cells and changes since the commit

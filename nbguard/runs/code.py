@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.runs.analysis.cell_slice import cells_behind
 from nbguard.runs.analysis.record import RunCell
-from nbguard.runs.analysis.secrets import without_secrets
+from nbguard.runs.analysis.source import clean_source
 from nbguard.runs.collector import FactCollector
 from nbguard.runs.fingerprint import bytes_hash
 from nbguard.scan.scan import Notebook
@@ -55,7 +55,7 @@ def collect_cells(
     for number, role in list(roles.items())[-_CELLS:]:
         source = typed[number]
         edited = "" if saved is None else "no" if source.strip() in saved else "yes"
-        made.append(RunCell(number=number, source=without_secrets(source[:_CELL]), role=role, edited=edited))
+        made.append(RunCell(number=number, source=clean_source(source[:_CELL]), role=role, edited=edited))
     return tuple(made)
 
 

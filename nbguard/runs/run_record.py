@@ -20,7 +20,7 @@ from nbguard.runs.surroundings import collect_hardware, collect_place, collect_s
 from nbguard.scan.scan import Notebook
 
 
-def run_record(learn: Any = None, *, optimizer: Any = None, loaders: Sequence[Any] | Any = ()) -> RunRecord:
+def run_record(learn: Any = None, *, optimizer: Any = None, loaders: Sequence[Any] | Any = (), code: bool = True) -> RunRecord:
     """Return what a run is made of: seeds, data, split, hyper-parameters, model, code, versions, hardware, git.
 
     Nothing is drawn from a generator, no batch is taken, nothing is read from a device, and no code of the user's runs, not
@@ -32,15 +32,22 @@ def run_record(learn: Any = None, *, optimizer: Any = None, loaders: Sequence[An
         learn: a fastai Learner or a torch module; None: only what is around a run is on record.
         optimizer: of a model that is no Learner's.
         loaders: torch's loaders of a model that is no Learner's, the training one first.
+        code: False leaves the cells and the changes since the commit out; hashes of the user's modules stay.
 
     Raises:
         NbguardError: `learn` is neither a Learner nor a model.
     """
-    return collect(ingredients_of(learn, optimizer, loaders))
+    return collect(ingredients_of(learn, optimizer, loaders), has_code=code)
 
 
-def collect(ingredients: Ingredients, *, is_fit: bool = False) -> RunRecord:
-    """Return the record of a run with these ingredients. `is_fit`: the cell that runs now is the one that fits."""
+def collect(ingredients: Ingredients, *, is_fit: bool = False, has_code: bool = True) -> RunRecord:
+    """Return the record of a run with these ingredients.
+
+    Args:
+        ingredients: what is fitted.
+        is_fit: whether the cell that runs now is the one that fits.
+        has_code: whether cells and changes since the commit belong to it.
+    """
     started = time.perf_counter()
     facts, notebook = FactCollector(), Notebook.current()
     path = notebook_path(notebook.namespace)
@@ -60,9 +67,12 @@ def collect(ingredients: Ingredients, *, is_fit: bool = False) -> RunRecord:
     facts.attempt("place", "place", lambda: collect_place(facts, path))
     names = names_of(notebook, ingredients.learn, ingredients.model, ingredients.optimizer, *ingredients.loaders)
     cells: list[RunCell] = []
-    facts.attempt("code", "cells", lambda: cells.extend(collect_cells(facts, notebook, names, path, is_fit=is_fit)))
+    if has_code:
+        facts.attempt("code", "cells", lambda: cells.extend(collect_cells(facts, notebook, names, path, is_fit=is_fit)))
+    else:
+        facts.miss("code", "cells", "the record was made without code")
     diff: list[str] = []
-    facts.attempt("git", "state", lambda: diff.append(collect_git(facts, folder)))
+    facts.attempt("git", "state", lambda: diff.append(collect_git(facts, folder, has_code=has_code)))
     order = {topic: place for place, topic in enumerate(TOPICS)}
     return RunRecord(
         subject=ingredients.subject,

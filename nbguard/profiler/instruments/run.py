@@ -20,9 +20,10 @@ class RunWatch:
 
     watches = "the record of the run"
 
-    def __init__(self, is_wanted: bool, loader_of: Callable[[Any], Any]) -> None:
-        """`loader_of`: returns the loader of an iterator, None where it is not known."""
+    def __init__(self, loader_of: Callable[[Any], Any], *, is_wanted: bool, has_code: bool) -> None:
+        """`loader_of`: returns the loader of an iterator, None where it is not known. `has_code`: the record has cells."""
         self._is_wanted = is_wanted
+        self._has_code = has_code
         self._loader_of = loader_of
         self._iterator: weakref.ref[Any] | None = None
         self._record: RunRecord | None = None
@@ -44,7 +45,7 @@ class RunWatch:
             from nbguard.runs.ingredients import ingredients_of
             from nbguard.runs.run_record import collect
 
-            self._record, self._has_optimizer = collect(ingredients_of(learner), is_fit=True), True
+            self._record, self._has_optimizer = collect(ingredients_of(learner), is_fit=True, has_code=self._has_code), True
 
     def _loader(self, iterator: Any) -> None:
         if self._iterator is None:
@@ -60,7 +61,7 @@ class RunWatch:
             iterator = None if self._iterator is None else self._iterator()
             loader = None if iterator is None else self._loader_of(iterator)
             loaders = () if loader is None else (loader,)
-            self._record = collect(Ingredients(model=module, loaders=loaders), is_fit=True)
+            self._record = collect(Ingredients(model=module, loaders=loaders), is_fit=True, has_code=self._has_code)
 
     def _step(self, optimizer: Any) -> None:
         """Add the settings of the optimizer, which nobody knew before its first step."""

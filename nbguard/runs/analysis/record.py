@@ -58,7 +58,7 @@ class RunCell:
     """A cell that ran before the fit and that the Learner comes from."""
 
     number: int  # In[number]
-    source: str  # as it ran, without what looks like a secret
+    source: str  # as it ran, without what may be a secret
     role: str  # made: it bound a name that the run needs; used: it mentions the Learner after that; runs: it is the fit's own
     edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty: not known
 
@@ -76,7 +76,7 @@ class RunRecord(Result):
     facts: tuple[RunFact, ...]  # by topic
     missing: tuple[MissingFact, ...] = ()
     cells: tuple[RunCell, ...] = ()  # in the order in which they ran
-    diff: str = ""  # `git diff HEAD`, cut to a bound, without notebooks and what looks like a secret
+    diff: str = ""  # changes of Python files since the commit, cut to a bound, without what may be a secret
     seconds: float = 0.0  # that collecting it took
 
     def display_metadata(self) -> dict[str, Any]:

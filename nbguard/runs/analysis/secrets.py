@@ -1,76 +1,175 @@
-"""What looks like a secret is taken out of texts before they are kept: by the names it goes by, and by its own form."""
+"""Secrets in texts that are kept: found by the name that a value goes by, by its place in an address, and by its own form."""
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
-from collections import Counter
 
 HIDDEN = "‹hidden›"
-"""Stands in the place of what was taken out."""
+"""Stands in the place of a value that was taken out."""
 
-_WORDS = (
-    r"passw(?:or)?d|passwd|passphrase|pwd|secret|token(?!i[sz])|api[_-]?key|apikey|access[_-]?key|private[_-]?key|auth(?:orization)?"
-    r"|bearer|credential|client[_-]?id|signature|session[_-]?id|cookie|dsn|webhook|license[_-]?key"
+RECORDED_VARIABLES = (
+    *("CUDA_", "CUDNN_", "CUBLAS_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "HIP_", "ROCR_"),
+    *("XLA_", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "FASTAI_", "TRITON_", "TORCHINDUCTOR_"),
 )
-_NAMED = re.compile(
-    rf"""(?P<name>[\w.\-]*(?:{_WORDS})[\w.\-]*["']?\]?\s*(?::\s*\w+\s*)?(?:=>|:=|==|=|:|,)\s*)"""
-    r"""(?P<value>[rbfuRBFU]{0,2}"[^"\n]*"|[rbfuRBFU]{0,2}'[^'\n]*'|[^\s"'(){}\[\],;]+)""",
-    re.IGNORECASE,
+"""Beginnings of the names of environment variables whose values are kept. No other variable is looked at."""
+
+_PARTS = frozenset(
+    (
+        *("pw", "pwd", "pass", "passwd", "password", "passwords", "passphrase", "passcode", "secret", "secrets", "token"),
+        *("tokens", "credential", "credentials", "creds", "cred", "auth", "oauth", "authorization", "authenticate"),
+        *("bearer", "apikey", "cookie", "cookies", "dsn", "webhook", "webhooks", "login", "signin", "fernet", "otp"),
+    )
 )
-_CALLED = re.compile(
-    rf"""(?P<name>(?:login|{_WORDS})\w*\s*\(\s*(?:key\s*=\s*)?)(?P<value>"[^"\n]*"|'[^'\n]*')""", re.IGNORECASE
+"""Parts of a name that make it the name of a secret."""
+
+_WITHIN = ("password", "passwd", "passphrase", "secret", "credential", "apikey", "accesskey", "privatekey", "webhook")
+"""The same, also within a part: `dbpassword`."""
+
+_KEYS = frozenset(
+    (
+        *("api", "access", "private", "secret", "license", "account", "encryption", "signing", "master", "ssh", "deploy"),
+        *("service", "storage", "client", "shared", "session"),
+    )
 )
-_BEARER = re.compile(r"(?P<name>\b(?:bearer|basic)\s+)(?P<value>[A-Za-z0-9._~+/=\-]{8,})", re.IGNORECASE)
-_OPTION = re.compile(rf"(?P<name>--?[\w-]*(?:{_WORDS})[\w-]*[ =])(?P<value>\S+)", re.IGNORECASE)
-_SET_ENV = re.compile(rf"(?P<name>%(?:set_)?env\s+\w*(?:{_WORDS})\w*[ \t]+)(?P<value>\S.*)", re.IGNORECASE)
-_ADDRESS = re.compile(r"(?P<name>\b[a-z][a-z0-9+.\-]*://)(?P<value>[^\s/@\"']+)(?=@)", re.IGNORECASE)
+_IN_TEXT_MODELS = frozenset(
+    (
+        *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "special", "max", "min", "num", "n", "len", "length", "count"),
+        *("ids", "type", "per", "new", "next", "start", "end", "image", "vocab", "position", "embedding", "embeddings"),
+        *("embed", "text", "word", "sub", "sot", "eot", "drop", "batch", "seq", "sequence", "input", "output"),
+        *("generated", "prompt", "total", "class", "classification", "level"),
+    )
+)
+"""Beside `token` in the names that language models use: `max_new_tokens`, `pad_token`."""
+
+_HUMP = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_PIECE = re.compile(r"[A-Za-z0-9]{12,}")
+_UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_WORD = re.compile(r"[A-Za-z0-9+/=_~.%@$!&*^-]{12,}")
+_URL = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s\"'<>`]*)")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
+_END_OF_KEY = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
+_BEARER = re.compile(r"\b(bearer|basic)([ \t]{1,8})([A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE)
+_OPTION = re.compile(r"(?<![\w-])(--?)([A-Za-z][\w-]{0,60})([ \t]{1,8}|=)(\S+)")
+_NAMED = re.compile(r"(?<![\w.-])([\w.-]{1,80})([\"']?\]?[ \t]{0,8}(?:=>|:=|==|=|:|,)[ \t]{0,8})([^\n]*)")
 _FORMS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bpypi-[\w-]{16,}"
-    r"|\b(?:sk|pk|rk)[-_](?:live|test|proj|ant)?[-_]?[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
-    re.DOTALL,
+    r"\b(?:gh[pousr]_|github_pat_|gl(?:pat|rt|ft|oat|imt)-|npm_|sq0[a-z]{3}-|hf_|pypi-|sk-|sk_|pk_|rk_|xox[abeprs]-|AIza|ya29\.|eyJ|dapi|SG\.|AKIA|ASIA)"
+    r"[\w.-]{6,}"
 )
-_LONG = re.compile(r"(?<![\w/.\-])[A-Za-z0-9_\-+]{24,}={0,2}(?![\w/.\-])")
-_HEX = re.compile(r"""(?<=["'])[0-9a-fA-F]{32,}(?=["'])""")
-_BITS = 3.7
-"""Bits of entropy for each character, from which on a long word that mixes cases and digits is a key, not a name."""
-_CODE = re.compile(r"(?:True|False|None|str|int|os\.\w.*|getpass.*|self\.\w+|\w+\.\w+.*|\d{1,9}(?:\.\d+)?)")
-
-
-def without_secrets(text: str) -> str:
-    """Return a text in which each value that looks like a secret is replaced by `HIDDEN`."""
-    text = _FORMS.sub(HIDDEN, text)
-    text = _ADDRESS.sub(rf"\g<name>{HIDDEN}", text)
-    text = _BEARER.sub(rf"\g<name>{HIDDEN}", text)
-    text = _CALLED.sub(rf"\g<name>'{HIDDEN}'", text)
-    text = _SET_ENV.sub(rf"\g<name>{HIDDEN}", text)
-    text = _NAMED.sub(_hide, text)
-    text = _OPTION.sub(rf"\g<name>{HIDDEN}", text)
-    text = _HEX.sub(HIDDEN, text)
-    return _LONG.sub(lambda match: HIDDEN if _is_key(match[0]) else match[0], text)
+_CODE = re.compile(r"(?:True|False|None|str|int|os\.\w.*|getpass.*|self\.\w+|\w+\.\w+.*|\d{1,3}(?:\.\d+)?)")
 
 
 def is_secret_name(name: str) -> bool:
     """Return whether a variable of this name may hold a secret."""
-    return re.search(_WORDS, name, re.IGNORECASE) is not None or name.upper().endswith(("_KEY", "_PAT"))
+    if name.isupper() and name.endswith(("KEY", "_PAT", "_SIG")):
+        return True
+    parts = name_parts(name)
+    telling = _PARTS.intersection(parts)
+    if telling:
+        return not telling <= {"token", "tokens"} or _IN_TEXT_MODELS.isdisjoint(parts)
+    for before, part in itertools.pairwise(("", *parts)):
+        if (before in _KEYS and part in ("key", "keys")) or (before in ("client", "session") and part == "id"):
+            return True
+        if any(inner in part for inner in _WITHIN) or ("token" in part and "tokeni" not in part):
+            return True
+    return False
 
 
-def _hide(match: re.Match[str]) -> str:
-    """Return an assignment without its value, unless that is code which reads it from elsewhere."""
-    value = match["value"]
-    quote = value.lstrip("rbfuRBFU")[:1]
-    if quote in ("'", '"'):
-        inner = value.lstrip("rbfuRBFU")[1:-1]
-        return match[0] if not inner else f"{match['name']}{quote}{HIDDEN}{quote}"
-    return match[0] if _CODE.fullmatch(value) else f"{match['name']}{HIDDEN}"
+def name_parts(name: str) -> list[str]:
+    """Return the words of a name in lower case: `HTTPBasicAuth` is http, basic and auth."""
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-def _is_key(word: str) -> bool:
-    """Return whether a long word is as random as a key: no name that people make is."""
-    kinds = [any(map(test, word)) for test in (str.isupper, str.islower, str.isdigit)]
-    counts = Counter(word)
-    entropy = -sum(count / len(word) * math.log2(count / len(word)) for count in counts.values())
-    return all(kinds) and entropy > _BITS
+def without_secrets(text: str, *, keeps_hashes: bool = True) -> str:
+    """Return a text in which each value that looks like a secret is replaced by `HIDDEN`.
+
+    Args:
+        text: a value, a comment or the content of a string, not code: see `nbguard/runs/analysis/source.py`.
+        keeps_hashes: whether hexadecimal numbers stay, such as commits and nbguard's own hashes.
+    """
+    text = _without_private_keys(text)
+    text = _URL.sub(lambda match: match[1] + _address(match[2], keeps_hashes=keeps_hashes), text)
+    text = _BEARER.sub(lambda match: f"{match[1]}{match[2]}{HIDDEN}", text)
+    text = _OPTION.sub(lambda match: f"{match[1]}{match[2]}{match[3]}{HIDDEN}" if is_secret_name(match[2]) else match[0], text)
+    text = "\n".join(_named(line) for line in text.split("\n"))
+    text = _FORMS.sub(HIDDEN, text)
+    return _WORD.sub(lambda match: HIDDEN if is_random(match[0], keeps_hashes=keeps_hashes) else match[0], text)
+
+
+def is_random(word: str, *, keeps_hashes: bool = False) -> bool:
+    """Return whether a word is as random as a key: no name, path or version that people write is."""
+    if keeps_hashes and re.fullmatch(r"[0-9a-f.-]+", word):
+        return False
+    if _UUID.search(word):
+        return True
+    if any(map(_is_random_piece, _PIECE.findall(word))):
+        return True
+    joined = re.sub(r"[/+=]", "", word)  # base64
+    safe = re.sub(r"[_-]", "", word)  # base64 for addresses
+    return (len(joined) >= 30 and joined.isalnum() and _hump_length(joined) < 3.2) or (
+        len(safe) >= 30 and safe.isalnum() and _hump_length(safe) < 2.2
+    )
+
+
+def _is_random_piece(piece: str) -> bool:
+    """Return whether letters and digits alternate more than in words: the humps of `CamelCase2024` are Camel, Case and 2024."""
+    if piece.isdigit():
+        return len(piece) >= 15
+    inner = sum(hump.isdigit() for hump in _HUMP.findall(piece)[:-1])
+    if inner > 1 or (inner and len(piece) >= 24):
+        return True
+    return _hump_length(piece) < (3.2 if len(piece) >= 20 else 2.6) and (inner > 0 or len(piece) >= 16)
+
+
+def _hump_length(piece: str) -> float:
+    humps = _HUMP.findall(piece)
+    return sum(map(len, humps)) / len(humps) if humps else 0.0
+
+
+def _without_private_keys(text: str) -> str:
+    """Return a text without the private keys in it, each up to its end or that of the text."""
+    kept, place = [], 0
+    while begin := _PRIVATE_KEY.search(text, place):
+        kept += [text[place : begin.start()], HIDDEN]
+        end = _END_OF_KEY.search(text, begin.end())
+        place = end.end() if end else len(text)
+    return "".join([*kept, text[place:]])
+
+
+def _address(rest: str, *, keeps_hashes: bool) -> str:
+    """Return what follows the scheme of an address: host and path stay; user, query and what looks random do not."""
+    authority, slash, path = rest.partition("/")
+    authority, mark, query = authority.partition("?")
+    if "@" in authority:
+        authority = f"{HIDDEN}@{authority.rpartition('@')[2]}"
+    path, path_mark, path_query = path.partition("?")
+    parts = name_parts(authority) + name_parts(path)
+    if "webhook" in parts or "webhooks" in parts or "hooks" in parts:
+        path = HIDDEN if path else ""
+    path = _WORD.sub(lambda match: HIDDEN if is_random(match[0], keeps_hashes=keeps_hashes) else match[0], path)
+    return f"{authority}{mark}{HIDDEN if query else ''}{slash}{path}{path_mark}{HIDDEN if path_query else ''}"
+
+
+def _named(line: str) -> str:
+    """Return a line in which each value behind the name of a secret is hidden, up to the next `;`, `,` or `&`."""
+    kept, place = [], 0
+    while match := _NAMED.search(line, place):
+        if not is_secret_name(match[1]):
+            kept.append(line[place : match.start(3)])
+            place = match.start(3)
+            continue
+        value, ending = _value(match[3])
+        kept += [line[place : match.start(3)], value]
+        place = match.start(3) + ending
+    return "".join([*kept, line[place:]])
+
+
+def _value(text: str) -> tuple[str, int]:
+    """Return the stand-in for the value at the beginning of a text, and how long that value is."""
+    quote = text[:1] if text[:1] in ("'", '"') else ""
+    end = text.find(quote, 1) if quote else next((place for place, sign in enumerate(text) if sign in ";,&(){}[]"), len(text))
+    if quote:
+        inner = text[1 : end if end > 0 else len(text)]
+        return (f"{quote}{HIDDEN if inner else ''}{quote}", end + 1) if end > 0 else (f"{quote}{HIDDEN}", len(text))
+    bare = text[:end].strip()
+    return (text[:end], end) if not bare or bare == HIDDEN or _CODE.fullmatch(bare) else (HIDDEN, end)
