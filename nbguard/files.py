@@ -41,9 +41,10 @@ class Folder:
         OSError: there is no such folder, or a symbolic link has its name.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, within: int | None = None) -> None:
         self.path = Path(path)
-        self._handle = os.open(path, _HELD) if _HOLDS_FOLDERS else None
+        name = self.path if within is None else self.path.name
+        self._handle = os.open(name, _HELD, dir_fd=within) if _HOLDS_FOLDERS else None
 
     def __enter__(self) -> Folder:
         return self
@@ -92,9 +93,17 @@ class Folder:
         os.replace(self._at(old), self._at(new), src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def remove(self, name: str) -> None:
-        """Remove the name of a file, if there is one."""
+        """Remove the name of a file or a link, if there is one."""
         with suppress(FileNotFoundError):
             os.unlink(self._at(name), dir_fd=self._handle)
+
+    def folder(self, name: str) -> Folder:
+        """Return a folder in this one, held open; OSError where the name is a link's."""
+        return Folder(self.path / name, self._handle)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder in this one; OSError unless it is empty."""
+        os.rmdir(self._at(name), dir_fd=self._handle)
 
     def may_write(self, name: str) -> bool:
         """Say whether the permissions of a file let this user write to it."""
