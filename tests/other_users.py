@@ -17,7 +17,7 @@ ARE_REAL = sys.platform == "linux" and os.getuid() == 0
 needs_root = pytest.mark.skipif(not ARE_REAL, reason="only root can be two users; the same rules are tested with one elsewhere")
 
 _AS = """
-import csv, io, json, logging, multiprocessing.util, os, signal, sys, tempfile, time, traceback
+import csv, io, json, logging, multiprocessing.util, os, pkgutil, signal, sys, tempfile, time, traceback
 from pathlib import Path
 {imports}
 os.setgroups([])

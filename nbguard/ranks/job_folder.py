@@ -80,7 +80,7 @@ def leave(folder: Path) -> None:
     """Remove the folder if nothing is left in it, and what this user's jobs have left behind that were killed."""
     with suppress(OSError):
         folder.rmdir()
-    for place in {folder.parent, Path(tempfile.gettempdir())}:
+    for place in dict.fromkeys((folder.parent, Path(tempfile.gettempdir()))):  # the links come after what they lead to
         with suppress(OSError), Folder(place) as held:
             for name in held.names():
                 if name.startswith(_prefix()):
