@@ -20,8 +20,8 @@ from typing import Any
 from jupyter_client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
-# Runs in the parent, watched as the tests are (`write_audit.py`): reads a request per line, forks, and becomes an ordinary kernel
-# in the child, or runs a program there.
+# Runs in the parent, watched as the tests are (`write_audit.py`): reads a request per line, forks, and becomes an ordinary
+# kernel in the child, or runs a program there.
 _ZYGOTE = """
 import gc, json, os, signal, sys, tempfile, traceback, types, warnings
 warnings.filterwarnings("ignore")

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 REPORTS, MAY_WRITE, TEMPORARY = "NBGUARD_WRITE_REPORTS", "NBGUARD_MAY_WRITE", "NBGUARD_TEMPORARY"
-"""Variables: the folder for reports, a file for each process; the tests' folder; that of temporary files, where nbguard's
-begin with its name.
+"""Variables: the folder for reports, a file for each process; the tests' folder; that of temporary files, where nbguard's own
+begin with its name, and libraries that it calls have theirs.
 """
 
 _OURS = str(Path(__file__).resolve().parents[1] / "nbguard") + os.sep
@@ -38,6 +38,8 @@ _PLACES = {
     "os.truncate": ((0, -1),),
 }
 """Where in the arguments of an event a path is, and the folder that it is relative to."""
+_FRAMES = 12
+"""Of a stack that are reported."""
 _busy = threading.local()
 
 
@@ -72,27 +74,30 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
         return
     _busy.is_set = True
     try:
-        frame = _own_frame()
-        if frame is not None and (what := _foreign(event, arguments, frame)):
+        frame, is_direct = _own_frame()
+        if frame is not None and (what := _foreign(event, arguments, frame, is_direct)):
             _report(event, what)
     finally:
         _busy.is_set = False
 
 
-def _own_frame() -> FrameType | None:
-    """Return the innermost frame that is nobody else's, if it is nbguard's."""
+def _own_frame() -> tuple[FrameType | None, bool]:
+    """Return the innermost frame that is nobody else's, if it is nbguard's, and whether no library is in between."""
     frame: FrameType | None = sys._getframe(2)
+    is_direct = True
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_OURS):
-            return frame
-        if not file.startswith(_OTHERS) and _LIBRARIES not in file:
-            return None
+            return frame, is_direct
+        if _LIBRARIES in file:
+            is_direct = False
+        elif not file.startswith(_OTHERS):
+            return None, False
         frame = frame.f_back
-    return None
+    return None, False
 
 
-def _foreign(event: str, arguments: tuple[Any, ...], frame: FrameType) -> str:
+def _foreign(event: str, arguments: tuple[Any, ...], frame: FrameType, is_direct: bool) -> str:
     """Return what an event is about, if that is not the test's own."""
     if event.startswith("os.kill"):
         pid, number = arguments
@@ -105,7 +110,7 @@ def _foreign(event: str, arguments: tuple[Any, ...], frame: FrameType) -> str:
     else:
         at = [(arguments[path], arguments[folder] if folder >= 0 else None) for path, folder in _PLACES[event]]
         places = [_full(path, folder) for path, folder in at]
-    return " and ".join(place for place in places if place and not _is_allowed(place))
+    return " and ".join(place for place in places if place and not _is_allowed(place, is_direct))
 
 
 def _full(path: Any, folder: Any) -> str:
@@ -120,12 +125,12 @@ def _full(path: Any, folder: Any) -> str:
     return f"{os.path.realpath(around)}/{last}"
 
 
-def _is_allowed(place: str) -> bool:
+def _is_allowed(place: str, is_direct: bool) -> bool:
     if place in ("/dev/null", "/dev/full") or "__pycache__" in place:
         return True
     if any(place.startswith(f"{folder}/") for folder in os.environ[MAY_WRITE].split(os.pathsep)):
         return True
-    return place.startswith(f"{os.environ[TEMPORARY]}/nbguard")
+    return place.startswith(f"{os.environ[TEMPORARY]}/{'nbguard' if is_direct else ''}")
 
 
 def _is_descendant(pid: int) -> bool:
@@ -143,4 +148,4 @@ def _is_descendant(pid: int) -> bool:
 
 def _report(event: str, what: str) -> None:
     with open(f"{os.environ[REPORTS]}/{os.getpid()}", "a") as file:  # noqa: PTH123
-        file.write(f"{event}: {what}\n{''.join(traceback.format_stack(sys._getframe(2)))}\n")
+        file.write(f"{event}: {what}\n{''.join(traceback.format_stack(sys._getframe(2), limit=_FRAMES))}\n")
