@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import write_audit
 from tests.advice import follow_printed
 from tests.kernels import FASTAI, Kernel, Zygote
 from tests.thorough import examples
@@ -36,10 +37,10 @@ _AFTER_THEIRS = -101
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_folder() -> Iterator[None]:
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder for temporary files, of this run of the tests alone. Nothing may be left in it: what is killed leaves files.
 
-    pytest's own folders stay where they are.
+    pytest's own folders stay where they are. Outside of both nbguard writes nothing (`write_audit.py`).
     """
     before = tempfile.gettempdir()
     mine = tempfile.mkdtemp(prefix="nbguard-tests-")
@@ -47,11 +48,23 @@ def temporary_folder() -> Iterator[None]:
         patch.setenv("PYTEST_DEBUG_TEMPROOT", os.environ.get("PYTEST_DEBUG_TEMPROOT", before))
         patch.setenv("TMPDIR", mine)
         patch.setattr(tempfile, "tempdir", mine)
+        patch.delenv("XDG_RUNTIME_DIR", raising=False)  # jobs of ranks meet in the folder for temporary files
+        patch.setenv(write_audit.TEMPORARY, str(Path(mine).resolve()))
+        patch.setenv(write_audit.MAY_WRITE, str(tmp_path_factory.getbasetemp().resolve()))
+        patch.setenv(write_audit.REPORTS, str(tmp_path_factory.mktemp("writes")))
+        write_audit.install()
         yield
         names = sorted(file.name for file in Path(mine).iterdir() if not file.name.startswith(_OTHERS))
         left = [name for name in names if not _UNTIL_THE_END.fullmatch(name)]
     multiprocessing.util.Finalize(None, shutil.rmtree, (mine, True), exitpriority=_AFTER_THEIRS)
     assert left == [], "tests have left files in the folder for temporary files"
+
+
+@pytest.fixture(autouse=True)
+def written_files(temporary_folder: None) -> Iterator[None]:
+    """What nbguard's own code writes, removes or ends, in this process and in kernels, is the test's."""
+    yield
+    write_audit.check()
 
 
 @pytest.fixture(scope="session")

@@ -20,10 +20,13 @@ from typing import Any
 from jupyter_client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
-# Runs in the parent: reads a request per line, forks, and becomes an ordinary kernel in the child, or runs a program there.
+# Runs in the parent, watched as the tests are (`write_audit.py`): reads a request per line, forks, and becomes an ordinary
+# kernel in the child, or runs a program there.
 _ZYGOTE = """
 import gc, json, os, signal, sys, tempfile, traceback, types, warnings
 warnings.filterwarnings("ignore")
+exec(compile(open(sys.argv[2]).read(), sys.argv[2], "exec"), audit := {"__file__": sys.argv[2], "__name__": "write_audit"})
+audit.pop("install")()
 exec(sys.argv[1])
 import ipykernel.ipkernel, ipykernel.zmqshell, IPython.core.completer, jedi
 from ipykernel.kernelapp import IPKernelApp
@@ -68,7 +71,7 @@ class Zygote:
     """A process that forks kernels and programs. They have made `imports` already; `env` is the environment of all of them."""
 
     def __init__(self, imports: str = "", env: Mapping[str, str] | None = None) -> None:
-        argv = [sys.executable, "-c", _ZYGOTE, imports]
+        argv = [sys.executable, "-c", _ZYGOTE, imports, str(Path(__file__).with_name("write_audit.py"))]
         env = {**(os.environ if env is None else env), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         assert self._ask() == "ready", "the kernels' parent did not start"

@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from nbguard.cli.arguments import command_parser
 from nbguard.errors import NbguardError
@@ -25,14 +27,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     3 is a problem that `doctor --strict` has found. 130 is an interrupt. 141 is a reader that went before the end, as `head`
     does; nothing is said then.
     """
+    _open_closed_streams()
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        _write_no_more()
         return _BROKEN_PIPE
+    except OSError as error:
+        if error.filename is not None:  # of a file, not of the output
+            raise
+        with suppress(OSError):
+            print(f"nbguard: the output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        _write_no_more()
+        return 2
+
+
+def _open_closed_streams() -> None:
+    """Let streams that the shell has closed lead nowhere. The next file to be opened would get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
+
+
+def _write_no_more() -> None:
+    """Let what is left to be written lead nowhere: Python tries once more at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(arguments: Sequence[str] | None) -> int:

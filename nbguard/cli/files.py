@@ -12,6 +12,7 @@ from typing import Any
 
 from nbguard.cli.progress import progress
 from nbguard.errors import NbguardError, SnapshotError
+from nbguard.files import write_file
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap
 
@@ -156,7 +157,7 @@ def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None
 def _write(file: str, text: str) -> str:
     """Write a text file and return its name."""
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        write_file(file, text)
     except OSError as error:
         raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
     return file

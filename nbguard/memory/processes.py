@@ -62,6 +62,7 @@ class Surroundings:
     ancestors: frozenset[int]
     owner: tuple[str, ...]
     kernels: tuple[Kernel, ...] = ()
+    is_contained: bool = False  # in a container, whose first process may be any program, or it cannot be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,10 @@ class DeviceProcess:
     command: tuple[str, ...] = ()  # its command line
     parent_command: tuple[str, ...] | None = None  # its parent's; None if the parent cannot be read
     is_parent_gone: bool = False  # there is no such parent, or a younger process has its pid
+    is_adopted: bool | None = None  # its session shows that its parent has not started it
     is_forked: bool | None = None  # it runs the program of the process it was forked from (it never called exec)
     is_session_leader: bool | None = None  # it leads its session, as a kernel that Jupyter started does
-    has_clients: bool | None = None  # somebody is connected to one of its ports
+    has_clients: bool | None = None  # somebody is connected to one of its ports; None as well where others reach it without
     connection: bool | None = None  # the connection file that its command names exists
     is_elsewhere: bool | None = None  # it runs in another container (another namespace of pids)
     is_defunct: bool = False  # it has ended, and only its entry is left

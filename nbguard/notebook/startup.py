@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbguard.errors import NbguardError
+from nbguard.files import read_file, write_file
 
 FILE = "50-nbguard.py"
 _MARK = "# Written by `nbguard enable`; `nbguard disable` removes it."
+_LARGEST = 1 << 16
+"""Bytes of a file that nbguard can have written; a larger one is somebody else's."""
 _SOURCE = f'''{_MARK}
 def _load_nbguard():
     """Load nbguard into this kernel, where its environment has it."""
@@ -62,7 +67,7 @@ def load(shell: Any, everywhere: bool) -> None:
 def startup(profile: str = "default") -> Startup:
     """Return whether nbguard is loaded with each session of a profile."""
     path = _folder(profile) / FILE
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return Startup(profile, path, "off")
     return Startup(profile, path, "on" if _is_ours(path) else "other")
 
@@ -78,7 +83,7 @@ def enable(profile: str = "default") -> Startup:
         raise NbguardError(f"{now.sentence}; move it away first")
     try:
         now.path.parent.mkdir(parents=True, exist_ok=True)
-        now.path.write_text(_SOURCE, encoding="utf-8")
+        write_file(now.path, _SOURCE)
     except OSError as error:
         raise NbguardError(f"{now.path} cannot be written: {error.strerror}") from None
     return startup(profile)
@@ -102,15 +107,32 @@ def disable(profile: str = "default") -> Startup:
 
 def _folder(profile: str) -> Path:
     """Return the startup folder of a profile, in the folder that IPython itself uses (`IPYTHONDIR`, or in the home folder)."""
-    from IPython.paths import get_ipython_dir
-
     if not profile.replace("-", "").replace("_", "").isalnum():
         raise NbguardError(f"{profile!r} is not the name of an IPython profile")
-    return Path(get_ipython_dir()) / f"profile_{profile}" / "startup"
+    return _ipython_folder() / f"profile_{profile}" / "startup"
+
+
+def _ipython_folder() -> Path:
+    """Return IPython's folder. Where that cannot be written to, IPython makes a temporary one at each start, which is none.
+
+    Raises:
+        NbguardError: IPython's folder cannot be written to.
+    """
+    from IPython.paths import get_ipython_dir
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        folder = Path(get_ipython_dir())
+    why = next((str(each.message) for each in said if "using a temp directory" in str(each.message)), "")
+    if why:
+        with suppress(OSError):
+            folder.rmdir()
+        raise NbguardError(f"IPython cannot keep files, so nothing loads nbguard: {why.partition(',')[0]}")
+    return folder
 
 
 def _is_ours(path: Path) -> bool:
     try:
-        return path.read_text(encoding="utf-8").startswith(_MARK)
-    except (OSError, UnicodeDecodeError):
+        return read_file(path, _LARGEST).startswith(_MARK.encode())
+    except OSError:
         return False

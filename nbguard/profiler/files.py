@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from nbguard.errors import NbguardError, ProfileFileError
+from nbguard.files import read_file, target_of, write_file
 from nbguard.profiler.analysis.observations import FitObservations
+
+_LARGEST = 256 * 1024**2
+"""Bytes of a saved profile; a larger file is refused."""
 
 
 def check_path(path: str | Path) -> Path:
     """Return the path in full; NbguardError unless a file can be written there. Asked before a fit, which may take hours."""
-    target = Path(path).expanduser().resolve()
-    if not target.parent.is_dir():
-        raise NbguardError(f"cannot write {target}: there is no folder {target.parent}; make it, or name another file")
-    if target.is_dir():
-        raise NbguardError(f"cannot write {target}: it is a folder; name a file")
-    if not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise NbguardError(f"cannot write {target}: no permission; name another file")
+    target = Path.cwd() / path
+    try:
+        target = Path.cwd() / Path(path).expanduser()
+        folder, _ = target_of(target)
+    except FileNotFoundError:
+        raise NbguardError(
+            f"cannot write {target}: there is no folder {target.parent}; make it, or name another file"
+        ) from None
+    except RuntimeError:
+        raise NbguardError(f"cannot write {path}: there is no such home folder; name another file") from None
+    except OSError as error:
+        raise NbguardError(f"cannot write {target}: {error.strerror}; name another file") from None
+    with folder:
+        if not os.access(folder.path, os.W_OK):
+            raise NbguardError(f"cannot write {target}: no permission; name another file")
     return target
 
 
@@ -31,7 +42,7 @@ def read_observations(path: str | Path) -> FitObservations:
         ProfileFileError: there is no such file, or it is no saved profile of this version.
     """
     try:
-        return FitObservations.from_json(Path(path).expanduser().read_bytes())
+        return FitObservations.from_json(read_file(path, _LARGEST))
     except FileNotFoundError:
         raise ProfileFileError(f"cannot read {path}: there is no such file") from None
     except OSError as error:
@@ -47,15 +58,7 @@ def write_json(path: str | Path, data: Any) -> Path:
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write text as `write_json` does."""
-    target = check_path(path)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
-        beside.write_text(text, encoding="utf-8")
-        if target.exists():
-            shutil.copymode(target, beside)
-        beside.replace(target)
+        return write_file(path, text)
     except OSError as error:
-        raise NbguardError(f"cannot write {target}: {error.strerror}; name another file") from error
-    finally:
-        beside.unlink(missing_ok=True)
-    return target
+        raise NbguardError(f"cannot write {path}: {error.strerror}; name another file") from error

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from nbguard.ranks.job_folder import job_folder, leave
+from nbguard.ranks.job_folder import RANK, job_folder, leave
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
 
@@ -42,8 +42,7 @@ class JobBoard:
                 self._nameless.add(rank)
                 file.unlink()
         if self._is_complete:
-            with suppress(OSError):
-                self._folder.rmdir()
+            leave(self._folder)
 
     @property
     def _is_complete(self) -> bool:
@@ -109,7 +108,7 @@ class JobBoard:
         return self
 
     def _path(self, rank: int) -> Path:
-        return self._folder / f"{rank}-{self._number}.rank"
+        return self._folder / f"{rank}-{self._number}{RANK}"
 
 
 def open_board(rank: Rank) -> JobBoard:

@@ -6,6 +6,7 @@ import os
 import platform
 from pathlib import Path
 
+from nbguard.files import open_file
 from nbguard.ranks.analysis.nccl_log import nccl_notes
 
 _READ = 1 << 20  # bytes at the end of the file
@@ -18,8 +19,8 @@ def notes_of_nccl() -> tuple[str, ...]:
         return ()
     path = Path(name.replace("%h", platform.node()).replace("%p", str(os.getpid())))
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _READ))
+        with open_file(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ))
             return nccl_notes(file.read(_READ).decode("utf-8", "replace"))
     except OSError:
         return ()

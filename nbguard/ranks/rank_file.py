@@ -6,6 +6,7 @@ Once all ranks have mapped it, its name goes: from then on nothing is left behin
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import zlib
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from nbguard.memory.processes import Process
 from nbguard.ranks.call_log import CALLS_SIZE, CallLog
-from nbguard.ranks.job_folder import OWNER, owner, owner_of
+from nbguard.ranks.job_folder import FRESH, OWNER, opened, owner, owner_of
 from nbguard.scan.devices.processes import is_alive
 
 WatchState: TypeAlias = Literal["running", "ended", "raised"]
@@ -45,7 +46,7 @@ class RankFile:
         Raises:
             OSError: there is none, or it is not a rank's.
         """
-        with path.open("r+b") as file:
+        with opened(path.parent) as folder, os.fdopen(folder.open(path.name, os.O_RDWR), "r+b") as file:
             try:
                 self._map = mmap.mmap(file.fileno(), _SIZE)
             except ValueError:
@@ -65,11 +66,13 @@ class RankFile:
         Raises:
             OSError: it cannot be made.
         """
-        fresh = path.with_suffix(".new")
-        with fresh.open("wb") as file:
-            file.write(owner())
-            file.truncate(_SIZE)
-        fresh.replace(path)  # whole from the start, whoever reads it
+        fresh = path.with_suffix(FRESH).name
+        with opened(path.parent) as folder:
+            folder.remove(fresh)  # a rank that was killed has left it
+            with folder.make(fresh, 0o600) as file:
+                file.write(owner())
+                file.truncate(_SIZE)
+            folder.rename(fresh, path.name)  # whole from the start, whoever reads it
         return cls(path)
 
     @property
@@ -145,8 +148,8 @@ class RankFile:
 
     def unlink(self) -> None:
         """Take the name away."""
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        with suppress(OSError), opened(self.path.parent) as folder:
+            folder.remove(self.path.name)
 
     def close(self) -> None:
         """Let go of the file."""

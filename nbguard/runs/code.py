@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nbguard.files import read_file
 from nbguard.runs.analysis.cell_slice import cells_behind
 from nbguard.runs.analysis.record import RunCell
 from nbguard.runs.analysis.source import clean_source
@@ -21,6 +22,8 @@ _CELL = 10_000
 _CELLS = 200
 _NOTEBOOK = 20 * 1024**2
 """Bytes of a notebook's file up to which it is read, to say which cells were edited since they ran."""
+_SOURCE = 20 * 1024**2
+"""Bytes of a module's file up to which it is read."""
 _FILES = 200
 _NAMES = 5
 
@@ -71,12 +74,12 @@ def _saved_sources(facts: FactCollector, path: Path | None) -> frozenset[str] | 
         facts.miss("code", "edited since", "which notebook this is is not known")
         return None
     try:
-        if path.stat().st_size > _NOTEBOOK:
-            facts.miss("code", "edited since", f"the notebook is larger than {_NOTEBOOK >> 20} MiB")
-            return None
-        cells = json.loads(path.read_bytes())["cells"]
+        cells = json.loads(read_file(path, _NOTEBOOK))["cells"]
         return frozenset(_joined(cell.get("source", "")).strip() for cell in cells if cell.get("cell_type") == "code")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        facts.miss("code", "edited since", f"the saved notebook cannot be read ({error.strerror})")
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         facts.miss("code", "edited since", f"the saved notebook cannot be read ({type(error).__name__})")
         return None
 
@@ -95,7 +98,7 @@ def collect_modules(facts: FactCollector, folder: Path) -> None:
             own.append((name, Path(path)))
     for name, source in sorted(own)[:_FILES]:
         try:
-            facts.add("code", f"module {name}", bytes_hash(source.read_bytes()))
+            facts.add("code", f"module {name}", bytes_hash(read_file(source, _SOURCE)))
         except OSError:
             facts.miss("code", f"module {name}", "its file cannot be read any more")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.errors import RunRecordError
+from nbguard.files import write_file
 from nbguard.runs.analysis.comparison import RunComparison, compare_records
 from nbguard.runs.analysis.record import KIND, METADATA, RunRecord, record_from
 from nbguard.scan.heap.kinds import name_of
@@ -59,14 +60,10 @@ def record_of(source: Any) -> RunRecord:
 
 def save_record(record: RunRecord, path: str | Path) -> Path:
     """Write a record as JSON and return the path. RunRecordError where it cannot be written."""
-    target = Path(path).expanduser()
-    beside = target.with_name(f"{target.name}.tmp")
     try:
-        beside.write_text(json.dumps(record.to_data(), indent=1, ensure_ascii=False), encoding="utf-8")
-        beside.replace(target)
+        return write_file(path, json.dumps(record.to_data(), indent=1, ensure_ascii=False))
     except OSError as error:
-        raise RunRecordError(f"cannot write {target}: {error.strerror}; name another file") from None
-    return target
+        raise RunRecordError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def _from_text(text: str) -> RunRecord:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import pickle
 import stat
 import zlib
@@ -18,6 +16,7 @@ from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
 from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
+from nbguard.files import write_files
 from nbguard.memory.recording import Recording
 from nbguard.render.result import Result
 from nbguard.scan.devices.cuda import device_facts, tracked_device
@@ -142,18 +141,8 @@ def _sidecar_text(sidecar: Sidecar, holders: Sequence[BlockHolder], checksum: in
 
 
 def _write(target: Path, data: bytes, text: str) -> None:
-    """Write both files under temporary names and rename them at the end: a reader never meets half a file."""
-    places = [target, sidecar_path(target)]
-    made = [place.with_name(f".{place.name[-80:]}.{os.getpid()}.part") for place in places]
+    """Write both files, the sidecar's name first: a snapshot is never met without it."""
     try:
-        for name, content in zip(made, (data, text.encode()), strict=True):
-            name.write_bytes(content)
-        for name, place in zip(reversed(made), reversed(places), strict=True):
-            name.replace(place)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise NbguardError(f"{target.name} cannot be written: {why}") from None
-    finally:
-        for name in made:
-            with contextlib.suppress(OSError):
-                name.unlink()
+        write_files({sidecar_path(target): text, target: data})
+    except OSError as error:
+        raise NbguardError(f"{target.name} cannot be written: {error.strerror}") from None

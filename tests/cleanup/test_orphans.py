@@ -44,7 +44,11 @@ LEFT_KERNEL = replace(ORPHAN, command=KERNEL, connection=False)
         (ORPHAN, "a multiprocessing worker whose parent has died"),
         (replace(ORPHAN, command=FORKSERVER, is_forked=True), "a multiprocessing worker whose parent has died"),
         (replace(ORPHAN, command=COMPILER), "a torch.compile worker whose parent has died"),
-        (replace(ORPHAN, parent_command=("/lib/systemd/systemd", "--user"), ancestors=(800, 1)), "a multiprocessing worker"),
+        (
+            replace(ORPHAN, parent_command=("systemd", "--user"), ancestors=(800, 1), is_adopted=True),
+            "a multiprocessing worker",
+        ),
+        (replace(ORPHAN, parent_command=("python", "-m", "jupyterlab"), is_adopted=True), "a multiprocessing worker"),
         (replace(ORPHAN, parent_command=("tini", "--", "jupyter", "lab")), "a multiprocessing worker"),
         (replace(ORPHAN, parent_command=None, ancestors=(), is_parent_gone=True), "a multiprocessing worker"),
         (replace(ORPHAN, devices=(), holds_files=True), "a multiprocessing worker"),
@@ -101,6 +105,24 @@ def test_everything_else_is_left_alone(found: DeviceProcess, reason: str) -> Non
     assert reason in judged.reason
 
 
+FORGED = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon", "/sbin/init")
+
+
+@pytest.mark.parametrize("found", [ORPHAN, FORK, LEFT_KERNEL])
+@pytest.mark.parametrize("is_adopted", [False, None])
+def test_no_name_of_a_parent_makes_an_orphan(found: DeviceProcess, is_adopted: bool | None) -> None:
+    """F22 of the red team: any program may call itself init, and any may be a container's first process."""
+    for name in FORGED:
+        for command in ((name,), (name, "train.py"), (name, "--user")):
+            its = replace(found, ancestors=(700, 1), parent_command=command, is_adopted=is_adopted)
+            assert not judge(its, ME).is_orphan
+            first = replace(found, parent_command=command, is_adopted=is_adopted)
+            assert not judge(first, replace(ME, is_contained=True)).is_orphan
+    for command in (("my-notebooks",), ("train.py: epoch 3",), ("/app/server", "--embedded"), ("python", "-m", "jupyterlab")):
+        first = replace(found, parent_command=command, is_adopted=is_adopted)
+        assert [judge(first, replace(ME, is_contained=contained)).is_orphan for contained in (False, True)] == [False, False]
+
+
 def test_a_fork_of_a_kernel_that_lives_stays_and_one_of_a_kernel_before_the_restart_goes() -> None:
     before = replace(ME, kernels=(Kernel(Process(700, 50.0), "/run/kernel-1.json"),))
     after = replace(ME, kernels=(Kernel(Process(1200, 150.0), "/run/kernel-1.json"),))
@@ -123,6 +145,7 @@ _processes = st.builds(
     command=_commands,
     parent_command=st.one_of(st.none(), _commands),
     is_parent_gone=st.booleans(),
+    is_adopted=_maybe,
     is_forked=_maybe,
     is_session_leader=_maybe,
     has_clients=_maybe,
@@ -139,6 +162,7 @@ _arounds = st.builds(
     st.just(frozenset({1, 400})),
     st.sampled_from([("1000",) * 3, ("0",) * 3, ()]),
     _kernels,
+    st.booleans(),
 )
 
 
@@ -155,7 +179,7 @@ def test_never_a_live_kernel_an_ancestor_a_descendant_or_another_users(found: De
         assert set(found.owner) == set(around.owner)
         assert found.devices or found.holds_files
         assert found.is_elsewhere is False
-        assert found.is_parent_gone or found.ancestors[0] == 1
+        assert found.is_parent_gone or found.is_adopted or (found.ancestors[0] == 1 and not around.is_contained)
         assert not found.is_defunct
         if is_kernel(found.command) and not found.is_forked:
             assert found.connection is False
@@ -169,7 +193,17 @@ def test_what_is_not_known_never_speaks_for_an_orphan(found: DeviceProcess) -> N
     """Taking any piece of knowledge away never turns what is left alone into an orphan."""
     if judge(found, ME).is_orphan:
         return
-    for name in ("owner", "parent_command", "is_forked", "is_session_leader", "has_clients", "connection", "is_elsewhere"):
+    known = (
+        "owner",
+        "parent_command",
+        "is_adopted",
+        "is_forked",
+        "is_session_leader",
+        "has_clients",
+        "connection",
+        "is_elsewhere",
+    )
+    for name in known:
         less = judge(replace(found, **{name: None}), ME)
         assert not less.is_orphan, (name, less.reason)
 

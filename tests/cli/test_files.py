@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import stat
 import subprocess
 import sys
 from importlib.metadata import version
@@ -22,6 +23,7 @@ from nbguard.units import parse_bytes
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 
+ROOT = Path(__file__).resolve().parents[2]
 _SVG = "{http://www.w3.org/2000/svg}"
 RECORDED = os.environ.get("NBGUARD_RECORDED_DATA", "")
 NEEDS_RECORDED = pytest.mark.skipif(not RECORDED, reason="NBGUARD_RECORDED_DATA does not name the folder of recorded snapshots")
@@ -477,3 +479,58 @@ def test_a_lock_names_the_index_of_the_cuda_build(monkeypatch: pytest.MonkeyPatc
         "--extra-index-url https://download.pytorch.org/whl/cu130",
         "madeup==1.0+cu130",
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero here")
+@pytest.mark.parametrize("command", ["profile", "diagnose", "map", "replay", "whatif"])
+def test_a_file_that_never_ends_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """F6 of the red team: also behind a link, and a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+
+    assert main([command, "/dev/zero", str(tmp_path / "pipe"), str(tmp_path / "link"), str(tmp_path)]) == 2
+
+    assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["gpus", "gpus --json", "schema", "schema gpus", "diagnose nothing.pickle"])
+@pytest.mark.parametrize(
+    ("streams", "status"), [(">/dev/full", 2), (">/dev/full 2>&1", 2), (">&-", None), ("2>&-", None), ("<&- >&- 2>&-", None)]
+)
+def test_an_output_that_cannot_be_written_is_one_line(command: str, streams: str, status: int | None) -> None:
+    """F23 of the red team. A closed stream is no output that somebody wants: the status is the answer then."""
+    program = f"{sys.executable} -m nbguard {command}"
+    normal = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    ran = subprocess.run(
+        ["bash", "-c", f"{program} {streams}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert ran.returncode == (normal.returncode if status is None else status)
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.splitlines()) <= 1
+
+
+def test_what_is_opened_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """Else what a library prints, as drivers do, would stand in the file that is just being written."""
+    code = (
+        "import os, sys; from nbguard import cli; cli._run = lambda _: os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY); "
+        "sys.exit(cli.main())"
+    )
+    command = f"{sys.executable} -c '{code}' {tmp_path / 'a'} <&- >&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=120, check=False).returncode > 2
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "no/page.html", "."])
+def test_a_page_is_written_to_a_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = snapshot_file(tmp_path, "2.13.0_118")
+
+    assert main(["map", str(file), "--html", place]) == 2
+
+    assert f"nbguard: {place} cannot be written: " in capsys.readouterr().err
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from nbguard.cleanup.plan.orphans import judge
 from nbguard.scan.devices import processes as probe
+from tests.kernels import wait_until
 
 linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 
@@ -113,3 +120,141 @@ def test_listed_pids_are_believed_only_where_they_are_known_to_be_ours(tmp_path:
         assert probe._seen_here({7, os.getpid()}, ()) == {7, os.getpid()}
         monkeypatch.setattr(probe, "_MEMORY", str(tmp_path))
         assert probe._seen_here({7, 9, os.getpid()}, {9}) == {9}
+
+
+# --- who has started whom ---------------------------------------------------------------------------------------------------
+
+_WORKER = "import time; print('ready', flush=True); time.sleep(600)"
+_PARENT = """
+import os, subprocess, sys, time
+if "session" in sys.argv: os.setsid()
+child = subprocess.Popen([sys.argv[2], "-c", sys.argv[1]], start_new_session="own" in sys.argv, stdout=subprocess.PIPE)
+child.stdout.readline()
+if "leaves" in sys.argv: os.setsid()
+print(child.pid, flush=True)
+if "dies" in sys.argv: os._exit(0)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def family() -> Iterator[Callable[..., probe.DeviceProcess]]:
+    """`family(*how, name)` starts a parent of that name with a worker, and returns the worker's facts."""
+    parents: list[subprocess.Popen[str]] = []
+    workers: list[int] = []
+
+    def start(*how: str, name: str = "python") -> probe.DeviceProcess:
+        command = [name, "-c", _PARENT, _WORKER, sys.executable, *how]
+        parents.append(subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE, text=True))
+        output = parents[-1].stdout
+        assert output is not None
+        workers.append(int(output.readline()))
+        if "dies" in how:
+            parents[-1].wait()
+        found = probe._facts(workers[-1], (), True)
+        assert found is not None
+        return found
+
+    yield start
+    for pid in workers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for parent in parents:
+        parent.kill()
+        parent.communicate()
+
+
+@linux
+@pytest.mark.parametrize("name", ["python", "init", "tini", "systemd", "conmon", "/sbin/init", "train.py: epoch 3"])
+@pytest.mark.parametrize("how", [(), ("session",), ("own",), ("session", "own"), ("leaves",)])
+def test_a_worker_whose_parent_lives_is_no_orphan_whatever_that_is_called(
+    family: Callable[..., probe.DeviceProcess], name: str, how: tuple[str, ...]
+) -> None:
+    found = family(*how, name=name)
+
+    assert found.parent_command is not None
+    assert found.parent_command[0] == name
+    assert not found.is_adopted
+    assert not found.is_parent_gone
+    spawned = replace(found, command=(sys.executable, "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"))
+    judged = judge(spawned, replace(probe.surroundings(), pid=1 << 30, ancestors=frozenset()))
+    assert not judged.is_orphan
+    assert "its parent lives" in judged.reason
+
+
+@linux
+def test_a_worker_whose_parent_has_died_is_an_orphan(family: Callable[..., probe.DeviceProcess]) -> None:
+    found = family("session", "dies")
+
+    assert found.is_adopted or found.is_parent_gone
+    spawned = replace(found, command=(sys.executable, "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"))
+    judged = judge(spawned, replace(probe.surroundings(), pid=1 << 30, ancestors=frozenset()))
+    assert judged.is_orphan, judged.reason
+
+
+@linux
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="makes a container: needs root and unshare")
+@pytest.mark.parametrize("name", ["my-notebooks", "tini", "init"])
+def test_a_containers_first_process_may_be_the_parent(name: str) -> None:
+    """As where a server with an interpreter of its own is all that runs in a container."""
+    inside = f"""
+import os, subprocess, sys
+from dataclasses import replace
+from nbguard.cleanup.plan.orphans import judge
+from nbguard.scan.devices import processes as probe
+assert os.getpid() == 1
+child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+found = replace(probe._facts(child.pid, (), True), command=("python", "-c", "from multiprocessing.spawn import spawn_main"))
+around = probe.surroundings()
+judged = judge(found, replace(around, pid=1 << 30, ancestors=frozenset()))
+child.kill()
+print(around.is_contained, found.parent_command[0], judged.is_orphan, judged.reason)
+"""
+    named = f'exec -a {name} "$0" -c "$1"'
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", named, sys.executable, inside]
+    packages = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # by that name Python does not find its environment
+    said = subprocess.run(container, env=packages, capture_output=True, text=True, timeout=60, check=False)
+
+    assert said.stdout.startswith(f"True {name} False "), said
+
+
+@pytest.mark.parametrize(
+    ("sockets", "has_clients"),
+    [
+        ((("LISTEN", ("127.0.0.1", 1)),), False),
+        ((("LISTEN", ("127.0.0.1", 1)), ("ESTABLISHED", ("127.0.0.1", 1), ("127.0.0.1", 7))), True),
+        ((("LISTEN", 1), ("ESTABLISHED", 1, 7), ("ESTABLISHED", 7, 1)), False),  # with itself
+        ((("NONE", "/run/kernel-1-ipc-1"),), None),
+        ((("LISTEN", ("127.0.0.1", 1)), ("NONE", "/run/kernel-1-ipc-1")), None),
+        ((("LISTEN", ("127.0.0.1", 1)), ("NONE", "")), False),
+        ((), None),
+    ],
+)
+def test_clients_are_known_of_what_listens_to_the_network_alone(sockets: tuple[Any, ...], has_clients: bool | None) -> None:
+    """F22 of the red team: of a kernel with the transport `ipc` the system does not show who is connected."""
+    connections = [SimpleNamespace(status=status, laddr=laddr, raddr=(*to, ())[0]) for status, laddr, *to in sockets]
+
+    assert probe._has_clients(SimpleNamespace(net_connections=lambda kind: connections)) is has_clients
+
+
+@linux
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_kernel_without_clients(tmp_path: Path, transport: str) -> None:
+    """A kernel whose server and connection file are gone is left over where it listens to the network, and else unknown."""
+    pytest.importorskip("ipykernel")
+    file = tmp_path / "kernel-1.json"
+    ip = "127.0.0.1" if transport == "tcp" else str(tmp_path / "socket")
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", str(file), f"--transport={transport}", f"--ip={ip}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as kernel:
+        try:
+            wait_until(file.exists, "the kernel's connection file", within=120)
+            wait_until(lambda: probe._has_clients(probe._entry(kernel.pid)) is not True, "the kernel to listen", within=60)
+            file.unlink()
+            found = probe._facts(kernel.pid, (), True)
+        finally:
+            kernel.kill()
+
+    assert found is not None
+    assert found.connection is False
+    assert found.has_clients is (False if transport == "tcp" else None)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from nbguard.cleanup.plan.parking import Unparked
@@ -202,7 +203,8 @@ def _in_a_file(nbytes: int) -> Any:
             os.posix_fallocate(file.fileno(), 0, nbytes)
         else:
             file.truncate(nbytes)
-        return torch.UntypedStorage.from_file(file.name, shared=True, nbytes=nbytes)
+        handle = Path(f"/proc/self/fd/{file.fileno()}")  # another user may have put another file in the place of the name
+        return torch.UntypedStorage.from_file(str(handle) if handle.exists() else file.name, shared=True, nbytes=nbytes)
 
 
 class _Stop:

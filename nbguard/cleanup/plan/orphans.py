@@ -1,7 +1,8 @@
 """The judgement on a process on the device: whether it is an orphan, left behind by a program that has died.
 
 Pure. An orphan is one for which everything speaks; whatever is not known speaks against it. Never an orphan: this process,
-its ancestors and children, another user's process, a live kernel's, a program of its own.
+its ancestors and children, another user's process, a live kernel's, a program of its own. A name speaks against an orphan at
+most: anybody may give a program any name.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from itertools import pairwise
 from nbguard.memory import advice
 from nbguard.memory.processes import PYTHON, DeviceProcess, Judged, Surroundings, basename, connection_of, is_kernel, script_of
 
-_REAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
-"""Programs that adopt processes whose parent has died, besides pid 1."""
+_INITS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
+"""Programs that start no workers of Python's. Another one as the machine's first process may have started them itself."""
 _SPAWNED = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
 _MODULES = frozenset({"joblib.externals.loky.backend.popen_loky_posix", "torch._inductor.compile_worker"})
 
@@ -24,7 +25,7 @@ def _may_be_kernel(command: tuple[str, ...]) -> bool:
 
 def judge(candidate: DeviceProcess, around: Surroundings) -> Judged:
     """Return whether `found` is an orphan that may be ended, with the reason in words."""
-    if against := _protected(candidate, around) or _has_a_parent(candidate):
+    if against := _protected(candidate, around) or _has_a_parent(candidate, around):
         return Judged(candidate, False, against)
     if is_kernel(candidate.command):
         is_orphan, reason = _judge_kernel(candidate, around)
@@ -67,16 +68,17 @@ def _protected(candidate: DeviceProcess, around: Surroundings) -> str:
     return ""
 
 
-def _has_a_parent(candidate: DeviceProcess) -> str:
+def _has_a_parent(candidate: DeviceProcess, around: Surroundings) -> str:
     """Return whose child a process is, if it is anybody's but an adopter's."""
     if candidate.is_parent_gone:
         return ""
     if candidate.parent_command is None or not candidate.parent_command or not candidate.ancestors:
         return "its parent cannot be read"
-    program = basename(candidate.parent_command[0])
-    runs_python = any(PYTHON.match(basename(word)) for word in candidate.parent_command[:3])  # a container's first process may
-    if program in _REAPERS or (candidate.ancestors[0] == 1 and not runs_python):
+    if candidate.is_adopted:
         return ""
+    program = basename(candidate.parent_command[0])
+    if candidate.ancestors[0] == 1 and program in _INITS:
+        return f"this container's first process ({program}) may have started it" if around.is_contained else ""
     what = "a live kernel" if is_kernel(candidate.command) and not candidate.is_forked else "its parent lives"
     return f"{what} (parent {candidate.ancestors[0]}, {program})"
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbguard.errors import NbguardError
+from nbguard.files import write_file
 from nbguard.profiler.analysis.figures import Figure, figures
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.files import check_path
@@ -50,6 +51,8 @@ class PrometheusSink:
                     gauges[figure.full_name] = self._client.Gauge(name, words, list(labels), registry=registry)
                 gauge = gauges[figure.full_name]
                 (gauge.labels(**labels) if labels else gauge).set(figure.value)
-            self._client.write_to_textfile(str(self._path), registry)
-        except (OSError, ValueError) as error:
+            write_file(self._path, self._client.generate_latest(registry))
+        except OSError as error:
+            raise NbguardError(f"cannot log to {self.place}: {error.strerror}") from error
+        except ValueError as error:
             raise NbguardError(f"cannot log to {self.place}: {error}") from error

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from nbguard.errors import NbguardError
+from nbguard.files import append_to_file, open_file
 from nbguard.profiler.analysis.figures import Figure, figures
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.files import check_path
 
+_LONGEST = 1000
+"""Bytes of a first line that can be the head."""
 _HEAD = ["time", "title", "name", "unit", "of", "epoch", "value"]
 
 
@@ -33,14 +37,14 @@ class CsvSink:
         """Add a row per figure."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         try:
-            is_old = self._is_old()
-            with self._path.open("a", encoding="utf-8", newline="") as file:
-                rows = csv.writer(file)
-                if not is_old:
-                    rows.writerow(_HEAD)
-                for figure in figures:
-                    epoch = "" if figure.epoch is None else figure.epoch
-                    rows.writerow([now, title, figure.name, figure.unit, figure.of, epoch, figure.value])
+            text = io.StringIO(newline="")
+            rows = csv.writer(text)
+            if not self._is_old():
+                rows.writerow(_HEAD)
+            for figure in figures:
+                epoch = "" if figure.epoch is None else figure.epoch
+                rows.writerow([now, title, figure.name, figure.unit, figure.of, epoch, figure.value])
+            append_to_file(self._path, text.getvalue().encode("utf-8", "replace"))
         except OSError as error:
             raise NbguardError(f"cannot write {self._path}: {error.strerror}") from error
 
@@ -52,7 +56,7 @@ class CsvSink:
 
     def _first_row(self) -> list[str]:
         try:
-            with self._path.open(encoding="utf-8", newline="") as file:
-                return next(csv.reader(file), [])
-        except (ValueError, csv.Error):
+            with open_file(self._path) as file:
+                return next(csv.reader([file.readline(_LONGEST).decode()]), [])
+        except (OSError, ValueError, csv.Error):
             return []

@@ -18,7 +18,7 @@ try:
 except ImportError:  # there are no wheels of it for this platform (Pyodide): then no process is known
     psutil = None
 
-from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings, connection_of, is_kernel
+from nbguard.memory.processes import PYTHON, DeviceProcess, Kernel, Process, Surroundings, basename, connection_of, is_kernel
 from nbguard.scan.devices.nvml import NvmlReader
 
 Answer = TypeVar("Answer")
@@ -113,7 +113,7 @@ def surroundings() -> Surroundings:
         command = tuple(_ask(other.cmdline) or ())
         if is_kernel(command) and _is_forked(other.pid) is not True and (kernel := process_of(other.pid)) is not None:
             kernels.append(Kernel(kernel, connection_of(command)))
-    return Surroundings(me.pid, ancestors, _owner(me) or (), tuple(kernels))
+    return Surroundings(me.pid, ancestors, _owner(me) or (), tuple(kernels), _is_contained())
 
 
 def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
@@ -142,8 +142,7 @@ def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
     In the machine's own namespace all of them; in another those that are seen to have the device open. Where there are no
     such files (WSL) the list is believed if this process is on it.
     """
-    namespace = _ask(lambda: (_PROC / "self/ns/pid").stat().st_ino)
-    if namespace is None or namespace == _FIRST_NAMESPACE:
+    if not _has_namespaces() or not _is_contained():
         return set(listed)
     if Path(_MEMORY).exists():
         return {pid for pid in listed if pid in holding}
@@ -167,16 +166,16 @@ def _facts(pid: int, devices: tuple[tuple[str, int | None], ...], holds_files: b
         return None
     command = tuple(_ask(entry.cmdline) or ())
     parents = _ask(entry.parents)
-    is_parent_gone = parents is not None and not parents and bool(_ask(entry.ppid))
     return DeviceProcess(
         process=Process(pid, started),
         ancestors=tuple(parent.pid for parent in parents or ()),
         owner=_owner(entry),
         command=command,
         parent_command=None if not parents else tuple(_ask(parents[0].cmdline) or ()),
-        is_parent_gone=is_parent_gone,
+        is_parent_gone=parents is not None and not parents and _is_gone(_ask(entry.ppid) or 0),
+        is_adopted=_is_adopted(pid, parents[0]) if parents else None,
         is_forked=_is_forked(pid),
-        is_session_leader=_ask(lambda: os.getsid(pid) == pid) if hasattr(os, "getsid") else None,
+        is_session_leader=None if (session := _session(pid)) is None else session == pid,
         has_clients=_has_clients(entry),
         connection=_has_connection_file(entry, command),
         is_elsewhere=_is_elsewhere(pid),
@@ -195,14 +194,51 @@ def _owner(process: Any) -> tuple[str, ...] | None:
     return None if ids is None else tuple(map(str, ids))
 
 
+def _is_gone(pid: int) -> bool:
+    """Say whether what a process calls its parent is none: there is no such process, or one that is younger than the child.
+
+    A process may be there without being shown to this user.
+    """
+    return bool(pid) and (_entry(pid) is not None or _session(pid) is None)
+
+
+def _is_adopted(pid: int, parent: Any) -> bool | None:
+    """Say whether the session of a process shows that its parent has not started it.
+
+    A child is in its parent's session or leads one of its own. A parent that leads one may have left another before, as
+    Python programs can.
+    """
+    own, its = _session(pid), _session(parent.pid)
+    if own is None or its is None:
+        return None
+    if own in (pid, its):
+        return False
+    program = _ask(parent.exe)
+    may_be_python = not program or bool(PYTHON.match(basename(program)))
+    return None if parent.pid != 1 and its == parent.pid and may_be_python else True
+
+
+def _session(pid: int) -> int | None:
+    return _ask(lambda: os.getsid(pid)) if hasattr(os, "getsid") else None
+
+
 def _is_forked(pid: int) -> bool | None:
     text = _ask(_PROC.joinpath(str(pid), "stat").read_text)
     return None if text is None else bool(int(text.rpartition(")")[2].split()[6]) & _FORKED)
 
 
+def _has_namespaces() -> bool:
+    return _PROC.joinpath("self", "ns").exists()
+
+
+def _is_contained() -> bool:
+    """Say whether this process is in another namespace of pids than the machine's own, or that cannot be told."""
+    return _has_namespaces() and _ask(lambda: (_PROC / "self/ns/pid").stat().st_ino) != _FIRST_NAMESPACE
+
+
 def _is_elsewhere(pid: int) -> bool | None:
     """Say whether a process is in another namespace of pids; where the system has none, it is not."""
-    if not _PROC.joinpath("self", "ns").exists():
+    if not _has_namespaces():
         return False
     ours = _ask(lambda: (_PROC / "self/ns/pid").stat().st_ino)
     its = _ask(lambda: (_PROC / str(pid) / "ns/pid").stat().st_ino)
@@ -210,9 +246,20 @@ def _is_elsewhere(pid: int) -> bool | None:
 
 
 def _has_clients(process: Any) -> bool | None:
+    """Say whether another process is connected to one by the network; None where there may be others.
+
+    Of sockets that are files, as a kernel has them with the transport `ipc`, the system does not show who is connected.
+    """
     ask = getattr(process, "net_connections", None) or process.connections  # the older name, until psutil 6
-    connections = _ask(lambda: ask(kind="inet"))
-    return None if connections is None else any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
+    connections = _ask(lambda: ask(kind="all"))
+    if connections is None:
+        return None
+    linked = {(each.laddr, each.raddr) for each in connections if each.status == psutil.CONN_ESTABLISHED}
+    if any((raddr, laddr) not in linked for laddr, raddr in linked):  # ipykernel is connected to itself
+        return True
+    is_heard = any(connection.status == psutil.CONN_LISTEN for connection in connections)
+    is_a_file = any(type(connection.laddr) is str and connection.laddr for connection in connections)
+    return False if is_heard and not is_a_file else None
 
 
 def _has_connection_file(process: Any, command: tuple[str, ...]) -> bool | None:
