@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from nbguard.cli.arguments import command_parser
+from nbguard.cli.terminal import say
 from nbguard.errors import NbguardError
 
 __all__ = ["command_parser", "main"]
@@ -41,13 +42,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         return int(options.run(options))
     except NbguardError as error:
-        print(f"nbguard: {error}", file=sys.stderr)
+        say(error)
         return 2
     except MemoryError:
-        print("nbguard: there is not enough memory for it", file=sys.stderr)
+        say("there is not enough memory for it")
         return 2
     except KeyboardInterrupt:
-        print("nbguard: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from nbguard.cli.progress import progress
+from nbguard.cli.terminal import say, show_blocks, show_json, show_result
 from nbguard.errors import NbguardError, SnapshotError
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap
@@ -64,13 +62,12 @@ def replay(options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.replay import FileReplay
     from nbguard.allocator.replay.replay import replay as replayed
     from nbguard.allocator.snapshot.read import load_snapshot
-    from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
         with _about(name):
             replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
-        _print(json.dumps(replay.to_data()) if options.json else blocks_text(replay.blocks()))
+        show_result(replay, as_json=options.json)
         return int(not replay.is_exact)
 
     return _of_each(options.files, each)
@@ -81,7 +78,6 @@ def whatif(options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.view import whatif_blocks
     from nbguard.allocator.replay.whatif import what_if
     from nbguard.allocator.snapshot.read import load_snapshot
-    from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
@@ -92,9 +88,9 @@ def whatif(options: argparse.Namespace) -> int:
             with _about(name):
                 result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, shown)
             if options.json:
-                _print(json.dumps({**result.to_data(), "file": name}))
+                show_json({**result.to_data(), "file": name})
             else:
-                _print(blocks_text(whatif_blocks(result, name)), end="\n\n")
+                show_blocks(whatif_blocks(result, name), end="\n\n")
         return 0
 
     return _of_each(options.files, each)
@@ -104,11 +100,10 @@ def profile(options: argparse.Namespace) -> int:
     """Show the report of each saved profile."""
     from nbguard.profiler.analysis.fit_report import build_fit_report
     from nbguard.profiler.files import read_observations
-    from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
         report = build_fit_report(read_observations(name))
-        _print(json.dumps(report.to_data()) if options.json else blocks_text(report.blocks()))
+        show_result(report, as_json=options.json)
         return 0
 
     return _of_each(options.files, each)
@@ -130,15 +125,13 @@ def _of_each(names: list[str], do: Callable[[str], int]) -> int:
         try:
             status = max(status, do(name))
         except NbguardError as error:
-            print(f"nbguard: {error}", file=sys.stderr)
+            say(error)
             status = 2
     return status
 
 
 def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None = None) -> None:
     """Print a result as text, or as JSON on one line; write its page and the picture of its map where these were asked for."""
-    from nbguard.render.text import blocks_text
-
     written = []
     if the_map is not None and options.html is not None:
         from nbguard.render.page import page
@@ -148,9 +141,9 @@ def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None
         from nbguard.reports.map_svg import map_svg
 
         written.append(_write(options.svg, map_svg(the_map, options.n)))
-    _print(json.dumps(result.to_data()) if options.json else blocks_text(result.blocks(limit=options.n)))
+    show_result(result, as_json=options.json, limit=options.n)
     if written:
-        print(f"nbguard: written to {' and '.join(written)}", file=sys.stderr)
+        say(f"written to {' and '.join(written)}")
 
 
 def _write(file: str, text: str) -> str:
@@ -160,7 +153,3 @@ def _write(file: str, text: str) -> str:
     except OSError as error:
         raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
     return file
-
-
-def _print(text: str, **how: Any) -> None:
-    print(text, flush=True, **how)
