@@ -76,6 +76,10 @@ class ProfileFileError(NbguardError, ValueError):
     """A file is no saved profile that can be read; the message says what is wrong with it."""
 
 
+class DamagedDataError(NbguardError, ValueError):
+    """Plain data are not those of a class; the message names the field. Whoever reads a file says in its own error which."""
+
+
 class ModelError(NbguardError, ValueError):
     """The allocator model was asked for something that no program can do, such as freeing an address twice."""
 

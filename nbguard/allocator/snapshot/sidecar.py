@@ -7,12 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SnapshotError
 
 _SUFFIX = ".nbguard.json"
 _LARGEST = 1 << 20
 """Bytes of a sidecar; a larger one is refused."""
+_LONGEST_VERSION = 100
+"""Characters of a version of PyTorch."""
 
 
 def sidecar_path(path: str | Path) -> Path:
@@ -41,8 +44,11 @@ def read_sidecar(path: str | Path) -> Sidecar:
         raw = json.loads(place.read_text(encoding="utf-8"))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
+        version = _one(raw, "torch_version", str)
+        if version is not None and (len(version) > _LONGEST_VERSION or not parse_version(version)):
+            raise ValueError("torch_version")
         return Sidecar(
-            torch_version=_one(raw, "torch_version", str),
+            torch_version=version,
             settings=_one(raw, "settings", str),
             totals=_many(raw, "totals", int),
             frees=_many(raw, "frees", int),
