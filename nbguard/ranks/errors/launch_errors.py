@@ -24,6 +24,8 @@ from nbguard.ranks.errors.error_words import raised_at
 from nbguard.scan.devices.allocation_sites import Sites
 
 _ERROR_FILE = "error.json"
+_RANK = re.compile(r"\d{1,6}")
+"""The name of a rank's folder."""
 _NONE = "the last error is not that of a launcher: give the folder of its error files, as in  nbguard.launch_errors('logs')"
 
 
@@ -98,7 +100,8 @@ def _beside(file: Path) -> dict[int, Path]:
     if file.name != _ERROR_FILE:
         return {}
     with suppress(OSError):
-        return {int(each.name): each / _ERROR_FILE for each in file.parent.parent.iterdir() if each.name.isdecimal()}
+        folders = [each for each in file.parent.parent.iterdir() if _RANK.fullmatch(each.name)]
+        return {int(each.name): each / _ERROR_FILE for each in folders}
     return {}
 
 
@@ -128,7 +131,7 @@ def _in_folder(folder: Path) -> list[RankError]:
 
 
 def _of_file(file: Path) -> RankError:
-    number = re.fullmatch(r"\d{1,6}", file.parent.name)
+    number = _RANK.fullmatch(file.parent.name)
     try:
         return error_of_file(int(number[0]) if number else 0, file.read_bytes(), Sites().of)
     except RankFactsError as error:
