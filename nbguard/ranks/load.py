@@ -9,9 +9,10 @@ from os import PathLike
 from pathlib import Path
 
 from nbguard.errors import RankFactsError
+from nbguard.files import read_file
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.ranks.analysis.facts import MOST_RANKS, RankFacts, from_text, job_of
-from nbguard.ranks.analysis.flight_dump import read_dump
+from nbguard.ranks.analysis.flight_dump import LARGEST_DUMP, read_dump
 from nbguard.ranks.analysis.judge import diagnosed
 
 _NUMBER = re.compile(r"(?<!\d)(\d{1,9})(?:\.\w{1,20})?$", re.ASCII)
@@ -45,7 +46,7 @@ def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
 
 def _facts(path: Path) -> RankFacts:
     try:
-        data = path.read_bytes()
+        data = read_file(path, LARGEST_DUMP)
     except OSError as error:
         raise RankFactsError(f"{path.name} cannot be read: {error.strerror or type(error).__name__}.") from None
     try:

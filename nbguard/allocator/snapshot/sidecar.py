@@ -10,6 +10,7 @@ from typing import Any
 from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SnapshotError
+from nbguard.files import read_file
 
 _SUFFIX = ".nbguard.json"
 _LARGEST = 1 << 20
@@ -37,11 +38,7 @@ def read_sidecar(path: str | Path) -> Sidecar:
     """
     place = sidecar_path(path)
     try:
-        if not place.is_file():
-            return Sidecar()
-        if place.stat().st_size > _LARGEST:
-            raise ValueError("too large")
-        raw = json.loads(place.read_text(encoding="utf-8"))
+        raw = json.loads(read_file(place, _LARGEST))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
         version = _one(raw, "torch_version", str)
@@ -55,6 +52,8 @@ def read_sidecar(path: str | Path) -> Sidecar:
             fractions=_many(raw, "fractions", float),
             names=_many(raw, "names", str),
         )
+    except FileNotFoundError:
+        return Sidecar()
     except (OSError, ValueError, RecursionError):
         raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
 

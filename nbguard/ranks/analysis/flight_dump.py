@@ -21,7 +21,7 @@ from nbguard.render.words import clean, line_words
 Frames = Sequence[Mapping[str, Any]]
 """A stack as PyTorch records it, innermost first: `filename`, `line`, `name`."""
 
-_LARGEST = 1 << 28
+LARGEST_DUMP = 1 << 28
 """Bytes of a dump; 2,000 calls with their stacks take some two million."""
 _MOST = 1 << 21
 """Frames and sizes of all entries of a dump, each as often as it is named; 2,000 calls with their stacks have some 200,000."""
@@ -56,7 +56,7 @@ def read_dump(data: bytes, place: Callable[[Frames], str] | None = None) -> Flig
     Raises:
         RankFactsError: it is no dump, is damaged, or asks for more than plain data; nothing of it has been run.
     """
-    if len(data) > _LARGEST:
+    if len(data) > LARGEST_DUMP:
         raise RankFactsError(f"not a dump of the flight recorder: {len(data)} bytes are more than one has.")
     try:
         dump = unpickle(data)

@@ -18,7 +18,7 @@ from nbguard.render.words import clean
 
 _FRAME = re.compile(r'[ \t]*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (\S+))?')
 _LAST = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
-_LARGEST = 1 << 24
+LARGEST_ERROR_FILE = 1 << 24
 """Bytes of an error file."""
 _NAME = 200
 """Characters of a function's name."""
@@ -85,7 +85,7 @@ def error_of_file(rank: int, data: bytes, place: Callable[[Frames], str] = user_
         RankFactsError: it is none.
     """
     try:
-        if len(data) > _LARGEST:
+        if len(data) > LARGEST_ERROR_FILE:
             raise ValueError
         content = json.loads(data)
     except (ValueError, RecursionError):

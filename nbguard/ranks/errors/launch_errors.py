@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.errors import RankFactsError
+from nbguard.files import read_file
 from nbguard.ranks.analysis.launch_errors import (
+    LARGEST_ERROR_FILE,
     LaunchErrors,
     RankError,
     error_of_file,
@@ -89,7 +91,7 @@ def _of_failures(failures: dict[int, Any]) -> tuple[list[RankError], tuple[int, 
     for rank, file in beside.items():
         if rank not in failures:
             try:
-                errors.append(error_of_file(rank, file.read_bytes(), place))
+                errors.append(error_of_file(rank, read_file(file, LARGEST_ERROR_FILE), place))
             except (OSError, RankFactsError):
                 silent.append(rank)
     return errors, tuple(sorted(silent))
@@ -133,7 +135,7 @@ def _in_folder(folder: Path) -> list[RankError]:
 def _of_file(file: Path) -> RankError:
     number = _RANK.fullmatch(file.parent.name)
     try:
-        return error_of_file(int(number[0]) if number else 0, file.read_bytes(), Sites().of)
+        return error_of_file(int(number[0]) if number else 0, read_file(file, LARGEST_ERROR_FILE), Sites().of)
     except RankFactsError as error:
         raise RankFactsError(f"{file.parent.name}/{file.name}: {error}") from None
 
