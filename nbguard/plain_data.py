@@ -14,6 +14,8 @@ from nbguard.errors import DamagedDataError
 COLUMNS, ROWS = "columns", "rows"
 """The keys of a table: a tuple of dataclasses as the names of the fields once, and a row for each."""
 
+_NAME = 60
+"""Characters of a field's name in a message."""
 _LARGEST = 2**63
 """No number of ours reaches it; times of a clock are nanoseconds."""
 
@@ -60,7 +62,7 @@ class _Reader:
             return self._one_of(arguments, data, where)
         if origin is Mapping or origin is typing.get_origin(Mapping[str, int]):
             check(type(data) is dict, where, "an object", data)
-            return {self._text(name): self.value(arguments[1], item, f"{where}.{name}") for name, item in data.items()}
+            return {self._text(name): self.value(arguments[1], item, _path(where, name)) for name, item in data.items()}
         if origin is Literal:
             check(type(data) is str and data in arguments, where, f"one of {', '.join(arguments)}", data)
             return data
@@ -149,4 +151,4 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _path(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+    return f"{where}.{name[:_NAME]}" if where else name[:_NAME]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nbguard.cli.progress import progress
 from nbguard.cli.terminal import say, show_blocks, show_json, show_result
-from nbguard.errors import NbguardError, SnapshotError
+from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap
 
@@ -102,8 +102,9 @@ def profile(options: argparse.Namespace) -> int:
     from nbguard.profiler.files import read_observations
 
     def each(name: str) -> int:
-        report = build_fit_report(read_observations(name))
-        show_result(report, as_json=options.json)
+        observations = read_observations(name)
+        with _consistent(name):
+            show_result(build_fit_report(observations), as_json=options.json)
         return 0
 
     return _of_each(options.files, each)
@@ -116,6 +117,18 @@ def _about(name: str) -> Iterator[None]:
         yield
     except SnapshotError as error:
         raise SnapshotError(f"{Path(name).name}: {error}") from None
+
+
+@contextmanager
+def _consistent(name: str) -> Iterator[None]:
+    """Say that a saved profile is damaged where its report cannot be made: each field of it is right, and all of them not."""
+    try:
+        yield
+    except NbguardError:
+        raise
+    except (ArithmeticError, LookupError, ValueError, RuntimeError) as error:
+        where = f"{type(error).__name__} at {line_of(error)}"
+        raise ProfileFileError(f"cannot read {name}: its figures contradict each other ({where})") from None
 
 
 def _of_each(names: list[str], do: Callable[[str], int]) -> int:

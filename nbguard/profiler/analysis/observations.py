@@ -33,6 +33,8 @@ KIND = "fit observations"
 VERSION = 1
 """Of the format in which observations are saved: another number whenever a field changes its meaning or goes."""
 
+_SHOWN = 20
+"""Characters of another version that are shown."""
 
 LEARNERS = "fastai fit"
 """The kind of a fit of a Learner."""
@@ -107,9 +109,10 @@ class FitObservations:
             raise ProfileFileError("it holds no JSON: save a profile with `%%profile_fit --save FILE`") from None
         if type(data) is not dict or data.get("kind") != KIND:
             raise ProfileFileError("it holds something else: save a profile with `%%profile_fit --save FILE`")
-        if data.get("version") != VERSION:
+        version = data.get("version")
+        if version != VERSION:
             raise ProfileFileError(
-                f"it was saved by another version of nbguard (its format is {data.get('version')!r}, "
+                f"it was saved by another version of nbguard (its format is {repr(version)[:_SHOWN]}, "
                 f"this version reads {VERSION}): read it with that version, or profile the fit again"
             )
         data = {name: value for name, value in data.items() if name not in ("kind", "version")}

@@ -66,7 +66,7 @@ class GroupCalls:
             places = [call.place for call in made[position] if call.place]
             if len(places) == len(self.calls) and len(set(places)) == 1:
                 break
-            if len(places) > 1:
+            if len(set(places)) > 1:
                 start = position
         if start is None:
             return None
