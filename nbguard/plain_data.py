@@ -53,7 +53,7 @@ class _Reader:
     def value(self, annotation: Any, data: Any, where: str) -> Any:
         origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is Annotated:
-            return self._annotated(*arguments, data, where)
+            return self._annotated(arguments[0], arguments[1], data, where)
         if dataclasses.is_dataclass(annotation):
             return self._record(annotation, data, where)
         if origin is tuple:

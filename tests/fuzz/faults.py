@@ -36,7 +36,9 @@ _COMMANDS = ("diagnose", "map", "replay", "whatif")
 def _commands(file: Path, *commands: str) -> list[str]:
     """Return what commands print of a file."""
     bound_time()
-    return [text for name in commands or _COMMANDS for _, text in command([name, str(file)], file.parent)]
+    texts = [text for name in commands or _COMMANDS for _, text in command([name, str(file)], file.parent)]
+    assert not any("not enough memory" in text for text in texts)
+    return texts
 
 
 def _refused(call: Callable[[], object], kind: type[NbguardError]) -> str:
