@@ -321,6 +321,25 @@ def _look_at_runs(rng: random.Random, folder: Path) -> Look:
     yield from shown(comparison)
 
 
+_SOURCE = "%load_ext nbguard\nimport os, re\nfrom json import dumps\n!pip install x\nx = [1, (2, 3)]\n"
+
+
+def _make_source(rng: random.Random, folder: Path) -> None:
+    text = repeated(_SOURCE, rng) if rng.random() < 0.5 else _SOURCE + rng.choice((*TEXTS, "(" * 5000, "-" * 100_000 + "1"))
+    if rng.random() < 0.5:
+        cell = {"cell_type": "code", "source": text.splitlines(keepends=True)[:3000]}
+        text = json.dumps(changed({"cells": [cell, {"cell_type": "markdown"}]}, rng))
+    file = folder / f"a{rng.choice((ESCAPES, ''))}\nevil==1{rng.choice(('.py', '.ipynb'))}"
+    file.write_text(text, encoding="utf-8", errors="surrogatepass")
+
+
+def _look_at_lock(rng: random.Random, folder: Path) -> Look:
+    del rng
+    for kind, text in command(["lock", str(next(folder.iterdir()))], folder):
+        assert "evil==1" not in text.splitlines()
+        yield kind, text
+
+
 # --- profiles, panels -------------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +397,7 @@ FORMATS = {
     "NCCL logs": Format(_make_log, _look_at_log),
     "records": Format(_make_records, _look_at_runs),
     "notebooks": Format(_make_notebooks, _look_at_runs),
+    "sources": Format(_make_source, _look_at_lock, files=8),
     "profiles": Format(_make_profile, _look_at_profile, files=30),
     "messages": Format(_make_message, _look_at_message, files=300),
 }

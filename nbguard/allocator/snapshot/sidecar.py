@@ -13,7 +13,7 @@ from nbguard.errors import SnapshotError
 from nbguard.files import read_file
 
 _SUFFIX = ".nbguard.json"
-_LARGEST = 1 << 20
+LARGEST_SIDECAR = 1 << 20
 """Bytes of a sidecar; a larger one is refused."""
 _LONGEST_VERSION = 100
 """Characters of a version of PyTorch."""
@@ -38,7 +38,7 @@ def read_sidecar(path: str | Path) -> Sidecar:
     """
     place = sidecar_path(path)
     try:
-        raw = json.loads(read_file(place, _LARGEST))
+        raw = json.loads(read_file(place, LARGEST_SIDECAR))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
         version = _one(raw, "torch_version", str)
