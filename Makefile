@@ -35,7 +35,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test coverage lint docs protocol demo lab bench gpu-day build clean distclean debian-packages
+.PHONY: help unit test fuzz coverage lint docs protocol demo lab bench gpu-day build clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -72,6 +72,11 @@ test: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## run the tests; make
 	@$(if $(filter-out --%,$(ARGS)),,$(call say,tests of the browser's side); $(IN_VENV) npm test --silent || $(call stop,Tests of TypeScript failed. Again: npm test))
 	@$(call say,tests)
 	@$(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
+
+fuzz: $(STAMPS)/extra-unit ## feed hours of random files to all that reads files; ROUNDS=100 for fewer, FROM=1000 for others
+	@$(call say,random files)
+	@NBGUARD_FUZZ=$(or $(ROUNDS),1000) NBGUARD_FUZZ_FROM=$(or $(FROM),1) $(VENV)/bin/python -m pytest tests/fuzz/test_formats.py \
+	  --numprocesses auto --quiet $(ARGS) || $(call stop,The name of a failed test ends with its round: make fuzz FROM=ROUND ROUNDS=1)
 
 lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, of Python and TypeScript
 	@$(call say,ruff)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from nbguard.calls import as_calls, has_magics
+from nbguard.printable import printable
 
 _MOST = 160
 """Characters of a message of somebody else's."""
 
 
 class NbguardError(Exception):
-    """Base of every error nbguard raises on purpose. Where there are no magics its message names calls of Python."""
+    """Base of every error nbguard raises on purpose.
+
+    Its message is one line that can be printed, whatever it quotes. Where there are no magics it names calls of Python.
+    """
 
     def __str__(self) -> str:
-        message = super().__str__()
+        message = printable(super().__str__())
         return message if has_magics() else as_calls(message)
 
 
@@ -70,6 +74,10 @@ class RankFactsError(NbguardError, ValueError):
 
 class ProfileFileError(NbguardError, ValueError):
     """A file is no saved profile that can be read; the message says what is wrong with it."""
+
+
+class DamagedDataError(NbguardError, ValueError):
+    """Plain data are not those of a class; the message names the field. Whoever reads a file says in its own error which."""
 
 
 class ModelError(NbguardError, ValueError):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbguard.cli.arguments import command_parser
+from nbguard.cli.terminal import say
 from nbguard.errors import NbguardError
 
 __all__ = ["command_parser", "main"]
@@ -67,13 +68,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         return int(options.run(options))
     except NbguardError as error:
-        print(f"nbguard: {error}", file=sys.stderr)
+        say(error)
         return 2
     except MemoryError:
-        print("nbguard: there is not enough memory for it", file=sys.stderr)
+        say("there is not enough memory for it")
         return 2
     except KeyboardInterrupt:
-        print("nbguard: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 

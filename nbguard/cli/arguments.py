@@ -9,6 +9,7 @@ from typing import NoReturn
 import nbguard
 from nbguard.cli import commands, files
 from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
+from nbguard.printable import printable
 from nbguard.units import parse_bytes
 
 _SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
@@ -19,7 +20,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose complaint is one line that says what to do next."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help says more)\n")
+        self.exit(2, printable(f"{self.prog}: {message} ({self.prog} --help says more)") + "\n")
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+from nbguard.cli.terminal import show, show_blocks, show_json, show_result
 from nbguard.errors import NbguardError
 
 _STATUS = {"problem": 3, "advice": 1}
@@ -18,7 +17,7 @@ def startup(options: argparse.Namespace) -> int:
     """Have nbguard loaded in every notebook, or no longer, and say how it is."""
     from nbguard.notebook import startup
 
-    print(getattr(startup, options.change)(options.profile).sentence)
+    show(getattr(startup, options.change)(options.profile).sentence)
     return 0
 
 
@@ -28,10 +27,9 @@ def predict(options: argparse.Namespace) -> int:
         from nbguard.prediction.code.script import predict_script
     except ImportError:
         raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
-    from nbguard.render.text import blocks_text
 
     foreseen = predict_script(options.script, options.gpu, options.settings, options.bs, options.arguments)
-    print(json.dumps(foreseen.to_data()) if options.json else blocks_text(foreseen.blocks()), flush=True)
+    show_result(foreseen, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 
 
@@ -43,7 +41,6 @@ def doctor(options: argparse.Namespace) -> int:
     from nbguard.doctor.target import import_torch, made_by
     from nbguard.memory import advice
     from nbguard.render.in_calls import in_calls
-    from nbguard.render.text import blocks_text
 
     import_torch()
     if options.ranks or options.self_test:
@@ -54,7 +51,10 @@ def doctor(options: argparse.Namespace) -> int:
         target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
         checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
         diagnosis = replace(diagnosis, checks=tuple(checks))
-    print(json.dumps(diagnosis.to_data()) if options.json else blocks_text(in_calls(diagnosis.blocks())), flush=True)
+    if options.json:
+        show_json(diagnosis.to_data())
+    else:
+        show_blocks(in_calls(diagnosis.blocks()))
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 
 
@@ -62,13 +62,12 @@ def list_gpus(options: argparse.Namespace) -> int:
     """List the GPUs and what is on them; return 1 where the driver shows none."""
     from nbguard.cleanup.apply.processes import find_zombies
     from nbguard.memory.gpus import Gpus
-    from nbguard.render.text import blocks_text
     from nbguard.scan.devices.gpus import read_gpus
 
     gpus, driver, reason = read_gpus()
     processes = find_zombies().judged if gpus else ()
     shown = Gpus(gpus=gpus, driver=driver, unavailable=reason, processes=processes)
-    print(json.dumps(shown.to_data()) if options.json else blocks_text(shown.blocks()), flush=True)
+    show_result(shown, as_json=options.json)
     return int(not gpus)
 
 
@@ -76,7 +75,7 @@ def lock(options: argparse.Namespace) -> int:
     """Print the exact versions of what files import, or of all that is installed here."""
     from nbguard.doctor.lock import lock_of
 
-    print(lock_of(options.sources), end="", flush=True)
+    show(lock_of(options.sources), end="")
     return 0
 
 
@@ -85,9 +84,9 @@ def schema(options: argparse.Namespace) -> int:
     folder = Path(__file__).parents[1] / "schemas"
     kinds = sorted(file.stem for file in folder.glob("*.json"))
     if options.kind is None:
-        print(*kinds, sep="\n", flush=True)
+        show("\n".join(kinds))
     elif options.kind in kinds:
-        print((folder / f"{options.kind}.json").read_text(encoding="utf-8"), end="", flush=True)
+        show((folder / f"{options.kind}.json").read_text(encoding="utf-8"), end="")
     else:
         raise NbguardError(f"there is no kind {options.kind!r}:  nbguard schema  lists them all")
     return 0
@@ -99,5 +98,5 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> int:
         import shtab  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise NbguardError("completion needs shtab: run  pip install shtab  and try again") from None
-    sys.stdout.write(f"{shtab.complete(parser, shell)}\n")
+    show(shtab.complete(parser, shell))
     return 0

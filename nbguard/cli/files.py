@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from nbguard.cli.progress import progress
-from nbguard.errors import NbguardError, SnapshotError
+from nbguard.cli.terminal import say, show_blocks, show_json, show_result
+from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
 from nbguard.files import write_file
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap
@@ -65,13 +63,12 @@ def replay(options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.replay import FileReplay
     from nbguard.allocator.replay.replay import replay as replayed
     from nbguard.allocator.snapshot.read import load_snapshot
-    from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
         with _about(name):
             replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
-        _print(json.dumps(replay.to_data()) if options.json else blocks_text(replay.blocks()))
+        show_result(replay, as_json=options.json)
         return int(not replay.is_exact)
 
     return _of_each(options.files, each)
@@ -82,7 +79,6 @@ def whatif(options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.view import whatif_blocks
     from nbguard.allocator.replay.whatif import what_if
     from nbguard.allocator.snapshot.read import load_snapshot
-    from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
@@ -93,9 +89,9 @@ def whatif(options: argparse.Namespace) -> int:
             with _about(name):
                 result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, shown)
             if options.json:
-                _print(json.dumps({**result.to_data(), "file": name}))
+                show_json({**result.to_data(), "file": name})
             else:
-                _print(blocks_text(whatif_blocks(result, name)), end="\n\n")
+                show_blocks(whatif_blocks(result, name), end="\n\n")
         return 0
 
     return _of_each(options.files, each)
@@ -105,11 +101,11 @@ def profile(options: argparse.Namespace) -> int:
     """Show the report of each saved profile."""
     from nbguard.profiler.analysis.fit_report import build_fit_report
     from nbguard.profiler.files import read_observations
-    from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
-        report = build_fit_report(read_observations(name))
-        _print(json.dumps(report.to_data()) if options.json else blocks_text(report.blocks()))
+        observations = read_observations(name)
+        with _consistent(name):
+            show_result(build_fit_report(observations), as_json=options.json)
         return 0
 
     return _of_each(options.files, each)
@@ -124,6 +120,18 @@ def _about(name: str) -> Iterator[None]:
         raise SnapshotError(f"{Path(name).name}: {error}") from None
 
 
+@contextmanager
+def _consistent(name: str) -> Iterator[None]:
+    """Say that a saved profile is damaged where its report cannot be made: each field of it is right, and all of them not."""
+    try:
+        yield
+    except NbguardError:
+        raise
+    except (ArithmeticError, LookupError, ValueError, RuntimeError) as error:
+        where = f"{type(error).__name__} at {line_of(error)}"
+        raise ProfileFileError(f"cannot read {name}: its figures contradict each other ({where})") from None
+
+
 def _of_each(names: list[str], do: Callable[[str], int]) -> int:
     """Do it for each file; a file that cannot be used is a line, and the next one's turn. Return the gravest status."""
     status = 0
@@ -131,15 +139,13 @@ def _of_each(names: list[str], do: Callable[[str], int]) -> int:
         try:
             status = max(status, do(name))
         except NbguardError as error:
-            print(f"nbguard: {error}", file=sys.stderr)
+            say(error)
             status = 2
     return status
 
 
 def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None = None) -> None:
     """Print a result as text, or as JSON on one line; write its page and the picture of its map where these were asked for."""
-    from nbguard.render.text import blocks_text
-
     written = []
     if the_map is not None and options.html is not None:
         from nbguard.render.page import page
@@ -149,9 +155,9 @@ def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None
         from nbguard.reports.map_svg import map_svg
 
         written.append(_write(options.svg, map_svg(the_map, options.n)))
-    _print(json.dumps(result.to_data()) if options.json else blocks_text(result.blocks(limit=options.n)))
+    show_result(result, as_json=options.json, limit=options.n)
     if written:
-        print(f"nbguard: written to {' and '.join(written)}", file=sys.stderr)
+        say(f"written to {' and '.join(written)}")
 
 
 def _write(file: str, text: str) -> str:
@@ -161,7 +167,3 @@ def _write(file: str, text: str) -> str:
     except OSError as error:
         raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
     return file
-
-
-def _print(text: str, **how: Any) -> None:
-    print(text, flush=True, **how)

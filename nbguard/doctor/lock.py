@@ -14,8 +14,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, in_one_line
+from nbguard.files import read_file
+from nbguard.printable import printable
 
+_LARGEST = 100 * 1024**2
+"""Bytes of a notebook or a script."""
 _INDEX = "https://download.pytorch.org/whl/"
 """PyTorch's own index of wheels; its folders are called as the local part of a version: `2.13.0+cu130` is in `cu130`."""
 
@@ -34,7 +38,7 @@ def lock_of(sources: Iterable[str] = ()) -> str:
     needed = sorted(_with_needs(named))
     builds = sorted({version.partition("+")[2] for _, version in needed if "+" in version} - {""})
     made = f"# Made by nbguard lock, with Python {platform.python_version()}" + (
-        f", of {', '.join(map(str, files))}" if files else ""
+        f", of {', '.join(printable(str(file)) for file in files)}" if files else ""
     )
     lines = [made, *(f"--extra-index-url {_INDEX}{build}" for build in builds)]
     return "\n".join([*lines, *(f"{name}=={version}" for name, version in needed)]) + "\n"
@@ -64,7 +68,11 @@ def _name(found: Distribution) -> str:
 def _packages_of(file: Path) -> Iterator[str]:
     """Yield the packages that a notebook or a script imports."""
     known = _packages_by_module()
-    for module in sorted(_imports(_source(file))):
+    try:
+        modules = _imports(_source(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NbguardError(f"{file} cannot be read: {in_one_line(error)}") from None
+    for module in sorted(modules):
         if module in known:
             yield from map(canonicalize_name, known[module])
 
@@ -96,21 +104,22 @@ def _imports(source: str) -> set[str]:
 def _source(file: Path) -> str:
     """Return the Python of a file; of a notebook its cells, without magics and shell commands."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_file(file, _LARGEST).decode("utf-8")
         if file.suffix != ".ipynb":
             return text
-        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NbguardError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not a notebook'}") from None
-    return "\n".join(line for cell in cells for line in _python_of("".join(cell["source"])))
+    return "\n".join(line for source in sources for line in _python_of(source))
 
 
 def _python_of(cell: str) -> list[str]:
     """Return a cell's lines of Python: what `%load_ext` loads as an import, no other magic."""
     lines = []
     for line in cell.splitlines():
-        if line.startswith("%load_ext "):
-            lines.append(f"import {line.split()[1]}")
+        name = line.removeprefix("%load_ext ").strip()
+        if name != line.strip() and name.replace(".", "_").isidentifier():
+            lines.append(f"import {name}")
         elif not line.lstrip().startswith(("%", "!", "?")):
             lines.append(line)
     return lines

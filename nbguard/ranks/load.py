@@ -9,12 +9,13 @@ from os import PathLike
 from pathlib import Path
 
 from nbguard.errors import RankFactsError
+from nbguard.files import read_file
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis
-from nbguard.ranks.analysis.facts import RankFacts, from_text, job_of
-from nbguard.ranks.analysis.flight_dump import read_dump
+from nbguard.ranks.analysis.facts import MOST_RANKS, RankFacts, from_text, job_of
+from nbguard.ranks.analysis.flight_dump import LARGEST_DUMP, read_dump
 from nbguard.ranks.analysis.judge import diagnosed
 
-_NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
+_NUMBER = re.compile(r"(?<!\d)(\d{1,9})(?:\.\w{1,20})?$", re.ASCII)
 
 
 def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
@@ -28,7 +29,8 @@ def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
             (`nccl_trace_rank_3`); or facts that nbguard has written, which know it.
 
     Raises:
-        RankFactsError: a file cannot be read, is neither, or does not say of which rank it is; one line says which and why.
+        RankFactsError: a file cannot be read, is neither, or does not say of which rank it is, of at most 65,536; one line
+            says which and why.
     """
     ranks = {}
     for path in map(Path, paths):
@@ -44,7 +46,7 @@ def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
 
 def _facts(path: Path) -> RankFacts:
     try:
-        data = path.read_bytes()
+        data = read_file(path, LARGEST_DUMP)
     except OSError as error:
         raise RankFactsError(f"{path.name} cannot be read: {error.strerror or type(error).__name__}.") from None
     try:
@@ -54,6 +56,8 @@ def _facts(path: Path) -> RankFacts:
     except RankFactsError as error:
         raise RankFactsError(f"{path.name}: {error}") from None
     number = _NUMBER.search(path.name)
-    if number is None:
-        raise RankFactsError(f"{path.name}: end its name with the number of the rank, as in  trace_rank_3")
+    if number is None or int(number[1]) >= MOST_RANKS:
+        raise RankFactsError(
+            f"{path.name}: end its name with the number of the rank, as in  trace_rank_3  (jobs of up to {MOST_RANKS} ranks)"
+        )
     return RankFacts(rank=int(number[1]), world=0, state="running", calls=dump.calls)

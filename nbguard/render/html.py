@@ -162,7 +162,7 @@ def _bar(bar: Bar) -> Html:
 
 
 def _stretch(part: Slice, whole: int) -> Html:
-    return tag("i", style=f"width:{100 * max(0, part.amount) / whole:.3f}%;background:var(--{part.colour})")
+    return tag("i", style=f"width:{100 * min(max(0, part.amount) / whole, 1):.3f}%;background:var(--{part.colour})")
 
 
 def _listing(listing: Listing) -> Html:

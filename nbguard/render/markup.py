@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from html import escape as _escape
 
+from nbguard.printable import printable
+
+_KEPT = "\n\t"
 _BARE = frozenset({"path", "rect"})
 """Elements that are written without an end tag where they are empty."""
 
@@ -20,7 +23,7 @@ class Html(str):
 
     def __new__(cls, text: str = "") -> Html:
         """Return text escaped, HTML as it is."""
-        return text if isinstance(text, Html) else _as_html(_escape(text))
+        return text if isinstance(text, Html) else _as_html(_escape(printable(text, _KEPT)))
 
 
 def _as_html(written: str) -> Html:
@@ -42,7 +45,7 @@ def tag(name: str, *children: str, **attributes: str | float | None) -> Html:
         attributes: by name, `class_` for class and `aria_label` for aria-label; those that are None or empty are left out.
     """
     words = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_escape(printable(str(value), _KEPT))}"'
         for key, value in attributes.items()
         if value is not None and value != ""
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 
+from nbguard.printable import printable
 from nbguard.render.blocks import Bar, Block, FactLines, Head, Line, Listing, Picture, Point, Points, Section, Table, Title
 from nbguard.render.tables import shown_columns
 from nbguard.render.words import NAME, clean
@@ -16,12 +17,15 @@ _BAR = 72
 
 
 def blocks_text(blocks: Iterable[Block]) -> str:
-    """Return blocks as text: sentences and short lists stand close together, tables and long lists apart."""
+    """Return blocks as text: sentences and short lists stand close together, tables and long lists apart.
+
+    Each line can be printed, whatever the blocks quote.
+    """
     lines: list[str] = []
     before: Block | None = None
     for block in blocks:
         shown = block.brief if isinstance(block, Table) and block.brief is not None else block
-        new = [line.replace("`", "").rstrip() for line in _lines(shown)]
+        new = [printable(line).replace("`", "").rstrip() for line in _lines(shown)]
         if not new:
             continue
         if before is not None and not _are_close(before, shown):
@@ -104,7 +108,7 @@ def _drawn(bar: Bar) -> str:
     text, reached = "", 0
     for part in bar.slices:
         reached += part.amount
-        cells = round(reached / whole * _BAR) - len(text)
+        cells = round(min(reached / whole, 1) * _BAR) - len(text)
         is_seen = part.amount > whole / 1000 and part.colour
         text += (part.mark if part.colour else " ") * max(cells, 1 if is_seen else 0)
     return text[:_BAR].ljust(_BAR)

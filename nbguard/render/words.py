@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from nbguard.printable import printable
+
 NAME = 60
 """Characters of a name that are shown, and of a cell in a table but for the last, which may be a sentence."""
 SENTENCE = 500
@@ -24,7 +26,7 @@ def clip_middle(text: str, limit: int) -> str:
 def clean(text: str, limit: int = SENTENCE, *, is_name: bool = False) -> str:
     """Return text as it can be shown anywhere: clipped, one line, nothing that steers a terminal or the reading direction."""
     clipped = clip_middle(text, limit) if is_name else clip(text, limit)
-    return "".join(character if character.isprintable() else " " for character in clipped)
+    return printable(clipped)
 
 
 def line_words(place: str, line: int, function: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.errors import RunRecordError
-from nbguard.files import write_file
+from nbguard.files import read_file, write_file
+from nbguard.render.words import NAME, clean
 from nbguard.runs.analysis.comparison import RunComparison, compare_records
 from nbguard.runs.analysis.record import KIND, METADATA, RunRecord, record_from
 from nbguard.scan.heap.kinds import name_of
@@ -68,24 +69,26 @@ def save_record(record: RunRecord, path: str | Path) -> Path:
 
 def _from_text(text: str) -> RunRecord:
     """Return the record of a file, or of a run of MLflow's."""
-    path = Path(text).expanduser()
-    if path.is_file():
-        try:
-            return _from_file(path)
-        except RunRecordError as error:
-            raise RunRecordError(f"{text}: {error}") from None
-    if _MLFLOW.fullmatch(text):
-        return _from_mlflow(text)
-    raise RunRecordError(f"there is no file {text}: name a JSON file, a notebook or the id of an MLflow run (32 digits)")
-
-
-def _from_file(path: Path) -> RunRecord:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise RunRecordError(f"it is larger than {_LARGEST >> 20} MiB: this is not a record")
-        data = json.loads(path.read_bytes())
+        content = read_file(text, _LARGEST)
+    except FileNotFoundError:
+        if _MLFLOW.fullmatch(text):
+            return _from_mlflow(text)
+        name = clean(text, NAME, is_name=True)
+        raise RunRecordError(
+            f"there is no file {name}: name a JSON file, a notebook or the id of an MLflow run (32 digits)"
+        ) from None
     except OSError as error:
-        raise RunRecordError(f"it cannot be read: {error.strerror}") from None
+        raise RunRecordError(f"{clean(text, NAME, is_name=True)} cannot be read: {error.strerror}") from None
+    try:
+        return _from_json(content)
+    except RunRecordError as error:
+        raise RunRecordError(f"{text}: {error}") from None
+
+
+def _from_json(content: bytes) -> RunRecord:
+    try:
+        data = json.loads(content)
     except (ValueError, RecursionError):
         raise RunRecordError("it holds no JSON") from None
     if type(data) is dict and data.get("kind") != KIND and type(data.get("cells")) is list:
@@ -95,7 +98,8 @@ def _from_file(path: Path) -> RunRecord:
 
 def _last_of_notebook(cells: list[Any]) -> Any:
     """Return the data of the last record in a notebook's outputs; RunRecordError where there is none."""
-    outputs = [output for cell in cells if type(cell) is dict for output in cell.get("outputs") or () if type(output) is dict]
+    lists = [cell.get("outputs") for cell in cells if type(cell) is dict]
+    outputs = [output for each in lists if type(each) is list for output in each if type(output) is dict]
     for output in reversed(outputs):
         metadata = output.get("metadata")
         if type(metadata) is dict and METADATA in metadata:

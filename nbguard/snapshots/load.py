@@ -10,12 +10,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.sidecar import sidecar_path
+from nbguard.allocator.snapshot.sidecar import LARGEST_SIDECAR, sidecar_path
 from nbguard.allocator.snapshot.snapshot import Snapshot, SnapshotSegment
 from nbguard.allocator.snapshot.stacks import Frame
 from nbguard.errors import SnapshotError
+from nbguard.files import read_file
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Segment
-from nbguard.render.words import line_words
+from nbguard.render.words import clean, line_words
 
 Progress = Callable[[int, int], None]
 """Called while a file is read, with (bytes done, bytes in all)."""
@@ -127,11 +128,7 @@ def site_of(stack: tuple[Frame, ...]) -> str:
     if not (own or stack):
         return ""
     file, line, name = (own or list(stack))[0]
-    return line_words(_printable(PurePath(file).name), line, _printable(name))
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "�" for char in text[:_LONGEST])
+    return line_words(clean(PurePath(file).name, _LONGEST), line, clean(name, _LONGEST))
 
 
 # --- the sidecar's names ----------------------------------------------------------------------------------------------------
@@ -140,15 +137,15 @@ def _printable(text: str) -> str:
 def _names_of(path: Path) -> NotebookNames:
     """Return the names in a file's sidecar, whose other content `load_snapshot` has read and checked."""
     place = sidecar_path(path)
-    if not place.is_file():
-        return NotebookNames()
     try:
-        raw = json.loads(place.read_text(encoding="utf-8"))
+        raw = json.loads(read_file(place, LARGEST_SIDECAR))
         holders = None if raw.get("holders") is None else _holder_names(raw["holders"])
         if raw.get("crc32", checksum := _checksum(path)) != checksum:
             return NotebookNames(is_of_another=True)
         cells = {str(file): int(number) for file, number in raw.get("cells", {}).items()}
         return NotebookNames(holders, cells, int(raw.get("unnamed", 0)))
+    except FileNotFoundError:
+        return NotebookNames()
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
 
@@ -168,5 +165,5 @@ def _holder_names(holders: Any) -> dict[int, dict[int, str]]:
         if type(label) is not str:
             raise TypeError
         blocks = names.setdefault(int(holder["device"]), {})
-        blocks |= dict.fromkeys(map(int, holder["blocks"]), _printable(label))
+        blocks |= dict.fromkeys(map(int, holder["blocks"]), clean(label, _LONGEST))
     return names

@@ -95,7 +95,7 @@ def test_a_dump_that_asks_for_code_is_refused(protocol: int) -> None:
         (b"", "ends too early"),
         (b"{", "not JSON"),
         (b'{"nbguard_rank": 9}', "does not say nbguard_rank = 1"),
-        (b'{"nbguard_rank": 1, "rank": 0}', "fields are missing"),
+        (b'{"nbguard_rank": 1, "rank": 0}', "its field 'world' is missing"),
         (pickle.dumps([1]), "no list of entries"),
         (pickle.dumps({"entries": [{}]}), "damaged"),
         (b"\x80\x04\x95\xff", "ends too early"),

@@ -7,12 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SnapshotError
+from nbguard.files import read_file
 
 _SUFFIX = ".nbguard.json"
-_LARGEST = 1 << 20
+LARGEST_SIDECAR = 1 << 20
 """Bytes of a sidecar; a larger one is refused."""
+_LONGEST_VERSION = 100
+"""Characters of a version of PyTorch."""
 
 
 def sidecar_path(path: str | Path) -> Path:
@@ -34,21 +38,22 @@ def read_sidecar(path: str | Path) -> Sidecar:
     """
     place = sidecar_path(path)
     try:
-        if not place.is_file():
-            return Sidecar()
-        if place.stat().st_size > _LARGEST:
-            raise ValueError("too large")
-        raw = json.loads(place.read_text(encoding="utf-8"))
+        raw = json.loads(read_file(place, LARGEST_SIDECAR))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
+        version = _one(raw, "torch_version", str)
+        if version is not None and (len(version) > _LONGEST_VERSION or not parse_version(version)):
+            raise ValueError("torch_version")
         return Sidecar(
-            torch_version=_one(raw, "torch_version", str),
+            torch_version=version,
             settings=_one(raw, "settings", str),
             totals=_many(raw, "totals", int),
             frees=_many(raw, "frees", int),
             fractions=_many(raw, "fractions", float),
             names=_many(raw, "names", str),
         )
+    except FileNotFoundError:
+        return Sidecar()
     except (OSError, ValueError, RecursionError):
         raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
 

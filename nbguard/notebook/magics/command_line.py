@@ -16,6 +16,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from nbguard.command_words import command_words
 from nbguard.errors import NbguardError, line_of
+from nbguard.printable import printable
 from nbguard.render.result import Result
 from nbguard.units import counted
 
@@ -117,7 +118,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
         message = f"a mistake in nbguard ({type(error).__name__}: {error} at {line_of(error)}): please report it"
     if interrupted:
         raise KeyboardInterrupt(message)
-    raise UsageError(f"{name}: {message}")
+    raise UsageError(printable(f"{name}: {message}"))
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from nbguard.errors import ProfileFileError
+from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.memory.facts import Unavailable
+from nbguard.plain_data import from_plain
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
@@ -19,9 +21,10 @@ from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
-from nbguard.profiler.analysis.plain_data import from_plain, to_plain
+from nbguard.profiler.analysis.plain_data import to_plain
 from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.time.gpu import GpuObservations
+from nbguard.profiler.analysis.time.packed_log import unpack_log
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.runs.analysis.record import RunRecord
@@ -30,6 +33,8 @@ KIND = "fit observations"
 VERSION = 1
 """Of the format in which observations are saved: another number whenever a field changes its meaning or goes."""
 
+_SHOWN = 20
+"""Characters of another version that are shown."""
 
 LEARNERS = "fastai fit"
 """The kind of a fit of a Learner."""
@@ -62,7 +67,7 @@ class FitObservations:
     title: str = ""  # of the cell, e.g. "In[7]"; "" in a script
     ending: Ending = "complete"  # the way in which the fit ended
     error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
-    log: PhaseLog  # the phases of the fit, with the boundaries of its batches
+    log: Annotated[PhaseLog, unpack_log]  # the phases of the fit, with the boundaries of its batches
     mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of what else is done in each batch
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
     subject: SubjectFacts = field(default_factory=SubjectFacts)  # names of the models that were trained
@@ -104,11 +109,15 @@ class FitObservations:
             raise ProfileFileError("it holds no JSON: save a profile with `%%profile_fit --save FILE`") from None
         if type(data) is not dict or data.get("kind") != KIND:
             raise ProfileFileError("it holds something else: save a profile with `%%profile_fit --save FILE`")
-        if data.get("version") != VERSION:
+        version = data.get("version")
+        if version != VERSION:
             raise ProfileFileError(
-                f"it was saved by another version of nbguard (its format is {data.get('version')!r}, "
+                f"it was saved by another version of nbguard (its format is {repr(version)[:_SHOWN]}, "
                 f"this version reads {VERSION}): read it with that version, or profile the fit again"
             )
         data = {name: value for name, value in data.items() if name not in ("kind", "version")}
-        observations: FitObservations = from_plain(cls, data)
+        try:
+            observations: FitObservations = from_plain(cls, data)
+        except DamagedDataError as error:
+            raise ProfileFileError(str(error)) from None
         return observations

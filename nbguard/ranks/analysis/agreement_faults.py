@@ -110,9 +110,10 @@ def _has_passed(
 
 def _after(group: GroupCalls, end: int, one: CollectiveCall) -> CollectiveCall | None:
     """Return the call that came after one like this the last time, before position `end`."""
+    first = group.first
     for calls in group.calls.values():
-        for at in range(end - 1, group.first - 1, -1):
-            if at in calls and at + 1 in calls and _is_like(calls[at], one):
+        for at in sorted((at for at in calls if first <= at < end), reverse=True):
+            if at + 1 in calls and _is_like(calls[at], one):
                 return calls[at + 1]
     return None
 

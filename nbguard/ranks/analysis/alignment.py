@@ -43,25 +43,36 @@ class GroupCalls:
         Where the calls agree from some place on in all but their lines, and one rank's lines are the others' one call later,
         that place is meant: calls of one kind fit each other though they are not the same.
         """
-        for position in range(self.first, self.last + 1):
-            made = [call for call in self.at(position).values() if call is not None]
-            if any(differ(made[0], other) for other in made[1:]):
-                return self._first_shift(position) or position
-        return self._first_shift(self.last + 1)
+        made = self._made()
+        for position, calls in made.items():
+            first, *others = calls
+            if any(differ(first, other) for other in others):
+                return self._first_shift(made, position) or position
+        return self._first_shift(made, self.last + 1)
 
-    def _first_shift(self, end: int) -> int | None:
+    def _made(self) -> dict[int, list[CollectiveCall]]:
+        """Return the calls at each position that all ranks remember and any has come to, in their order."""
+        made: dict[int, list[CollectiveCall]] = {}
+        for calls in self.calls.values():
+            for position, call in calls.items():
+                made.setdefault(position, []).append(call)
+        first = self.first
+        return {position: made[position] for position in sorted(made) if position >= first}
+
+    def _first_shift(self, made: Mapping[int, Sequence[CollectiveCall]], end: int) -> int | None:
         """Return the first position before `end` from which on the lines of a rank are those of others one call later."""
         start = None
-        for position in range(end - 1, self.first - 1, -1):
-            places = [call.place for call in self.at(position).values() if call is not None and call.place]
+        for position in reversed([position for position in made if position < end]):
+            places = [call.place for call in made[position] if call.place]
             if len(places) == len(self.calls) and len(set(places)) == 1:
                 break
-            if len(places) > 1:
+            if len(set(places)) > 1:
                 start = position
         if start is None:
             return None
-        sequences = [[calls[at] for at in range(start, self.last + 1) if at in calls] for calls in self.calls.values()]
-        shifted = any(is_shift(one, other) for one in sequences for other in sequences if one is not other)
+        sequences = [[calls[at] for at in sorted(calls) if at >= start] for calls in self.calls.values()]
+        called = [sequence for sequence in sequences if sequence]
+        shifted = any(is_shift(one, other) for one in called for other in called if one is not other)
         return start if shifted else None
 
 

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.render.blocks import Block, Line, Point, Points, Table, TableRow, Title
+from nbguard.units import counted
+
+_MOST_ROWS = 256
+"""Ranks of a table; of a larger job those of which nothing is known are left out first."""
 
 
 def rank_blocks(diagnosis: RankDiagnosis) -> Iterator[Block]:
@@ -15,11 +19,16 @@ def rank_blocks(diagnosis: RankDiagnosis) -> Iterator[Block]:
         yield Points(tuple(map(_point, diagnosis.faults)))
     else:
         yield Line(diagnosis.sentence)
+    places = diagnosis.places
+    if len(places) > _MOST_ROWS:
+        places = tuple(place for place in places if place.state != "unknown")[:_MOST_ROWS]
     yield Table(
-        rows=tuple(map(_row, diagnosis.places)),
+        rows=tuple(map(_row, places)),
         names=("rank", "state", "calls", "waits in", "stands at"),
         figures=(0, 2),
     )
+    if len(places) < len(diagnosis.places):
+        yield Line(f"{counted(len(diagnosis.places) - len(places), 'rank')} more are not shown")
 
 
 def _point(fault: RankFault) -> Point:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from nbguard.errors import RankFactsError
+from nbguard.errors import DamagedDataError, RankFactsError
+from nbguard.plain_data import Within, from_plain
+from nbguard.render.words import clean
 
 RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]
 """`ended`: it has left the watch without an error; `died`: its process is gone; `unknown`: it was never heard of."""
@@ -15,7 +17,12 @@ RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]
 Caller: TypeAlias = Literal["", "DDP forward", "DDP backward"]
 """The part of DistributedDataParallel that made a call; empty: the user's own code."""
 
+MOST_RANKS = 1 << 16
+"""Ranks of a job, at most. Files may be strangers', and each rank below the largest is a row, whether it is known or not."""
+
 _FORMAT = 1
+_LONGEST = 1000
+"""Characters of a text; an error's message has as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +45,15 @@ class CollectiveCall:
 class RankFacts:
     """What is known of one rank at one moment."""
 
-    rank: int
-    world: int  # number of ranks of the job
+    rank: Annotated[int, Within(0, MOST_RANKS - 1)]
+    world: Annotated[int, Within(0, MOST_RANKS)]  # number of ranks of the job; 0: not known
     host: str = ""
     pid: int = 0
     state: RankState = "unknown"
     calls: tuple[CollectiveCall, ...] = ()  # the last ones, in their order
-    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (name of a process group, its ranks)
+    groups: tuple[
+        tuple[str, tuple[Annotated[int, Within(0, MOST_RANKS - 1)], ...]], ...
+    ] = ()  # (name of a process group, its ranks)
     stands: str = ""  # the user's line at which its main thread is
     function: str = ""  # the function in which its main thread is, innermost
     stack: tuple[str, ...] = ()  # the lines of its main thread, innermost first
@@ -83,13 +92,9 @@ def from_text(text: str | bytes) -> RankFacts:
     if not isinstance(data, dict) or data.pop("nbguard_rank", None) != _FORMAT:
         raise RankFactsError(f"not the facts of a rank: its JSON does not say nbguard_rank = {_FORMAT}.")
     try:
-        calls = tuple(CollectiveCall(**call) for call in data.pop("calls"))
-        groups = tuple((str(name), tuple(map(int, ranks))) for name, ranks in data.pop("groups"))
-        nccl = tuple(map(str, data.pop("nccl", ())))
-        facts = RankFacts(**{**data, "calls": calls, "groups": groups, "stack": tuple(data.pop("stack")), "nccl": nccl})
-    except (KeyError, TypeError, ValueError):
-        raise RankFactsError("not the facts of a rank: fields are missing, or unknown.") from None
-    _check(facts)
+        facts: RankFacts = from_plain(RankFacts, data, text=_text)
+    except DamagedDataError as error:
+        raise RankFactsError(f"not the facts of a rank: {error}.") from None
     return facts
 
 
@@ -101,14 +106,6 @@ def job_of(ranks: Iterable[RankFacts]) -> JobFacts:
     return JobFacts(world, tuple(known.get(rank, RankFacts(rank=rank, world=world)) for rank in range(world)))
 
 
-def _check(facts: RankFacts) -> None:
-    """Refuse fields of other types: they come from a file."""
-    kinds: dict[str, Any] = {"rank": int, "world": int, "state": str, "stands": str, "error": str, "since": (int, float)}
-    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(facts, name), kind)]
-    wrong += [
-        "calls"
-        for call in facts.calls
-        if type(call.position) is not int or type(call.name) is not str or type(call.elements) not in (int, type(None))
-    ][:1]
-    if wrong or not 0 <= facts.rank < 1 << 20 or not 0 <= facts.world < 1 << 20:
-        raise RankFactsError(f"not the facts of a rank: {', '.join(wrong) or 'its number'} cannot be.")
+def _text(text: str) -> str:
+    """Return a text of a file as it may be logged and shown."""
+    return clean(text, _LONGEST)

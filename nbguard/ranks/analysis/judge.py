@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nbguard.ranks.analysis import absence_faults, agreement_faults, event_faults
 from nbguard.ranks.analysis.alignment import GroupCalls, groups_of
-from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
+from nbguard.ranks.analysis.diagnosis import FaultKind, RankDiagnosis, RankFault, RankPlace
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
 from nbguard.ranks.analysis.words import call_words, place_words
 
@@ -17,12 +17,15 @@ _ENDED_BY_IT = "mend what stands above first: gloo ends a process that is sent m
 def diagnosed(job: JobFacts) -> RankDiagnosis:
     """Return what is wrong with the ranks of a job, the cause first."""
     faults: list[RankFault] = []
+    kept: list[tuple[FaultKind, frozenset[int]]] = []
     job = replace(job, ranks=tuple(map(_let_down, job.ranks)))
     for fault in _faults(job, groups_of(job)):
         if faults and fault.kind == "died":  # it may be of another fault, which stands before it
             fault = replace(fault, remedy=_ENDED_BY_IT)
-        if not any(fault.kind == other.kind and set(fault.ranks) <= set(other.ranks) for other in faults):
+        ranks = frozenset(fault.ranks)
+        if not any(fault.kind == kind and ranks <= others for kind, others in kept):
             faults.append(fault)
+            kept.append((fault.kind, ranks))
     if not faults:
         faults.extend(absence_faults.same_call(groups_of(job)))
     notes = tuple(f"NCCL's log of rank {facts.rank}: {note}" for facts in job.ranks for note in facts.nccl)

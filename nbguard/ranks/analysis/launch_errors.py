@@ -16,10 +16,12 @@ from nbguard.render.blocks import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean
 
-_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:, in (\S+))?', re.MULTILINE)
-_LAST = re.compile(r"^([A-Za-z_][\w.]*(?:: .*)?)$", re.MULTILINE)
-_LARGEST = 1 << 24
+_FRAME = re.compile(r'[ \t]*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (\S+))?')
+_LAST = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
+LARGEST_ERROR_FILE = 1 << 24
 """Bytes of an error file."""
+_NAME = 200
+"""Characters of a function's name."""
 _LAUNCHERS_OWN = frozenset({"SIGTERM", "SIGINT"})
 """Signals by which a launcher ends the ranks that are left."""
 
@@ -83,7 +85,7 @@ def error_of_file(rank: int, data: bytes, place: Callable[[Frames], str] = user_
         RankFactsError: it is none.
     """
     try:
-        if len(data) > _LARGEST:
+        if len(data) > LARGEST_ERROR_FILE:
             raise ValueError
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -100,19 +102,26 @@ def error_of_message(rank: int, message: Any, place: Callable[[Frames], str] = u
         return RankError(rank=rank, error=clean(str(message)))
     more = message.get("extraInfo")
     more = more if type(more) is dict else {}
-    stack, at = str(more.get("py_callstack", "")), str(more.get("timestamp", ""))
+    stack, at = _text(more, "py_callstack"), _text(more, "timestamp")
     return replace(
         error_of_traceback(rank, stack, place),
-        error=clean(" ".join(str(message.get("message", "")).split())),
+        error=clean(" ".join(_text(message, "message").split())),
         at=int(at) if at.isdecimal() and len(at) < 16 else 0,
     )
 
 
+def _text(data: dict[str, Any], name: str) -> str:
+    value = data.get(name)
+    return value if type(value) is str else ""
+
+
 def error_of_traceback(rank: int, text: str, place: Callable[[Frames], str] = user_line) -> RankError:
     """Return the error that a traceback in words ends with, and the user's innermost line in it."""
-    frames = [{"filename": file, "line": int(line), "name": name or ""} for file, line, name in _FRAME.findall(text)]
-    last = _LAST.findall(text)
-    return RankError(rank=rank, error=clean(last[-1]) if last else "", place=place(frames[::-1]))
+    lines = text.split("\n")
+    found = [match for line in lines if (match := _FRAME.match(line))]
+    frames = [{"filename": match[1], "line": int(match[2]), "name": (match[3] or "")[:_NAME]} for match in found]
+    error = next((line for line in reversed(lines) if _LAST.match(line)), "")
+    return RankError(rank=rank, error=clean(error), place=clean(place(frames[::-1])))
 
 
 def launch_blocks(launch: LaunchErrors) -> Iterator[Block]:

@@ -27,7 +27,7 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "InfiniBand or RoCE does not connect ({0}): see `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`, or try `NCCL_IB_DISABLE=1`",
         ),
         (
-            r"ibv_reg_mr\w* failed with error ([\w ]+)",
+            r"ibv_reg_mr\w{0,20} failed with error ([\w ]+)",
             "memory cannot be registered for InfiniBand ({0}): `ulimit -l unlimited` where the ranks are launched",
         ),
         (
@@ -56,21 +56,26 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
     )
 )
-_SOCKET = re.compile(r"NCCL INFO Channel .* via NET/Socket")
+_CHANNEL, _BY_SOCKET = "NCCL INFO Channel ", " via NET/Socket"
+_LONGEST = 2000
+"""Characters of a line that are looked at: NCCL's have some 200."""
 _NO_IB = re.compile(r"NET/IB : No device found")
 
 
 def nccl_notes(text: str) -> tuple[str, ...]:
     """Return what matters of a log that NCCL has written (`NCCL_DEBUG=WARN` or `INFO`), each kind of trouble once."""
     notes: dict[str, str] = {}
-    for line in text.splitlines():
+    goes_by_socket = False
+    for whole_line in text.splitlines():
+        line = whole_line[:_LONGEST]
+        goes_by_socket = goes_by_socket or _BY_SOCKET in line.partition(_CHANNEL)[2]
         if "NCCL WARN" not in line:
             continue
         for pattern, words in _KNOWN:
-            match = pattern.search(line)
-            if match and words not in notes:
+            match = None if words in notes else pattern.search(line)
+            if match:
                 notes[words] = clean(words.format(*(group or "" for group in match.groups())), 200)
-    if _SOCKET.search(text):
+    if goes_by_socket:
         why = ": no InfiniBand device is found" if _NO_IB.search(text) else ""
         notes["socket"] = f"between hosts NCCL goes through TCP sockets, which are many times slower{why}"
     return tuple(notes.values())[:_MOST]

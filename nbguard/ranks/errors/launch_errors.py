@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.errors import RankFactsError
+from nbguard.files import read_file
 from nbguard.ranks.analysis.launch_errors import (
+    LARGEST_ERROR_FILE,
     LaunchErrors,
     RankError,
     error_of_file,
@@ -24,6 +26,8 @@ from nbguard.ranks.errors.error_words import raised_at
 from nbguard.scan.devices.allocation_sites import Sites
 
 _ERROR_FILE = "error.json"
+_RANK = re.compile(r"\d{1,6}")
+"""The name of a rank's folder."""
 _NONE = "the last error is not that of a launcher: give the folder of its error files, as in  nbguard.launch_errors('logs')"
 
 
@@ -87,7 +91,7 @@ def _of_failures(failures: dict[int, Any]) -> tuple[list[RankError], tuple[int, 
     for rank, file in beside.items():
         if rank not in failures:
             try:
-                errors.append(error_of_file(rank, file.read_bytes(), place))
+                errors.append(error_of_file(rank, read_file(file, LARGEST_ERROR_FILE), place))
             except (OSError, RankFactsError):
                 silent.append(rank)
     return errors, tuple(sorted(silent))
@@ -98,7 +102,8 @@ def _beside(file: Path) -> dict[int, Path]:
     if file.name != _ERROR_FILE:
         return {}
     with suppress(OSError):
-        return {int(each.name): each / _ERROR_FILE for each in file.parent.parent.iterdir() if each.name.isdecimal()}
+        folders = [each for each in file.parent.parent.iterdir() if _RANK.fullmatch(each.name)]
+        return {int(each.name): each / _ERROR_FILE for each in folders}
     return {}
 
 
@@ -128,9 +133,9 @@ def _in_folder(folder: Path) -> list[RankError]:
 
 
 def _of_file(file: Path) -> RankError:
-    number = re.fullmatch(r"\d{1,6}", file.parent.name)
+    number = _RANK.fullmatch(file.parent.name)
     try:
-        return error_of_file(int(number[0]) if number else 0, file.read_bytes(), Sites().of)
+        return error_of_file(int(number[0]) if number else 0, read_file(file, LARGEST_ERROR_FILE), Sites().of)
     except RankFactsError as error:
         raise RankFactsError(f"{file.parent.name}/{file.name}: {error}") from None
 

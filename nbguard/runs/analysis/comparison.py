@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import ClassVar, Literal
 
 from nbguard.render.result import Result
+from nbguard.render.words import clean
+from nbguard.runs.analysis.changes import changes
 from nbguard.runs.analysis.record import TOPICS, RunRecord, Topic
 
 Effect = Literal["changes bits", "can change bits", "hardly matters"]
@@ -40,6 +42,8 @@ _NUMERIC = frozenset(
 _SPEED = frozenset({"pins memory", "prefetch", "keeps workers"})
 """Settings of a loader that decide only how fast it is."""
 _LINE = 100
+_NONE = -1
+"""In the place of a cell that one of the runs has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,35 +117,28 @@ def _cells(before: RunRecord, after: RunRecord) -> Iterator[RunDifference]:
     if not before.cells or not after.cells:
         return
     first, second = ([cell.source.strip() for cell in record.cells] for record in (before, after))
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        if tag == "equal":
-            continue
-        for step in range(max(j - i, m - k)):
-            old = first[i + step] if i + step < j else ""
-            new = second[k + step] if k + step < m else ""
-            record, place = (before, i + step) if not new else (after, k + step)
-            left, right = _first_change(old, new)
+    for left, right in changes(first, second):
+        for place, other in zip_longest(left, right, fillvalue=_NONE):
+            old, new = "" if place == _NONE else first[place], "" if other == _NONE else second[other]
+            if old == new:
+                continue
+            cell = after.cells[other] if new else before.cells[place]
+            lines = _first_change(old, new)
             yield RunDifference(
-                topic="code",
-                name=f"In[{record.cells[place].number}]",
-                before=left,
-                after=right,
-                effect="can change bits",
+                topic="code", name=f"In[{cell.number}]", before=lines[0], after=lines[1], effect="can change bits"
             )
 
 
 def _first_change(old: str, new: str) -> tuple[str, str]:
     """Return the first lines of two sources that differ."""
-    left, right = old.splitlines(), new.splitlines()
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag != "equal":
-            return (_line(left[i:j]), _line(right[k:m]))
-    return NOT_THERE, NOT_THERE
+    before, after = old.splitlines(), new.splitlines()
+    left, right = next(changes(before, after), (range(0), range(0)))
+    return _line([before[place] for place in left]), _line([after[place] for place in right])
 
 
 def _line(lines: list[str]) -> str:
     text = next((line.strip() for line in lines if line.strip()), "")
-    return (text if len(text) <= _LINE else f"{text[: _LINE - 1]}…") or NOT_THERE
+    return clean(text, _LINE) or NOT_THERE
 
 
 def _unseeded(before: RunRecord, after: RunRecord, differences: list[RunDifference]) -> Iterator[RunDifference]:
@@ -190,11 +187,11 @@ def _sentence(ranked: list[RunDifference]) -> str:
 
 def phrase(difference: RunDifference) -> str:
     """Return a difference in words, e.g. 'hyper-parameters, lr: 0.001 → 0.003'."""
-    return f"{difference.topic}, {difference.name}: {_brief(difference.before)} → {_brief(difference.after)}"
+    return f"{difference.topic}, {_brief(difference.name)}: {_brief(difference.before)} → {_brief(difference.after)}"
 
 
 def _brief(text: str) -> str:
-    return text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"
+    return clean(text, _LINE)
 
 
 def _label(record: RunRecord) -> str:

@@ -31,6 +31,9 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 KIND = "run_record"
 """The `kind` of a record in JSON."""
 
+_LARGEST = 2**63
+"""No number of a record reaches it."""
+
 METADATA = "nbguard_run"
 """The key under which a notebook keeps the record, in the metadata of the output that shows it or the report of its fit."""
 
@@ -115,7 +118,7 @@ def record_from(data: Any) -> RunRecord:
             for row in _rows(data, "cells")
         ),
         diff=_text(data, "diff"),
-        seconds=float(data["seconds"]) if type(data.get("seconds")) in (int, float) else 0.0,
+        seconds=_seconds(data.get("seconds")),
     )
 
 
@@ -143,6 +146,10 @@ def _topic(row: dict[str, Any]) -> Topic:
 
 def _number(row: dict[str, Any]) -> int:
     value = row.get("number")
-    if type(value) is not int:
+    if type(value) is not int or not 0 <= value < _LARGEST:
         raise RunRecordError("the number of one of its cells is not a number: the record is damaged")
     return value
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and 0 <= value < _LARGEST else 0.0

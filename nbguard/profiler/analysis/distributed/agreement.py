@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.units import counted
@@ -46,18 +46,6 @@ class RankDigests:
     checks: tuple[tuple[int, str], ...] = ()  # (number of the optimizer's step, digests of all tensors before it)
     feed: Feed = Feed()
     dropouts: int = 0  # modules that drop at random
-
-
-def from_data(data: Mapping[str, Any] | None) -> RankDigests | None:
-    """Return the digests in plain data of a message; KeyError and TypeError where it is of another kind."""
-    if data is None:
-        return None
-    return RankDigests(
-        tensors=tuple(TensorName(**each) for each in data["tensors"]),
-        checks=tuple((int(step), str(digests)) for step, digests in data["checks"]),
-        feed=Feed(**data["feed"]),
-        dropouts=int(data["dropouts"]),
-    )
 
 
 def disagreements(ranks: Mapping[int, RankDigests], world: int) -> Iterator[FitFinding]:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from nbguard.plain_data import from_plain
 from nbguard.profiler.analysis.distributed.agreement import RankDigests, disagreements
-from nbguard.profiler.analysis.distributed.agreement import from_data as digests_from
 from nbguard.profiler.analysis.distributed.skew import skews
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.profiler.analysis.time import phases
@@ -47,11 +47,10 @@ def to_text(message: RankMessage) -> str:
 def from_text(text: str) -> RankMessage | None:
     """Return the message of a text; None if it cannot be read, as from another version."""
     try:
-        data = json.loads(text)
-        settings = tuple(Setting(**setting) for setting in data["environment"])
-        return RankMessage(RankRow(**data["row"]), settings, digests_from(data["digests"]))
-    except (ValueError, KeyError, TypeError):
+        message: RankMessage = from_plain(RankMessage, json.loads(text))
+    except (ValueError, RecursionError):
         return None
+    return message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

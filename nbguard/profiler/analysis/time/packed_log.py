@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, get_args
 
-from nbguard.errors import ProfileFileError
+from nbguard.errors import DamagedDataError
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
-_MOST = 100_000_000
-"""Entries that are read at most: a damaged file must not take all memory."""
+_PLAIN = 1 << 20
+"""Entries that any log may have. One with more has as many as its packed times explain, of which no two are alike for long."""
+_PER_LETTER = 32
+"""Entries for each letter of the packed times, at most."""
 
 
 def pack_log(log: PhaseLog) -> dict[str, Any]:
@@ -37,14 +39,14 @@ def pack_log(log: PhaseLog) -> dict[str, Any]:
 
 
 def unpack_log(data: Any, where: str) -> PhaseLog:
-    """Return the log of plain data; ProfileFileError if they are damaged. `where` names the field in messages."""
+    """Return the log of plain data; DamagedDataError if they are damaged. `where` names the field in messages."""
     try:
-        labels = tuple(data["labels"])
-        codes = _unpack("H", data["codes"], data["marks"])
-        times = array("q", accumulate(_unpack("q", data["times"], data["marks"]), initial=data["start"]))[1:]
-        kinds = _unpack("B", data["kinds"], data["boundaries"])
-        places = accumulate(_unpack("q", data["places"], data["boundaries"]))
-        loops = _unpack("q", data["loops"], data["boundaries"])
+        labels, most = tuple(data["labels"]), max(_PLAIN, _PER_LETTER * len(data["times"]))
+        codes = _unpack("H", data["codes"], data["marks"], most)
+        times = array("q", accumulate(_unpack("q", data["times"], data["marks"], most), initial=data["start"]))[1:]
+        kinds = _unpack("B", data["kinds"], data["boundaries"], most)
+        places = accumulate(_unpack("q", data["places"], data["boundaries"], most))
+        loops = _unpack("q", data["loops"], data["boundaries"], most)
         boundaries = tuple(Boundary(at, _KINDS[kind], loop) for at, kind, loop in zip(places, kinds, loops, strict=True))
         callbacks = dict(data["callbacks"])
         if len(data) != len(PACKED) or any(code >= len(labels) for code in codes):
@@ -52,7 +54,7 @@ def unpack_log(data: Any, where: str) -> PhaseLog:
         if not all(map(_is_text, (*labels, *callbacks, *callbacks.values()))):
             raise ValueError
     except (TypeError, KeyError, IndexError, ValueError, OverflowError, binascii.Error, zlib.error, struct.error):
-        raise ProfileFileError(f"its log of phases ({where!r}) is damaged") from None
+        raise DamagedDataError(f"its log of phases ({where!r}) is damaged") from None
     return PhaseLog(start=data["start"], codes=codes, times=times, labels=labels, boundaries=boundaries, callbacks=callbacks)
 
 
@@ -76,9 +78,9 @@ def _pack(code: str, values: Sequence[int]) -> str:
     return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode("ascii")
 
 
-def _unpack(code: str, text: str, count: int) -> array[int]:
+def _unpack(code: str, text: str, count: int, most: int) -> array[int]:
     numbers = array(code)
-    if type(count) is not int or not 0 <= count <= _MOST:
+    if type(count) is not int or not 0 <= count <= most:
         raise ValueError
     size = count * numbers.itemsize
     unpacking = zlib.decompressobj()

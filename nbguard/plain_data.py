@@ -1,0 +1,154 @@
+"""Plain data of a file as frozen dataclasses: each value is checked against its annotation, and numbers have bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Union
+
+from nbguard.errors import DamagedDataError
+
+COLUMNS, ROWS = "columns", "rows"
+"""The keys of a table: a tuple of dataclasses as the names of the fields once, and a row for each."""
+
+_NAME = 60
+"""Characters of a field's name in a message."""
+_LARGEST = 2**63
+"""No number of ours reaches it; times of a clock are nanoseconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Within:
+    """The bounds of a number, in its annotation: `Annotated[int, Within(0, 10)]`."""
+
+    least: int
+    most: int
+
+
+def from_plain(annotation: Any, data: Any, where: str = "", text: Callable[[str], str] = str) -> Any:
+    """Return the value of a type that plain data describe.
+
+    Args:
+        annotation: the type. Of `Annotated[type, read]` the function `read(data, where)` returns the value.
+        data: of JSON; strings, numbers, lists and dicts.
+        where: names the field in messages.
+        text: returns what is kept of a string.
+
+    Raises:
+        DamagedDataError: a field is missing, unknown, or holds something else.
+    """
+    try:
+        return _Reader(text).value(annotation, data, where)
+    except RecursionError:
+        raise DamagedDataError("it is nested too deep") from None
+
+
+class _Reader:
+    def __init__(self, text: Callable[[str], str]) -> None:
+        self._text = text
+
+    def value(self, annotation: Any, data: Any, where: str) -> Any:
+        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin is Annotated:
+            return self._annotated(arguments[0], arguments[1], data, where)
+        if dataclasses.is_dataclass(annotation):
+            return self._record(annotation, data, where)
+        if origin is tuple:
+            return self._row(arguments, data, where)
+        if origin in (Union, types.UnionType):
+            return self._one_of(arguments, data, where)
+        if origin is Mapping or origin is typing.get_origin(Mapping[str, int]):
+            check(type(data) is dict, where, "an object", data)
+            return {self._text(name): self.value(arguments[1], item, _path(where, name)) for name, item in data.items()}
+        if origin is Literal:
+            check(type(data) is str and data in arguments, where, f"one of {', '.join(arguments)}", data)
+            return data
+        if annotation is float:
+            return _number(data, where)
+        check(type(data) is annotation, where, annotation.__name__, data)
+        if annotation is int:
+            check(-_LARGEST <= data < _LARGEST, where, "a number of at most 63 bits", data)
+        return self._text(data) if annotation is str else data
+
+    def _annotated(self, kind: Any, more: Any, data: Any, where: str) -> Any:
+        if not isinstance(more, Within):
+            return more(data, where)
+        number = self.value(kind, data, where)
+        check(more.least <= number <= more.most, where, f"from {more.least} to {more.most}", data)
+        return number
+
+    def _record(self, cls: Any, data: Any, where: str) -> Any:
+        check(type(data) is dict, where, "an object", data)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = [name for name in data if name not in fields]
+        if unknown:
+            path = _path(where, str(unknown[0]))
+            raise DamagedDataError(f"it has a field {path!r} that this version of nbguard does not know")
+        missing = [name for name, field in fields.items() if name not in data and _is_required(field)]
+        if missing:
+            raise DamagedDataError(f"its field {_path(where, missing[0])!r} is missing")
+        hints = _hints(cls)
+        return cls(**{name: self.value(hints[name], item, _path(where, name)) for name, item in data.items()})
+
+    def _row(self, arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+        """Return a tuple: of dataclasses from a table, of other values from a list."""
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            cls = arguments[0]
+            if dataclasses.is_dataclass(cls) and type(data) is dict:
+                return self._table(cls, data, where)
+            check(type(data) is list, where, "a list", data)
+            return tuple(self.value(cls, item, f"{where}[{place}]") for place, item in enumerate(data))
+        check(type(data) is list and len(data) == len(arguments), where, f"a list of {len(arguments)}", data)
+        return tuple(self.value(kind, data[place], f"{where}[{place}]") for place, kind in enumerate(arguments))
+
+    def _table(self, cls: Any, data: dict[str, Any], where: str) -> tuple[Any, ...]:
+        check(data.keys() == {COLUMNS, ROWS}, where, "a table", data)
+        columns, rows = data[COLUMNS], data[ROWS]
+        check(type(columns) is list and all(type(name) is str for name in columns), where, "a table", columns)
+        check(type(rows) is list, where, "a table", rows)
+        records = []
+        for place, row in enumerate(rows):
+            check(type(row) is list and len(row) == len(columns), f"{where}[{place}]", f"a row of {len(columns)}", row)
+            records.append(self._record(cls, dict(zip(columns, row, strict=True)), f"{where}[{place}]"))
+        return tuple(records)
+
+    def _one_of(self, kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+        """Return a value of one of several types: None, or a dataclass that has just these fields, or the only other type."""
+        if data is None and type(None) in kinds:
+            return None
+        others = [kind for kind in kinds if kind is not type(None)]
+        if len(others) > 1 and type(data) is dict:
+            others = [kind for kind in others if {field.name for field in dataclasses.fields(kind)} == data.keys()] or others
+        return self.value(others[0], data, where)
+
+
+def check(is_right: bool, where: str, expected: str, data: Any) -> None:
+    """Raise DamagedDataError unless a field is right; the message says what it should be."""
+    if not is_right:
+        shown = "nothing" if data is None else f"a value of type {type(data).__name__}"
+        shown = shown if type(data) is not int else "another number"
+        raise DamagedDataError(f"its field {where or 'at the top'!r} should be {expected}, and is {shown}")
+
+
+def _number(data: Any, where: str) -> float:
+    if data in ("nan", "inf", "-inf"):
+        return float(data)
+    check(type(data) in (int, float), where, "a number", data)
+    check(type(data) is float or -_LARGEST <= data < _LARGEST, where, "a number of at most 63 bits", data)
+    return float(data)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _path(where: str, name: str) -> str:
+    return f"{where}.{name[:_NAME]}" if where else name[:_NAME]
