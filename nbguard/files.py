@@ -1,4 +1,4 @@
-"""Files, written and read so that no other user of the machine can turn it against this one.
+"""Files, written and read in such a way that other users of the machine can neither destroy anything by it nor stop it.
 
 A file that is written appears under its name as a whole or not at all. It is made beside its target under a name that nobody
 can foresee, in a folder that is held open meanwhile. Symbolic links are followed where this user, root, or the owner of a

@@ -67,6 +67,17 @@ def written_files(temporary_folder: None) -> Iterator[None]:
     write_audit.check()
 
 
+@pytest.fixture
+def open_tmp_path() -> Iterator[Path]:
+    """A folder as `tmp_path` that other users may look into: each start of pytest closes its own to them."""
+    around = Path(tempfile.gettempdir())
+    around.chmod(0o711)
+    folder = Path(tempfile.mkdtemp(prefix="nbguard-users-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def torch_process() -> None:
     """Mark tests that start processes of their own in which PyTorch is imported, for `make unit` to leave out."""

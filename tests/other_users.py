@@ -62,10 +62,3 @@ def link_of(uid: int, path: Path, target: Path) -> Path:
     path.symlink_to(target)
     os.lchown(path, uid, uid)
     return path
-
-
-def open_to_all(path: Path) -> Path:
-    """Let other users into a folder of pytest's, which are closed to them."""
-    for folder in (path, *path.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    return path

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nbguard.files import Folder, append_to_file, open_file, read_file, write_file, write_files
-from tests.other_users import ARE_REAL, ATTACKER, VICTIM, file_of, folder_of, link_of, needs_root, open_to_all, run_as
+from tests.other_users import ARE_REAL, ATTACKER, VICTIM, file_of, folder_of, link_of, needs_root, run_as
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="permissions and links of POSIX")
 
@@ -224,9 +224,8 @@ def test_this_users_links_lead_on(tmp_path: Path) -> None:
 @needs_root
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 @pytest.mark.parametrize("owner", [0, ATTACKER])
-def test_a_planted_link_leads_nowhere(tmp_path: Path, mode: int, owner: int) -> None:
-    open_to_all(tmp_path)
-    shared, home = folder_of(owner, tmp_path / "shared", mode), folder_of(VICTIM, tmp_path / "home", 0o700)
+def test_a_planted_link_leads_nowhere(open_tmp_path: Path, mode: int, owner: int) -> None:
+    shared, home = folder_of(owner, open_tmp_path / "shared", mode), folder_of(VICTIM, open_tmp_path / "home", 0o700)
     thesis = file_of(VICTIM, home / "thesis.txt", THESIS)
     link_of(ATTACKER, shared / "run.json", thesis)
     link_of(ATTACKER, shared / "new.json", home / "new.txt")

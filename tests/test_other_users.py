@@ -16,7 +16,7 @@ import pytest
 
 from nbguard.ranks.job_folder import job_folder, leave
 from nbguard.ranks.rank_file import RankFile
-from tests.other_users import ATTACKER, ROOT, VICTIM, file_of, folder_of, link_of, needs_root, open_to_all, run_as
+from tests.other_users import ATTACKER, ROOT, VICTIM, file_of, folder_of, link_of, needs_root, run_as
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="users and permissions of POSIX")
 
@@ -31,15 +31,15 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def shared(open_tmp_path: Path) -> Path:
     """A folder for temporary files that everybody may write to, without the sticky bit: what is in it may be renamed."""
-    return folder_of(os.getuid(), open_to_all(tmp_path) / "shared", 0o777)
+    return folder_of(os.getuid(), open_tmp_path / "shared", 0o777)
 
 
 @pytest.fixture
-def home(tmp_path: Path, shared: Path) -> Path:
+def home(open_tmp_path: Path) -> Path:
     """The victim's home folder, with old files in it."""
-    home = folder_of(VICTIM, tmp_path / "home", 0o700) if os.getuid() == 0 else tmp_path / "home"
+    home = folder_of(VICTIM, open_tmp_path / "home", 0o700) if os.getuid() == 0 else open_tmp_path / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     for name in ("id_rsa", "known_hosts", "0-1.rank", "thesis.txt"):
         if os.getuid() == 0:
@@ -88,9 +88,9 @@ def test_a_planted_pipe_keeps_no_job_waiting(shared: Path) -> None:
 @pytest.mark.parametrize("what", ["link to a folder", "link to nothing", "folder", "open folder", "file", "pipe"])
 @pytest.mark.parametrize("has_runtime_folder", [False, True])
 def test_a_folder_that_is_squatted_is_not_used(
-    shared: Path, home: Path, tmp_path: Path, what: str, has_runtime_folder: bool
+    shared: Path, home: Path, open_tmp_path: Path, what: str, has_runtime_folder: bool
 ) -> None:
-    runtime = folder_of(VICTIM, tmp_path / "runtime", 0o700)
+    runtime = folder_of(VICTIM, open_tmp_path / "runtime", 0o700)
     variables = {"TMPDIR": str(shared), "XDG_RUNTIME_DIR": str(runtime) if has_runtime_folder else "", "MASTER_PORT": "7"}
     name = Path(run_as(VICTIM, "print(job_folder())", imports=_FOLDER, **variables).strip()).name
     for left in (shared / name, runtime / name):

@@ -57,7 +57,8 @@ def job_folder() -> Path:
     with suppress(FileNotFoundError):
         status = meeting.lstat()
         if _is_own(status):
-            folder = meeting.readlink() if stat.S_ISLNK(status.st_mode) else meeting
+            target = meeting.readlink() if stat.S_ISLNK(status.st_mode) else meeting
+            folder = target if target.name == name else meeting  # a link that was made here leads to a folder of that name
     folder.mkdir(mode=0o700, exist_ok=True)
     opened(folder).close()
     return folder

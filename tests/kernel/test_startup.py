@@ -8,7 +8,7 @@ import pytest
 
 from nbguard.cli import main
 from tests.kernels import Kernel, Zygote
-from tests.other_users import VICTIM, folder_of, needs_root, open_to_all, run_as
+from tests.other_users import VICTIM, folder_of, needs_root, run_as
 
 
 @pytest.fixture
@@ -73,17 +73,16 @@ def test_without_nbguard_in_the_environment_nothing_happens(ipython_folder: Path
 @needs_root
 @pytest.mark.parametrize("variable", ["HOME", "IPYTHONDIR"])
 @pytest.mark.parametrize("command", ["enable", "disable", "status"])
-def test_a_home_that_cannot_be_written_to_is_said(tmp_path: Path, variable: str, command: str) -> None:
+def test_a_home_that_cannot_be_written_to_is_said(open_tmp_path: Path, variable: str, command: str) -> None:
     """F23 of the red team: IPython makes a temporary folder at each call then, in which nothing is ever enabled."""
-    open_to_all(tmp_path)
     for name in ("home", "temporary"):
-        folder_of(0 if name == "home" else VICTIM, tmp_path / name)
+        folder_of(0 if name == "home" else VICTIM, open_tmp_path / name)
     code = f"print(main([{command!r}])); print(list(Path(os.environ['TMPDIR']).iterdir()))"
-    where = {variable: str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+    where = {variable: str(open_tmp_path / "home"), "TMPDIR": str(open_tmp_path / "temporary")}
 
     imports = "import IPython.paths, nbguard.cli.commands, nbguard.notebook.startup\nfrom nbguard.cli import main"
     said = run_as(VICTIM, code, imports=f"{imports}\nsys.stderr = sys.stdout", **where).splitlines()
 
     assert said[0].startswith("nbguard: IPython cannot keep files")
-    assert str(tmp_path / "home") in said[0]
+    assert str(open_tmp_path / "home") in said[0]
     assert said[1:] == ["2", "[]"]
