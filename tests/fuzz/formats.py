@@ -387,17 +387,17 @@ def shown(result: Result) -> Look:
 
 
 FORMATS = {
-    "snapshots": Format(_make_snapshot, _look_by_commands),
-    "sidecars": Format(_make_sidecar, _look_by_commands),
-    "opcodes": Format(_make_opcodes, _look_by_commands),
-    "archives": Format(_make_archive, _look_by_commands, files=20),
+    "snapshots": Format(_make_snapshot, _look_by_commands, files=25),
+    "sidecars": Format(_make_sidecar, _look_by_commands, files=25),
+    "opcodes": Format(_make_opcodes, _look_by_commands, files=25),
+    "archives": Format(_make_archive, _look_by_commands, files=10),
     "facts of ranks": Format(_make_facts, _look_at_ranks, files=100),
     "flight dumps": Format(_make_dump, _look_at_ranks),
     "launch errors": Format(_make_launch_errors, _look_at_launch_errors),
     "NCCL logs": Format(_make_log, _look_at_log),
     "records": Format(_make_records, _look_at_runs),
     "notebooks": Format(_make_notebooks, _look_at_runs),
-    "sources": Format(_make_source, _look_at_lock, files=8),
+    "sources": Format(_make_source, _look_at_lock, files=4),
     "profiles": Format(_make_profile, _look_at_profile, files=30),
     "messages": Format(_make_message, _look_at_message, files=300),
 }
