@@ -35,11 +35,11 @@ _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One thing to do, with the rank of its finding."""
+    """One thing to do, with what decides on its place."""
 
     sentence: str
-    is_problem: bool  # the fit is wrong, not only slow: this comes first
     lost: int  # nanoseconds of the whole fit that it may save
+    rank: tuple[int, int] | None = None  # of a problem's finding: the fit is wrong, not only slow
 
 
 def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable[FitFinding]) -> tuple[str, ...]:
@@ -57,8 +57,8 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
         if not is_named and lost >= _NOTICED:
             if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
                 lost = min([lost, *(step.lost - 1 for step in steps if step.lost >= _LARGE * timing.wall)])
-            steps.append(_Step(loader.sentence, is_problem=False, lost=lost))
-    steps.sort(key=lambda step: (not step.is_problem, -step.lost))
+            steps.append(_Step(loader.sentence, lost))
+    steps.sort(key=lambda step: (step.rank is None, step.rank or (), -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
     return (f"nothing stands out: {loader.sentence}{_largest_parts(timing)}",)
@@ -93,7 +93,7 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
     if finding.kind in _GROWS:
         is_problem &= (finding.nbytes or 0) * timing.batches >= _MUCH_MEMORY
         lost = round(_AS_TIME * timing.wall)
-    return _Step(f"{finding.what}: {finding.change}{gain}", is_problem=is_problem, lost=lost)
+    return _Step(f"{finding.what}: {finding.change}{gain}", lost, finding.rank if is_problem else None)
 
 
 def _largest_parts(timing: Timing) -> str:

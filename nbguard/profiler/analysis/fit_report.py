@@ -11,6 +11,7 @@ from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
+from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.syncs import copied_time
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
@@ -30,6 +31,7 @@ from nbguard.profiler.analysis.report import (
     RankRow,
     Setting,
     Timing,
+    gravest_first,
 )
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
@@ -129,7 +131,7 @@ class FitAnalysis:
     def report(self) -> FitReport:
         """Return the whole report."""
         observed, timing = self.observations, self.timing
-        findings = tuple(self._findings())
+        findings = gravest_first(self._findings())
         ranks = None if observed.ranks is None else rank_report(observed.ranks)
         advice = (*findings, *self.loader.advice, *(ranks.findings if ranks else ()))
         context = remedy_context(
@@ -146,7 +148,7 @@ class FitAnalysis:
             memory=observed.memory if isinstance(observed.memory, Unavailable) else self.memory,
             findings=findings,
             remedies=remedies(context),
-            settings=observed.switches.settings,
+            settings=(*observed.switches.settings, *scale_settings(observed.amp)),
             ranks=ranks,
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -110,6 +111,13 @@ class LoaderVerdict:
 Severity = Literal["problem", "advice", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 """The gravest first."""
+Concern = Literal["result", "memory", "time"]
+_CONCERNS: tuple[Concern, ...] = ("result", "memory", "time")
+"""Right results come before memory, and memory comes before speed."""
+_OF_RESULTS = frozenset(
+    ("not trained", "nan", "data", "divergence", "eps", "zero_grad", "step", "eval", "amp", "range", "rank", "unused")
+)
+_OF_MEMORY = frozenset(("graph", "growth", "rank memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +132,21 @@ class FitFinding:
     time: int | None = None  # nanoseconds per batch that it costs
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
     total: int | None = None  # nanoseconds of the whole fit that it costs, where it is not a cost per batch
+
+    @property
+    def concern(self) -> Concern:
+        """Return what suffers from it."""
+        return "result" if self.kind in _OF_RESULTS else "memory" if self.kind in _OF_MEMORY else "time"
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return its place among findings, the lowest first: by its severity, then by what suffers from it."""
+        return SEVERITIES.index(self.severity), _CONCERNS.index(self.concern)
+
+
+def gravest_first(findings: Iterable[FitFinding]) -> tuple[FitFinding, ...]:
+    """Return findings in the order in which a report has them; alike ones as they came."""
+    return tuple(sorted(findings, key=lambda finding: finding.rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

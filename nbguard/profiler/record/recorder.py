@@ -55,7 +55,8 @@ Event = Literal[
 - `backward()`: the backward pass has ended: gradients are there
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
 - `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
-- `scale(scaler, given)`: a GradScaler has updated its scale, to a given one if `given`
+- `scale(scaler, given, infinite)`: a GradScaler has updated its scale, to a given one if `given`; `infinite` has for each
+  optimizer the flag that its gradients were not finite
 - `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.profiler.analysis.loader.fetches import FileReading
 from nbguard.profiler.analysis.report import (
-    SEVERITIES,
     Comparison,
     FitFinding,
     LoaderVerdict,
@@ -18,6 +17,7 @@ from nbguard.profiler.analysis.report import (
     RunChange,
     Setting,
     WorkerTrial,
+    gravest_first,
 )
 from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Table, TableRow
 from nbguard.units import counted, format_bytes, format_time
@@ -59,8 +59,7 @@ def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
 
 def finding_points(findings: Sequence[FitFinding]) -> Points:
     """Return findings, the gravest first: what, the evidence, the line to change."""
-    gravest = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-    return Points(tuple(_finding(finding) for finding in gravest))
+    return Points(tuple(_finding(finding) for finding in gravest_first(findings)))
 
 
 def _finding(finding: FitFinding) -> Point:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
+from nbguard.scan.heap.kinds import mro_of
 
 _KEPT = 1000
 """Changes of a scale that are kept."""
@@ -29,19 +31,32 @@ class _Scaler:
         self.initial = self.last = float(attributes.get("_init_scale", 1.0))
         self.growth, self.backoff = float(attributes.get("_growth_factor", 0)), float(attributes.get("_backoff_factor", 0))
         self.interval = int(attributes.get("_growth_interval", 0))
-        self.updates = 0
-        self.is_static = False
+        self.updates = self.idle = 0
+        self.optimizers = 1
+        self.is_given = False
         self.scales: list[tuple[int, float]] = []
         self.skipped: list[int] = []
 
-    def is_now(self, update: int, is_given: bool, values: tuple[float, ...]) -> None:
-        """Take a scale down: `values` after the update of this number."""
+    def is_now(self, update: int, is_told: bool, values: tuple[float, ...]) -> None:
+        """Take a scale down: `values` after the update of this number.
+
+        `is_told`: which steps were skipped is told otherwise; else the scale has fallen by them, or can fall no further.
+        """
         (scale,) = values
         if scale != self.last and len(self.scales) < _KEPT:
             self.scales.append((update, scale))
-        if scale < self.last and not is_given:
+        if not is_told and (scale < self.last or scale == 0 or not math.isfinite(scale)):
             self.skipped.append(update)
+            self.idle += 1
         self.last = scale
+
+    def were_infinite(self, update: int, is_added_up: bool, values: tuple[float, ...]) -> None:
+        """Take down which optimizers had gradients that were not finite; with `is_added_up` the first value is the sum."""
+        first = values[0] - sum(values[1:]) if is_added_up else values[0]
+        is_skipped = [value > 0 for value in (first, *values[1:])]
+        if any(is_skipped):
+            self.skipped.append(update)
+            self.idle += all(is_skipped)
 
     def facts(self) -> ScalerFacts:
         scales, skipped = tuple(self.scales), tuple(self.skipped)
@@ -53,7 +68,9 @@ class _Scaler:
             updates=self.updates,
             scales=scales,
             skipped=skipped,
-            is_static=self.is_static,
+            idle=self.idle,
+            optimizers=self.optimizers,
+            is_given=self.is_given,
         )
 
 
@@ -103,14 +120,16 @@ class AmpWatch:
 
         def update(scaler: Any, new_scale: Any = None) -> Any:
             __tracebackhide__ = True
+            is_fits = get_ident() == recorder.thread
+            found = _found_infinite(scaler) if is_fits else []  # the update forgets them
             result = original(scaler, new_scale)
-            if get_ident() == recorder.thread:
-                recorder.emit("scale", scaler, new_scale is not None)
+            if is_fits:
+                recorder.emit("scale", scaler, new_scale is not None, found)
             return result
 
         return update
 
-    def _scale(self, scaler: Any, is_given: bool) -> None:
+    def _scale(self, scaler: Any, is_given: bool, found: list[Any]) -> None:
         tensor = attribute_of(scaler, "_scale")
         if tensor is None:  # it is off
             return
@@ -119,5 +138,19 @@ class AmpWatch:
             known = _Scaler(scaler)
             self._scalers.append(known)
         known.updates += 1
-        known.is_static |= is_given
-        self._arriving.read(tensor, partial(known.is_now, known.updates, is_given))
+        known.is_given |= is_given
+        known.optimizers = max(known.optimizers, len(found))
+        is_told = bool(found) and (is_given or len(found) > 1) and all(flag.device == tensor.device for flag in found)
+        if is_told:
+            flags = self._torch.stack([flag.detach().reshape(()) for flag in found])
+            self._arriving.read(flags, partial(known.were_infinite, known.updates, not is_given and len(found) > 1))
+        self._arriving.read(tensor, partial(known.is_now, known.updates, is_told or is_given))
+
+
+def _found_infinite(scaler: Any) -> list[Any]:
+    """Return for each optimizer the flag that its gradients were not finite; an empty list where one has several flags."""
+    states = attribute_of(scaler, "_per_optimizer_states")
+    if dict not in mro_of(type(states)):
+        return []
+    flags = [list(dict.values(state["found_inf_per_device"])) for state in dict.values(states)]
+    return [flag for (flag,) in flags] if all(len(each) == 1 for each in flags) else []

@@ -142,7 +142,7 @@ class RangeWatch:
             if math.isfinite(value) and not is_mask and (self._largest is None or value > self._largest.value):
                 self._largest = LargestActivation(path, value)
 
-    def _scale(self, scaler: Any, _: bool) -> None:
+    def _scale(self, scaler: Any, *_: Any) -> None:
         self._scaler = weakref.ref(scaler)
 
     def _step(self, optimizer: Any) -> None:
