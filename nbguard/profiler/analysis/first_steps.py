@@ -52,7 +52,7 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
-        lost = (loader.gain or 0) * timing.batches
+        lost = timing.of_fit(loader.gain or 0)
         is_named = any(2 * _lost(finding, timing) >= lost for finding in known if finding.kind in _CODE)
         if not is_named and lost >= _NOTICED:
             if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
@@ -66,7 +66,7 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
 
 def _lost(finding: FitFinding, timing: Timing) -> int:
     """Return the nanoseconds of the whole fit that a finding costs."""
-    return finding.total if finding.total is not None else (finding.time or 0) * timing.batches
+    return finding.total if finding.total is not None else timing.of_fit(finding.time or 0)
 
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
@@ -81,8 +81,8 @@ def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
 
 def _step(finding: FitFinding, timing: Timing) -> _Step:
     lost, gain = _lost(finding, timing), ""
-    if finding.severity == "advice" and finding.time:  # more than a batch: a cost per epoch, spread over its batches
-        per = "of each" if finding.time <= (timing.step or 0) else "per"
+    if finding.severity == "advice" and finding.time:
+        per = "of each" if finding.time <= (timing.step or 0) else "per"  # more than a batch of this rank: of a slower one
         most = "at least" if finding.kind in _COSTS_LATER else "up to"
         gain = f" ({most} {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
     elif finding.severity == "advice" and lost:

@@ -14,6 +14,7 @@ from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.syncs import copied_time
+from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
@@ -214,7 +215,7 @@ class FitAnalysis:
         if self.may_keep_graphs:
             yield from growth.graph_findings(observed.kept_graphs, timing.batches)
         yield from slow_callbacks(timing, observed.library_callbacks)
-        yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks)
+        yield from self._lost_time()
         yield from health(
             observed.finite,
             observed.amp,
@@ -226,6 +227,15 @@ class FitAnalysis:
             fp16=observed.fp16,
             gainable=timing.gainable,
         )
+
+    def _lost_time(self) -> Iterator[FitFinding]:
+        """Yield the parts that take much time; the start of workers only where the advice on loaders does not speak of it."""
+        observed, is_said = self.observations, any(finding.kind == "persistent_workers" for finding in self.loader.advice)
+        for finding in lost_time(self.timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks):
+            if finding.kind != "workers start":
+                yield finding
+            elif not is_said:
+                yield replace(finding, change=starting_less(observed.loaders))
 
     def _settings(self) -> Iterator[Setting]:
         training = training_loader(self.observations.loaders)

@@ -72,6 +72,10 @@ class Timing:
         """Return the nanoseconds of a batch that the program can save: while a GPU is behind it, what it does costs nothing."""
         return round((1 - (self.busy or 0)) * (self.step or 0))
 
+    def of_fit(self, per_batch: int) -> int:
+        """Return the nanoseconds of the whole fit that so many of a usual batch are: no more than training batches took."""
+        return min(per_batch * self.batches, sum(row.total for row in self.rows if row.group == "batch"))
+
     def is_in_few(self, total: int, median: int) -> bool:
         """Say whether few batches take most of what a part of them takes in all, by what it takes in the median batch."""
         return median * self.batches <= _IN_FEW * total

@@ -32,7 +32,7 @@ class ScalerFacts:
     skipped: tuple[int, ...] = ()  # the updates at which a step was skipped
     idle: int = 0  # of these, where no optimizer of several has stepped
     optimizers: int = 1  # whose steps it decides on
-    is_given: bool = False  # the loop sets the scale by hand
+    is_static: bool = False  # the loop sets the scale by hand
 
     @property
     def last(self) -> float:
@@ -40,9 +40,9 @@ class ScalerFacts:
         return self.scales[-1][1] if self.scales else self.initial
 
     @property
-    def is_static(self) -> bool:
+    def stays(self) -> bool:
         """Say whether the scale is meant to stay: it is set by hand, or never grows by itself."""
-        return self.is_given or self.growth == 1 or self.interval >= _NEVER
+        return self.is_static or self.growth == 1 or self.interval >= _NEVER
 
     @property
     def is_idle(self) -> bool:
@@ -146,11 +146,9 @@ def _not_trained(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, o
 
 def _smaller_scale(scaler: ScalerFacts, facts: AmpFacts) -> str:
     """Return what to do about a scale under which gradients are not finite."""
-    if scaler.last >= _USUAL and (scaler.initial > _USUAL or scaler.is_static):
-        return (
-            f"a scale of {scaler.last:g} is too high: `torch.amp.GradScaler()` begins at 65536 and finds its level"
-        )
-    if scaler.is_given:
+    if scaler.last >= _USUAL and (scaler.initial > _USUAL or scaler.stays):
+        return f"a scale of {scaler.last:g} is too high: `torch.amp.GradScaler()` begins at 65536 and finds its level"
+    if scaler.is_static:
         return "leave the scale to the GradScaler: `scaler.update()` lowers it after a step that was skipped"
     return _finite_gradients(facts)
 
@@ -174,8 +172,8 @@ def _path(scaler: ScalerFacts) -> str:
 
 def _kind(scaler: ScalerFacts) -> str:
     skipped = f"{len(scaler.skipped)} of {scaler.updates} steps skipped"
-    if scaler.is_given:
+    if scaler.is_static:
         return f"static, given by hand; {skipped}"
     falls = f"×{scaler.backoff:g} after a skipped step"
-    kind = f"static: {falls}" if scaler.is_static else f"dynamic: {falls}, ×{scaler.growth:g} after {scaler.interval} others"
+    kind = f"static: {falls}" if scaler.stays else f"dynamic: {falls}, ×{scaler.growth:g} after {scaler.interval} others"
     return f"{kind}; {skipped}"

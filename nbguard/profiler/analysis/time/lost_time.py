@@ -265,8 +265,7 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             change = f"do less in `{row.callback}`, or less often: checkpoints and plots need not come each epoch"
             yield _finding("callback", timing, row.total, what, change)
         elif row.phase == phases.WORKERS and _is_large(timing, row.total):
-            what = f"starting workers takes {format_time(row.total)}"
-            change = "fewer workers, or `persistent_workers=True`, which starts them once"
+            what, change = f"starting workers takes {format_time(row.total)}", "fewer workers"
             yield _finding("workers start", timing, row.total, what, change)
         elif row.phase == phases.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"

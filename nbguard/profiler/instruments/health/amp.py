@@ -33,7 +33,7 @@ class _Scaler:
         self.interval = int(attributes.get("_growth_interval", 0))
         self.updates = self.idle = 0
         self.optimizers = 1
-        self.is_given = False
+        self.is_static = False
         self.scales: list[tuple[int, float]] = []
         self.skipped: list[int] = []
 
@@ -70,7 +70,7 @@ class _Scaler:
             skipped=skipped,
             idle=self.idle,
             optimizers=self.optimizers,
-            is_given=self.is_given,
+            is_static=self.is_static,
         )
 
 
@@ -138,7 +138,7 @@ class AmpWatch:
             known = _Scaler(scaler)
             self._scalers.append(known)
         known.updates += 1
-        known.is_given |= is_given
+        known.is_static |= is_given
         known.optimizers = max(known.optimizers, len(found))
         is_told = bool(found) and (is_given or len(found) > 1) and all(flag.device == tensor.device for flag in found)
         if is_told:
