@@ -232,6 +232,35 @@ def _named(peak: int, start: int, stock: Stock, shape: Shape, *, grows: bool = F
     return {each.name: each.nbytes for each in categories(peak, start, stock, shape, grows=grows)}
 
 
+@pytest.mark.parametrize("number", range(100))
+def test_no_byte_counts_twice_whenever_it_was_allocated(number: int) -> None:
+    """Each part of what a fit has may be older than the fit or not, and what is older may go before the batch."""
+    rng = random.Random(number)
+
+    def older(nbytes: int) -> int:
+        return nbytes if rng.random() < 0.5 else 0
+
+    sizes = {name: rng.randrange(1, 1000) for name in ("parameters", "buffers", "state", "inputs", "kept_gradients")}
+    others, freed, temporary, activations = (rng.choice((0, rng.randrange(1, 1000))) for _ in range(4))
+    owned = sum(older(nbytes) for nbytes in sizes.values())
+    before = sum(sizes.values()) + others + temporary
+    stock = Stock(**sizes, gradients=sizes["kept_gradients"], spent=owned + freed)
+    shape = Shape(before, before + activations, before + activations, phases.LOSS)
+
+    found = _named(shape.peak, others + owned + freed, stock, shape)
+    expected = {
+        "parameters": sizes["parameters"],
+        "buffers": sizes["buffers"],
+        "optimizer state": sizes["state"],
+        "inputs": sizes["inputs"],
+        "gradients": sizes["kept_gradients"],
+        "activations": activations,
+        "before the fit": others,
+        "other": temporary,
+    }
+    assert found == {name: nbytes for name, nbytes in expected.items() if nbytes}
+
+
 def test_a_peak_in_the_loss_has_activations_and_no_new_gradients() -> None:
     stock = Stock(parameters=100, gradients=100, state=200, inputs=30)
 

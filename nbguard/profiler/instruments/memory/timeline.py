@@ -14,6 +14,7 @@ from nbguard.profiler.instruments.memory.categories import Stocktaker
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch
 from nbguard.profiler.instruments.memory.levels import LevelHistory, Pace
+from nbguard.profiler.instruments.memory.older_storages import OlderStorages
 from nbguard.profiler.instruments.memory.two_batches import DeepWatch
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.heap.attributes import attribute_of
@@ -29,14 +30,15 @@ class MemoryTimeline:
 
     watches = "figures of memory"
 
-    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, *, deep: bool) -> None:
+    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, older: OlderStorages, *, deep: bool) -> None:
+        """`start`: the counters when the profile began; `older`: the storages that lived then."""
         self._recorder = recorder
         self._counter = counter
         self._start = start
         self._pace = Pace(recorder.clock)
         self._levels = LevelHistory(start)
         self._growth = GrowthWatch(recorder, lambda: counter.read().allocated, counter.tensors_on.partition(":")[0])
-        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding)
+        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding, older)
         self._recorded = DeepWatch(recorder, counter, start.allocated) if deep else None
         self._stock: Stock | None = None
         self._is_due = True  # that stock is taken
