@@ -13,6 +13,7 @@ from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.health.optimizers import faster_step
 from nbguard.profiler.analysis.health.syncs import copied_time
 from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
@@ -101,6 +102,7 @@ class FitAnalysis:
             library_share(self.hot_code, self.timing),
             copied_time(observed.syncs),
             is_compiled=observed.subject.is_compiled,
+            faster_step=faster_step(observed.optimizers),
         )
         tuning = observed.tuning
         if tuning is None:

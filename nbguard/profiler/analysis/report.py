@@ -119,7 +119,21 @@ Concern = Literal["result", "memory", "time"]
 _CONCERNS: tuple[Concern, ...] = ("result", "memory", "time")
 """Right results come before memory, and memory comes before speed."""
 _OF_RESULTS = frozenset(
-    ("not trained", "nan", "data", "divergence", "eps", "zero_grad", "step", "eval", "amp", "range", "rank", "unused")
+    (
+        "not trained",
+        "nan",
+        "data",
+        "divergence",
+        "eps",
+        "zero_grad",
+        "step",
+        "renewed",
+        "eval",
+        "amp",
+        "range",
+        "rank",
+        "unused",
+    )
 )
 _OF_MEMORY = frozenset(("graph", "growth", "rank memory"))
 

@@ -262,10 +262,11 @@ def test_gradients_thrown_away_for_nothing_and_many_optimizers() -> None:
     (finding,) = optimizer_findings(unused, times={phases.BACKWARD: 8 * MS})
     assert (finding.time, "`model.body`" in finding.change) == (2 * MS, True)
 
-    many = OptimizersFacts(tuple(OptimizerFacts(name="Adam", steps=9, parameters=1) for _ in range(20)))
+    many = OptimizersFacts(tuple(OptimizerFacts(name="Adam", steps=9, parameters=1) for _ in range(20)), 9)
     (finding,) = optimizer_findings(many, times={phases.STEP: 20 * MS})
     assert finding.what == "20 optimizers step in each batch"
     assert finding.time == 19 * MS
+    assert optimizer_findings(replace(many, backwards=180)) == ()  # one of them in each batch
 
 
 def test_eval_mode_and_float64() -> None:
