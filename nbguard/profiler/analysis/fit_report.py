@@ -212,10 +212,8 @@ class FitAnalysis:
 
     def _findings(self) -> Iterator[FitFinding]:
         observed, timing = self.observations, self.timing
-        if self.growth_finding is not None:
-            yield self.growth_finding
-        if self.may_keep_graphs:
-            yield from growth.graph_findings(observed.kept_graphs, timing.batches)
+        graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
+        yield from growth.with_growth(graphs, self.memory and self.memory.growth)
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._lost_time()
         yield from health(

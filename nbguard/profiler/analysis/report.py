@@ -220,6 +220,7 @@ class Growth:
     epochs: int = 1  # training epochs in which it was watched
     is_sum: bool = False  # the holder is one tensor, whose graph grows
     is_state: bool = False  # this tensor has several values: a state carried from batch to batch
+    container: str = "list"  # class of the holder, by its name
 
 
 @dataclass(frozen=True, slots=True)
