@@ -178,3 +178,44 @@ def test_a_nan_in_the_loss_is_the_cause_of_the_steps_that_are_skipped() -> None:
     )
     assert "bfloat16" not in first
     assert [found.kind for found in report.findings if found.severity == "problem"] == ["not trained"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_scaled"),
+    [
+        (lambda loss: loss * 512, True),
+        (lambda loss: 1024.0 * loss / 4, True),
+        (lambda loss: loss.mul(torch.tensor(512.0)), True),
+        (lambda loss: (loss * 512).sum(), True),
+        (lambda loss: loss, False),
+        (lambda loss: loss / 4, False),
+        (lambda loss: 0.5 * loss, False),
+        (lambda loss: loss + 512, False),
+    ],
+)
+def test_a_loss_that_the_loop_multiplies_is_scaled_by_hand(scale: Any, is_scaled: bool) -> None:  # seeds3.md W11
+    watch, net = AmpWatch(), nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with recording(watch):
+        for _ in range(8):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.ones(2, 8)).float().square().mean()
+            optimizer.zero_grad()
+            scale(loss).backward()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= 512
+            optimizer.step()
+
+    facts = watch.observe()
+    assert facts.by_hand == 8 * is_scaled
+    assert severities(facts) == [] if is_scaled else ["problem"]
+    assert [setting.value for setting in scale_settings(facts)] == ["by hand"] * is_scaled
+
+
+def test_a_scale_that_never_grows_is_no_dynamic_one() -> None:  # seeds3.md W11
+    facts = train(torch.float16, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**9))
+
+    (setting,) = scale_settings(facts)
+    assert setting.note.startswith("static")
+    assert "dynamic" in scale_settings(train(torch.float16, torch.amp.GradScaler("cpu")))[0].note

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nbguard.profiler.analysis.report import FitFinding, Setting
+from nbguard.units import counted
 
 _WARM_UP = 10
 """Updates in which a dynamic scale looks for its level: skipped steps are how it does."""
@@ -56,6 +57,7 @@ class AmpFacts:
 
     batches: tuple[tuple[str, int], ...] = ()  # (dtype, batches) by the dtype of autocast in the forward pass
     scalers: tuple[ScalerFacts, ...] = ()  # those in use and enabled
+    by_hand: int = 0  # batches in float16 whose loss the loop itself had multiplied before the backward pass
 
     def in_dtype(self, dtype: str) -> int:
         """Return how many training batches ran in a dtype."""
@@ -76,12 +78,16 @@ def amp_findings(facts: AmpFacts, nan: FitFinding | None = None, optimizers: int
 
 def scale_settings(facts: AmpFacts) -> tuple[Setting, ...]:
     """Return the history of each scale."""
+    if facts.by_hand and not facts.scalers:  # a scaler is not known before its first update
+        return (
+            Setting("loss scale", "by hand", f"the loop multiplied the loss in {counted(facts.by_hand, 'batch', 'batches')}"),
+        )
     return tuple(Setting("loss scale", _path(scaler), _kind(scaler)) for scaler in facts.scalers)
 
 
 def _missing(facts: AmpFacts) -> Iterator[FitFinding]:
     count = facts.in_dtype("float16")
-    if count >= _ENOUGH and not facts.scalers:
+    if count - facts.by_hand >= _ENOUGH and not facts.scalers:
         yield FitFinding(
             kind="amp",
             severity="problem",

@@ -16,8 +16,17 @@ from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
-from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.heap.autograd import Autograd
+from nbguard.scan.heap.kinds import Kinds, mro_of
 
+_MULTIPLIES = "MulBackward0"
+_FACTORS = (_MULTIPLIES, "DivBackward0")
+_LINEAR = (*_FACTORS, "MeanBackward0", "SumBackward0", "ViewBackward0", "SqueezeBackward0", "ToCopyBackward0", "NegBackward0")
+"""Operations after a loss that do no more than scale it."""
+_DEEPEST = 8
+"""Of these in a row that are looked at."""
+_SCALED = 16
+"""Factor from which a loss is multiplied to keep its gradients in range, and not to weigh it."""
 _KEPT = 1000
 """Changes of a scale that are kept."""
 
@@ -84,6 +93,8 @@ class AmpWatch:
         self._scalers: list[_Scaler] = []
         self._batches: Counter[str] = Counter()
         self._dtype = "float32"
+        self._by_hand = 0
+        self._autograd, self._kinds = Autograd(), Kinds()
 
     def start(self, recorder: Recorder) -> None:
         """Put up the watch."""
@@ -105,14 +116,17 @@ class AmpWatch:
 
     def observe(self) -> AmpFacts:
         """Return the dtypes and the scales that were seen."""
-        return AmpFacts(tuple(self._batches.items()), tuple(scaler.facts() for scaler in self._scalers))
+        scalers = tuple(scaler.facts() for scaler in self._scalers)
+        return AmpFacts(tuple(self._batches.items()), scalers, self._by_hand)
 
     def _forward(self, _module: Any, _args: Any) -> None:
         on = next(iter(autocast_dtypes(self._torch).values()), None)
         self._dtype = self._names.get(on, "float32")
 
-    def _loss(self, _: Any) -> None:
+    def _loss(self, tensors: Any) -> None:
         self._batches[self._dtype] += 1
+        if self._dtype == "float16" and not self._scalers and self._kinds.of(type(tensors)) == "tensor":
+            self._by_hand += _is_scaled(self._autograd.grad_fn(tensors))
         self._arriving.poll()
 
     def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,6 +159,25 @@ class AmpWatch:
             flags = self._torch.stack([flag.detach().reshape(()) for flag in found])
             self._arriving.read(flags, partial(known.were_infinite, known.updates, not is_given and len(found) > 1))
         self._arriving.read(tensor, partial(known.is_now, known.updates, is_told or is_given))
+
+
+def _is_scaled(node: Any) -> bool:
+    """Say whether the graph of a loss ends with factors that scale it. One of a device is not read: it may be any."""
+    factor = 1.0
+    for _ in range(_DEEPEST):
+        name = type(node).__name__
+        children = [child for child, _ in node.next_functions if child is not None] if name in _LINEAR else []
+        if len(children) != 1:
+            break
+        if name in _FACTORS:
+            is_first = node.next_functions[0][0] is not None
+            saved = node._raw_saved_other if is_first else node._raw_saved_self
+            if saved.unpack_hook is not None or not saved.data.is_cpu or saved.data.numel() != 1:
+                return name == _MULTIPLIES
+            value = float(saved.data)
+            factor *= value if name == _MULTIPLIES else 1 / (value or 1)
+        (node,) = children
+    return abs(factor) >= _SCALED
 
 
 def _found_infinite(scaler: Any) -> list[Any]:
