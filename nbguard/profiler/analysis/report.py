@@ -146,7 +146,7 @@ class FitFinding:
     severity: Severity  # the gravest come first in a report
     what: str  # the finding in a sentence
     evidence: str  # the figures behind it
-    change: str  # the line to change, or "nothing"
+    change: str  # the line to change; "": there is nothing to do
     time: int | None = None  # nanoseconds per batch that it costs
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
     total: int | None = None  # nanoseconds of the whole fit that it costs, where it is not a cost per batch

@@ -63,8 +63,8 @@ def finding_points(findings: Sequence[FitFinding]) -> Points:
 
 
 def _finding(finding: FitFinding) -> Point:
-    costs = {} if finding.time is None else {format_time(finding.time): " per batch"}
-    costs |= {} if finding.nbytes is None else {format_bytes(finding.nbytes): ""}
+    costs = {} if not finding.time else {format_time(finding.time): " per batch"}
+    costs |= {} if not finding.nbytes else {format_bytes(finding.nbytes): ""}
     unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{finding.what} {finding.evidence}"]
     what = f"{finding.what} ({', '.join(unsaid)})" if unsaid else finding.what
     lines = [finding.evidence] if finding.evidence else []

@@ -69,8 +69,8 @@ def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
     site = SyncSite(where="In[5], line 8", own="", methods=("item",), calls=100, batches=100, waited=100 * MS)
     facts = SyncFacts((site, replace(site, own="Recorder"), replace(site, where="rare", calls=9, batches=9)), 100)
 
-    assert severities(sync_findings(facts, step=20 * MS)) == ["advice", "note"]
-    assert severities(sync_findings(facts, step=21 * MS)) == ["note", "note"]
+    assert severities(sync_findings(facts, step=20 * MS)) == ["advice"]
+    assert severities(sync_findings(facts, step=21 * MS)) == ["note"]
     found = sync_findings(facts)[0]
     assert (found.time, found.what) == (MS, "In[5], line 8 waits for the GPU in every batch")
     assert "1.00 ms per batch" in found.evidence

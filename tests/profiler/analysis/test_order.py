@@ -22,16 +22,32 @@ def found(kind: str, severity: Severity = "problem", time: int | None = None) ->
     return FitFinding(kind=kind, severity=severity, what=kind, evidence="", change="", time=time)
 
 
-def kinds_in_the_source() -> set[str]:
+def calls_in_the_source() -> list[tuple[str, ast.Call]]:
+    """Return the calls that make findings, by the function that is called."""
     folder = Path(nbguard.profiler.analysis.__file__).parent
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py"))
-    calls = [
-        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    ]
-    kinds = [word.value for call in calls if call.func.id == "FitFinding" for word in call.keywords if word.arg == "kind"]
-    kinds += [call.args[0] for call in calls if call.func.id == "_finding" and call.args]
-    named = {node.value for kind in kinds for node in ast.walk(kind) if isinstance(node, ast.Constant)}
-    return {*named, "not trained"} - set(SEVERITIES)
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [(call.func.id, call) for call in calls if isinstance(call.func, ast.Name)]
+    return [(name, call) for name, call in named if name in ("FitFinding", "_finding")]
+
+
+def texts_in(*nodes: ast.AST) -> set[str]:
+    constants = [node.value for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return {value for value in constants if isinstance(value, str)}
+
+
+def kinds_in_the_source() -> set[str]:
+    calls = calls_in_the_source()
+    kinds = [word.value for name, call in calls if name == "FitFinding" for word in call.keywords if word.arg == "kind"]
+    kinds += [call.args[0] for name, call in calls if name == "_finding" and call.args]
+    return {*texts_in(*kinds), "not trained"} - set(SEVERITIES)
+
+
+def test_no_finding_advises_nothing() -> None:
+    said = texts_in(*(call for _, call in calls_in_the_source()))
+
+    assert len(said) > 100
+    assert not [text for text in said if text.startswith("nothing")]
 
 
 def test_each_kind_of_finding_is_known_by_what_suffers_from_it() -> None:

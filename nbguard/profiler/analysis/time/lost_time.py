@@ -254,8 +254,8 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
     for code in hot:
         if code.kind == "import" and code.total >= _NOTICED:
             what = f"importing modules takes {format_time(code.total)}"
-            finding = _finding("imports", timing, code.total, what, "nothing: only the first fit of a process pays for it")
-            yield replace(finding, severity="note")
+            why = "only the first fit of a process pays for it"
+            yield replace(_finding("imports", timing, code.total, what, "", why), severity="note")
         if code.work is not None and not _is_of_validation(code) and _is_large(timing, code.total, noticed=_NOTICED_WORK):
             what = f"{code.work.what} takes {format_time(code.total)}"
             yield _finding("library", timing, code.total, what, code.work.change, _shares(code))
