@@ -448,6 +448,11 @@ class Recorder:
         """Yield the boundaries of the fit that goes on among so many of the log's first entries."""
         return self._log.boundaries(most, self._first)
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of memory that the log has taken so far: it grows while the fit runs."""
+        return self._log.nbytes
+
     def __len__(self) -> int:
         """Return the number of entries of the log: marks and boundaries."""
         return len(self._log)

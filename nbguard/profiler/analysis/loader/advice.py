@@ -159,8 +159,9 @@ def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
             evidence += format_time(per_epoch)
             found.setdefault(loader.workers, []).append((f"each {which} epoch", evidence, cost * (starts - 1)))
     for workers, parts in found.items():
-        which, evidence = (joined.join(dict.fromkeys(part[at] for part in parts)) for at, joined in ((0, " and "), (1, "; ")))
-        total = min(sum(part[2] for part in parts), context.timing.wall)
+        which = " and ".join(dict.fromkeys(epochs_of for epochs_of, _, _ in parts))
+        evidence = "; ".join(words for _, words, _ in parts)
+        total = min(sum(nanoseconds for _, _, nanoseconds in parts), context.timing.wall)
         change = "`persistent_workers=True` starts them once"
         what = f"{_workers(workers)} start again for {which}"
         yield replace(_finding("persistent_workers", what, evidence, change), total=total)

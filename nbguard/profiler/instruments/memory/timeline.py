@@ -11,7 +11,7 @@ from nbguard.profiler.analysis.memory.categories import Shape, Stock
 from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory.categories import Stocktaker
-from nbguard.profiler.instruments.memory.counters import MemoryCounter
+from nbguard.profiler.instruments.memory.counters import HeapCounter, MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch
 from nbguard.profiler.instruments.memory.levels import LevelHistory, Pace
 from nbguard.profiler.instruments.memory.older_storages import OlderStorages
@@ -156,7 +156,8 @@ class MemoryTimeline:
         self._pace.note(begun, inside=False)
         self._is_followed = self._pace.allows(self._boundaries, inside=True)
         if is_training:
-            self._growth.sample(self._training, self._epoch, level.allocated)
+            of_log = self._recorder.nbytes if type(self._counter) is HeapCounter else 0
+            self._growth.sample(self._training, self._epoch, level.allocated - of_log)
         if self._recorded is not None:
             self._recorded.boundary(self._training, is_training, level)
             if self._recorded.is_recording:
