@@ -114,6 +114,24 @@ def copy_of_view(name: str, *, has_graph: bool, frees: int | None = None) -> Adv
     return Advice(command=f"{name} = {copied}", effect="keeps a copy of the part alone", frees=frees)
 
 
+def without_graph(container: str, kind: str) -> Advice:
+    """Return the line that puts a loss into a container without its autograd graph.
+
+    `kind`: the name of the container's class; "tensor" for a sum, "joined" for a tensor to which others are joined. There is
+    no line for other classes: how something gets into them is not known.
+    """
+    lines = {
+        ("list", "deque"): f"{container}.append(loss.item())",
+        ("set",): f"{container}.add(loss.item())",
+        ("tuple",): f"{container} += (loss.item(),)",
+        ("dict", "defaultdict", "OrderedDict"): f"{container}[key] = loss.item()",
+        ("tensor",): f"{container} += loss.item()",
+        ("joined",): f"{container} = torch.cat(({container}, value.detach()))",
+    }
+    command = next((line for kinds, line in lines.items() if kind in kinds), "")
+    return Advice(command=command, effect="keeps the value without its graph") if command else NONE
+
+
 def empty_cache_of(module: str, function: str, frees: int | None = None) -> Advice:
     """Return the line that empties the cache of one function; `module` is imported for it, if it is not empty."""
     return Advice(command=f"{_imported(module)}{function}.cache_clear()", effect="empties the function's cache", frees=frees)

@@ -85,6 +85,39 @@ def _named(found: dict[str, Any]) -> dict[str, int]:
     return {each["name"]: each["nbytes"] for each in found["categories"]}
 
 
+_AGAIN = """
+held = torch.empty(10 << 20, dtype=torch.uint8, device='cuda')
+net = Net().cuda()
+optimizer = torch.optim.Adam(net.parameters())
+
+def fit(count=8):
+    for _ in range(count):
+        work = torch.empty(160 << 20, dtype=torch.uint8, device='cuda')
+        x = torch.ones(BATCH, WIDTH, device='cuda')
+        optimizer.zero_grad(set_to_none=SET)
+        net(x).square().mean().backward()
+        optimizer.step()
+        del work
+
+fit()
+workspaces = torch.cuda.memory_allocated() - (10 << 20) - 4 * PARAMETERS
+report = watch(fit, deep=DEEP)
+show(report, expected=workspaces)
+"""
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("deep", [True, False])
+def test_what_an_earlier_fit_has_left_counts_once(report: Callable[..., dict[str, Any]], to_none: bool, deep: bool) -> None:
+    """The second fit finds parameters, gradients and state there: these are not "before the fit", too (seeds3.md W6)."""
+    code = _AGAIN.replace("SET", str(to_none)).replace("DEEP", str(deep))
+    named = _named(found := report(f"PARAMETERS = {PARAMETERS}\n{code}"))
+
+    assert named["other" if "other" in named else "temporaries"] in range(160 * MiB, 161 * MiB)
+    assert named["before the fit"] == 10 * MiB + found["expected"]
+    assert (named["parameters"], named["optimizer state"]) == (PARAMETERS, 2 * PARAMETERS)
+
+
 def test_figures_are_the_allocators_own(report: Callable[..., dict[str, Any]]) -> None:
     found = report(
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,62 @@ def test_a_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_f
     assert "`planted_h` keeps the autograd graph of every batch" in finding.what
     assert "`planted_h = planted_h.detach()`" in finding.change
     assert "loss" not in finding.change
+
+
+class Agent:
+    """An object that keeps losses, in ways of its own."""
+
+    def __init__(self) -> None:
+        self.buffer: list[Any] = []
+        self.by_step: dict[str, Any] = {}
+        self.total: Any = 0
+
+    def append(self, loss: Any) -> None:
+        self.buffer.append(loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "keep"),
+    [
+        (list, "kept.append(loss)"),
+        (dict, "kept[step] = loss"),
+        (set, "kept.add(loss)"),
+        (deque, "kept.append(loss)"),
+        (tuple, "kept += (loss,)"),
+        (lambda: defaultdict(list), "kept['train'].append(loss)"),
+        (Agent, "kept.append(loss)"),
+        (Agent, "kept.by_step[f'step {step}'] = loss"),
+        (Agent, "kept.total = kept.total + loss"),
+        (lambda: torch.zeros(1), "kept = torch.cat((kept, loss[None]))"),
+    ],
+)
+def test_the_line_that_is_advised_runs_and_keeps_no_graph(names: dict[str, Any], make: Any, keep: str) -> None:
+    """Bug case 17's kind: `agent.append(…)` of what is no list."""
+    names["planted"], keep = make(), keep.replace("kept", "planted")
+
+    def fit() -> None:
+        net = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(30):
+            loss = net(torch.ones(4, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            names.update(loss=loss, step=step, torch=torch)
+            exec(keep, names)
+        for name in ("loss", "step"):
+            del names[name]
+
+    (finding,) = [finding for finding in profiled(fit).findings if finding.kind == "graph"]
+    line = finding.change.split("`")[1]
+    loss = nn.Linear(8, 1)(torch.ones(1, 8)).sum()
+    space = {"planted": make(), "loss": loss, "value": loss[None], "key": 0, "torch": torch}
+    before = contents(space)
+    exec(line, space)
+    assert before != contents(space)
+    assert "grad_fn" not in contents(space)
+
+
+def contents(space: dict[str, Any]) -> str:
+    planted = space["planted"]
+    return repr(vars(planted) if type(planted) is Agent else planted)

@@ -63,7 +63,7 @@ def test_a_layer_near_the_end_of_the_range_is_named() -> None:
     assert facts.largest.layer == "2"
     (finding,) = range_findings(facts)
     assert (finding.kind, finding.severity) == ("range", "advice")
-    assert "`2` comes near the end of float16's range" in finding.what
+    assert "the module `2` (Linear) comes near the end of float16's range" in finding.what
 
 
 def test_gradients_that_vanish_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, optimizer_findings
+from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, faster_step, optimizer_findings
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from tests.profiler.recording import recording
@@ -174,3 +175,89 @@ def test_a_closure_clears_and_computes_inside_the_step() -> None:
         for _ in range(5):
             optimizer.step(closure)
     assert optimizer_findings(watch.observe()) == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "severities"),
+    [
+        (torch.optim.Adam, ["problem"]),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ["problem"]),
+        (lambda p: torch.optim.SGD(p, 0.1), ["note"]),
+    ],
+    ids=["Adam", "momentum", "plain"],
+)
+def test_an_optimizer_that_is_made_anew_in_each_batch_is_not_many(make: Any, severities: list[str]) -> None:  # seeds3.md W11
+    watch, model = OptimizerWatch(), nn.Linear(8, 4)
+    with recording(watch):
+        for _ in range(65):
+            optimizer = make(model.parameters())
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = optimizer_findings(watch.observe())
+    assert [(f.kind, f.severity) for f in found] == [("renewed", severity) for severity in severities]
+    assert ("starts from nothing" in found[0].what) == (severities == ["problem"])
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_models_that_are_made_anew_have_optimizers_of_their_own(steps: int) -> None:
+    """As where each task of a meta-learner, or each fold, trains a copy."""
+    watch, model = OptimizerWatch(), nn.Linear(8, 4)
+    with recording(watch):
+        for _ in range(16):
+            task = copy.deepcopy(model)
+            optimizer = torch.optim.Adam(task.parameters())
+            for _ in range(steps):
+                optimizer.zero_grad()
+                task(torch.ones(2, 8)).square().mean().backward()
+                optimizer.step()
+
+    assert not {"renewed", "optimizers"} & {f.kind for f in optimizer_findings(watch.observe())}
+
+
+def step_of(make: Callable[..., Any]) -> str:
+    """Return the advice on the steps of an optimizer."""
+    return faster_step(findings(make, by_zero_grad)[1])
+
+
+def test_a_faster_step_is_one_that_the_optimizer_can_take() -> None:  # seeds3.md W16
+    assert step_of(torch.optim.AdamW) == "`AdamW(…, fused=True)` takes fewer calls for a step"
+    assert step_of(lambda p: torch.optim.SGD(p, 0.1)) == "`SGD(…, fused=True)` takes fewer calls for a step"
+    assert step_of(lambda p: torch.optim.Adam(p, fused=True)) == ""
+    assert step_of(torch.optim.Adadelta) == ""  # it has no fused step, and steps many parameters at once anyway
+    assert step_of(lambda p: torch.optim.Adadelta(p, foreach=False)).startswith("`Adadelta(…, foreach=True)`")
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1})
+
+        def step(self, closure: Any = None) -> None:
+            pass
+
+    assert step_of(Own) == ""
+
+
+def test_a_faster_step_for_a_learner_is_a_line_that_runs() -> None:
+    from functools import partial
+
+    from fastai.vision.all import SGD, Adam, OptimWrapper, RAdam
+
+    from tests.profiler.loops import learner
+
+    def line_of(opt_func: Any) -> str:
+        learn, watch = learner(), OptimizerWatch()
+        learn.opt_func = opt_func
+        with recording(watch), learn.no_logging():
+            learn.fit(1, 1e-2)
+        return faster_step(watch.observe())
+
+    said = line_of(Adam)
+    assert said.startswith("`opt_func=partial(OptimWrapper, opt=torch.optim.AdamW, fused=True)`")
+    assert "torch.optim.SGD" in line_of(SGD)
+    assert line_of(RAdam) == ""  # torch's has no fused step
+    assert "torch.optim.Adam, fused" in line_of(partial(OptimWrapper, opt=torch.optim.Adam))
+
+    line = said.split("`")[1].removeprefix("opt_func=")
+    fused = eval(line, {"partial": partial, "OptimWrapper": OptimWrapper, "torch": torch})
+    assert line_of(fused) == ""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import statistics
 import sysconfig
+import warnings
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -106,8 +109,33 @@ def test_what_a_librarys_loop_reads_is_its_own() -> None:
         library["fit"](whole, loader(), torch.optim.SGD(whole.parameters(), 0.1))
 
     assert [site.own for site in sites(watch)] == ["forward"]
-    (found,) = sync_findings(watch.observe())
-    assert found.change == "nothing: `forward` works that way"
+    assert sync_findings(watch.observe()) == ()
+
+
+def test_a_warning_of_a_read_stands_at_the_users_line() -> None:  # seeds3.md, "Too long or unclear"
+    model, _ = setup()
+    watch = SyncWatch()
+    with recording(watch), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for x, _y in loader():
+            loss = model(x).mean()
+            float(loss)  # warns
+            loss.backward()
+
+    said = {(Path(each.filename).name, each.lineno) for each in seen if "requires_grad=True to a scalar" in str(each.message)}
+    assert said == {(HERE, line_of(test_a_warning_of_a_read_stands_at_the_users_line, "# warns"))}
+
+
+def test_an_error_of_a_read_is_the_users() -> None:
+    model, _ = setup()
+
+    def fit() -> None:
+        for x, _y in loader():
+            model(x).mean().backward()
+            torch.ones(4).item()
+
+    with recording(SyncWatch()), pytest.raises(RuntimeError, match="a Tensor with 4 elements"):
+        fit()
 
 
 def test_everything_is_put_back() -> None:
@@ -224,7 +252,7 @@ def test_torch_compile_breaks_no_more_often() -> None:
     assert by_calls == [(5, ("item",)), (5, ("item",))]
 
 
-def test_fastais_own_reads_are_a_note_with_the_callbacks_name() -> None:
+def test_fastais_own_reads_go_by_the_callbacks_name_and_are_no_finding() -> None:
     from fastai.vision.all import DataLoaders, Learner
 
     x = torch.randn(64, 4)
@@ -234,11 +262,9 @@ def test_fastais_own_reads_are_a_note_with_the_callbacks_name() -> None:
     with recording(watch), learner.no_logging():
         learner.fit(2)
 
-    findings = sync_findings(watch.observe())
-    assert watch.observe().batches == 16
-    assert {found.severity for found in findings} == {"note"}
-    assert ["`Recorder`" in found.what for found in findings] == [True]
-    assert "16 times in 16 training batches" in findings[0].evidence
+    (site,) = sites(watch)
+    assert (site.own, site.calls, watch.observe().batches) == ("Recorder", 16, 16)
+    assert sync_findings(watch.observe()) == ()
 
 
 def test_a_users_callback_is_named_by_its_line() -> None:

@@ -187,6 +187,19 @@ def test_losses_that_keep_their_graphs_are_named() -> None:
     assert "`losses.append(loss.item())`" in growth_finding(found).change
 
 
+def test_what_the_profile_notes_of_each_batch_is_no_growth_of_the_fits() -> None:
+    """A loop that reads hundreds of values in each batch has many marks (fits3.md, false growth)."""
+    part = MemoryWatch()
+    with recording(part) as recorder:
+        recorder.look_at(1000)
+        train(60, keep=lambda *_: [recorder.mark(recorder.current) for _ in range(1500)] and None)
+
+    found = part.observe()
+    assert isinstance(found, MemoryObservations)
+    assert recorder.nbytes > 60 * 8 * KiB
+    assert memory_report(found).growth is None
+
+
 def test_a_running_sum_of_losses_is_named_although_its_graph_has_no_tensors_left() -> None:
     def run() -> None:
         net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(30)), nn.Linear(8, 1))  # many nodes, few bytes

@@ -152,5 +152,5 @@ def summary(report: FitReport) -> str:
     lines = [f"**{report.title}**: {report.ending}", ""]
     lines += [f"{number}. {sentence}" for number, sentence in enumerate(report.first, 1)]
     for finding in report.findings:
-        lines.append(f"- {finding.severity}: {finding.what} ({finding.evidence}). {finding.change}")
+        lines.append(f"- {finding.severity}: {finding.what} ({finding.evidence}). {finding.change}".rstrip())
     return "\n".join([*lines, *(f"- {note}" for note in report.notes)])

@@ -35,11 +35,11 @@ _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One thing to do, with the rank of its finding."""
+    """One thing to do, with what decides on its place."""
 
     sentence: str
-    is_problem: bool  # the fit is wrong, not only slow: this comes first
     lost: int  # nanoseconds of the whole fit that it may save
+    rank: tuple[int, int] | None = None  # of a problem's finding: the fit is wrong, not only slow
 
 
 def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable[FitFinding]) -> tuple[str, ...]:
@@ -52,13 +52,13 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
-        lost = (loader.gain or 0) * timing.batches
+        lost = timing.of_fit(loader.gain or 0)
         is_named = any(2 * _lost(finding, timing) >= lost for finding in known if finding.kind in _CODE)
         if not is_named and lost >= _NOTICED:
             if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
                 lost = min([lost, *(step.lost - 1 for step in steps if step.lost >= _LARGE * timing.wall)])
-            steps.append(_Step(loader.sentence, is_problem=False, lost=lost))
-    steps.sort(key=lambda step: (not step.is_problem, -step.lost))
+            steps.append(_Step(loader.sentence, lost))
+    steps.sort(key=lambda step: (step.rank is None, step.rank or (), -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
     return (f"nothing stands out: {loader.sentence}{_largest_parts(timing)}",)
@@ -66,7 +66,7 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
 
 def _lost(finding: FitFinding, timing: Timing) -> int:
     """Return the nanoseconds of the whole fit that a finding costs."""
-    return finding.total if finding.total is not None else (finding.time or 0) * timing.batches
+    return finding.total if finding.total is not None else timing.of_fit(finding.time or 0)
 
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
@@ -81,8 +81,8 @@ def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
 
 def _step(finding: FitFinding, timing: Timing) -> _Step:
     lost, gain = _lost(finding, timing), ""
-    if finding.severity == "advice" and finding.time:  # more than a batch: a cost per epoch, spread over its batches
-        per = "of each" if finding.time <= (timing.step or 0) else "per"
+    if finding.severity == "advice" and finding.time:
+        per = "of each" if finding.time <= (timing.step or 0) else "per"  # more than a batch of this rank: of a slower one
         most = "at least" if finding.kind in _COSTS_LATER else "up to"
         gain = f" ({most} {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
     elif finding.severity == "advice" and lost:
@@ -93,7 +93,7 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
     if finding.kind in _GROWS:
         is_problem &= (finding.nbytes or 0) * timing.batches >= _MUCH_MEMORY
         lost = round(_AS_TIME * timing.wall)
-    return _Step(f"{finding.what}: {finding.change}{gain}", is_problem=is_problem, lost=lost)
+    return _Step(f"{finding.what}: {finding.change}{gain}", lost, finding.rank if is_problem else None)
 
 
 def _largest_parts(timing: Timing) -> str:

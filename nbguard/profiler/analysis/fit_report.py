@@ -11,8 +11,11 @@ from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
+from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.health.optimizers import faster_step
 from nbguard.profiler.analysis.health.syncs import copied_time
+from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
@@ -30,6 +33,7 @@ from nbguard.profiler.analysis.report import (
     RankRow,
     Setting,
     Timing,
+    gravest_first,
 )
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
@@ -98,6 +102,7 @@ class FitAnalysis:
             library_share(self.hot_code, self.timing),
             copied_time(observed.syncs),
             is_compiled=observed.subject.is_compiled,
+            faster_step=faster_step(observed.optimizers),
         )
         tuning = observed.tuning
         if tuning is None:
@@ -129,7 +134,7 @@ class FitAnalysis:
     def report(self) -> FitReport:
         """Return the whole report."""
         observed, timing = self.observations, self.timing
-        findings = tuple(self._findings())
+        findings = gravest_first(self._findings())
         ranks = None if observed.ranks is None else rank_report(observed.ranks)
         advice = (*findings, *self.loader.advice, *(ranks.findings if ranks else ()))
         context = remedy_context(
@@ -146,7 +151,7 @@ class FitAnalysis:
             memory=observed.memory if isinstance(observed.memory, Unavailable) else self.memory,
             findings=findings,
             remedies=remedies(context),
-            settings=observed.switches.settings,
+            settings=(*observed.switches.settings, *scale_settings(observed.amp)),
             ranks=ranks,
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),
@@ -207,12 +212,10 @@ class FitAnalysis:
 
     def _findings(self) -> Iterator[FitFinding]:
         observed, timing = self.observations, self.timing
-        if self.growth_finding is not None:
-            yield self.growth_finding
-        if self.may_keep_graphs:
-            yield from growth.graph_findings(observed.kept_graphs, timing.batches)
+        graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
+        yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth)
         yield from slow_callbacks(timing, observed.library_callbacks)
-        yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks)
+        yield from self._lost_time()
         yield from health(
             observed.finite,
             observed.amp,
@@ -224,6 +227,15 @@ class FitAnalysis:
             fp16=observed.fp16,
             gainable=timing.gainable,
         )
+
+    def _lost_time(self) -> Iterator[FitFinding]:
+        """Yield the parts that take much time; the start of workers only where the advice on loaders does not speak of it."""
+        observed, is_said = self.observations, any(finding.kind == "persistent_workers" for finding in self.loader.advice)
+        for finding in lost_time(self.timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks):
+            if finding.kind != "workers start":
+                yield finding
+            elif not is_said:
+                yield replace(finding, change=starting_less(observed.loaders))
 
     def _settings(self) -> Iterator[Setting]:
         training = training_loader(self.observations.loaders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -71,6 +72,10 @@ class Timing:
         """Return the nanoseconds of a batch that the program can save: while a GPU is behind it, what it does costs nothing."""
         return round((1 - (self.busy or 0)) * (self.step or 0))
 
+    def of_fit(self, per_batch: int) -> int:
+        """Return the nanoseconds of the whole fit that so many of a usual batch are: no more than training batches took."""
+        return min(per_batch * self.batches, sum(row.total for row in self.rows if row.group == "batch"))
+
     def is_in_few(self, total: int, median: int) -> bool:
         """Say whether few batches take most of what a part of them takes in all, by what it takes in the median batch."""
         return median * self.batches <= _IN_FEW * total
@@ -110,6 +115,27 @@ class LoaderVerdict:
 Severity = Literal["problem", "advice", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 """The gravest first."""
+Concern = Literal["result", "memory", "time"]
+_CONCERNS: tuple[Concern, ...] = ("result", "memory", "time")
+"""Right results come before memory, and memory comes before speed."""
+_OF_RESULTS = frozenset(
+    (
+        "not trained",
+        "nan",
+        "data",
+        "divergence",
+        "eps",
+        "zero_grad",
+        "step",
+        "renewed",
+        "eval",
+        "amp",
+        "range",
+        "rank",
+        "unused",
+    )
+)
+_OF_MEMORY = frozenset(("graph", "growth", "rank memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +146,25 @@ class FitFinding:
     severity: Severity  # the gravest come first in a report
     what: str  # the finding in a sentence
     evidence: str  # the figures behind it
-    change: str  # the line to change, or "nothing"
+    change: str  # the line to change; "": there is nothing to do
     time: int | None = None  # nanoseconds per batch that it costs
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
     total: int | None = None  # nanoseconds of the whole fit that it costs, where it is not a cost per batch
+
+    @property
+    def concern(self) -> Concern:
+        """Return what suffers from it."""
+        return "result" if self.kind in _OF_RESULTS else "memory" if self.kind in _OF_MEMORY else "time"
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return its place among findings, the lowest first: by its severity, then by what suffers from it."""
+        return SEVERITIES.index(self.severity), _CONCERNS.index(self.concern)
+
+
+def gravest_first(findings: Iterable[FitFinding]) -> tuple[FitFinding, ...]:
+    """Return findings in the order in which a report has them; alike ones as they came."""
+    return tuple(sorted(findings, key=lambda finding: finding.rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +220,7 @@ class Growth:
     epochs: int = 1  # training epochs in which it was watched
     is_sum: bool = False  # the holder is one tensor, whose graph grows
     is_state: bool = False  # this tensor has several values: a state carried from batch to batch
+    container: str = "list"  # class of the holder, by its name
 
 
 @dataclass(frozen=True, slots=True)

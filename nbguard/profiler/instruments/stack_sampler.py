@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from nbguard.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
+from nbguard.profiler.record.on_line import NAME
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import name_of
@@ -236,7 +237,7 @@ def _opened_schedstat() -> int | None:
 
 def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...], frameworks: Sequence[str]) -> StackLine:
     file = code.co_filename
-    is_users = not file.startswith(libraries)
+    is_users = not file.startswith(libraries) and code.co_name != NAME
     place = sites.place(file) if is_users else below_packages(file, frameworks)
     return StackLine(
         name=getattr(code, "co_qualname", code.co_name),  # Python 3.10 does not know it

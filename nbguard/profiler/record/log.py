@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
@@ -52,6 +53,11 @@ class Log:
     def __len__(self) -> int:
         """Return the number of entries: marks and boundaries."""
         return self._before + (len(self._loose) - _RESERVED) // 2
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of memory that the packed entries have."""
+        return sum(map(sys.getsizeof, self._packed))
 
     def position(self, entries: int) -> LogPosition:
         """Return the place after so many of the first entries."""

@@ -55,7 +55,8 @@ Event = Literal[
 - `backward()`: the backward pass has ended: gradients are there
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
 - `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
-- `scale(scaler, given)`: a GradScaler has updated its scale, to a given one if `given`
+- `scale(scaler, given, infinite)`: a GradScaler has updated its scale, to a given one if `given`; `infinite` has for each
+  optimizer the flag that its gradients were not finite
 - `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """
@@ -446,6 +447,11 @@ class Recorder:
     def boundaries(self, most: int) -> Iterator[Boundary]:
         """Yield the boundaries of the fit that goes on among so many of the log's first entries."""
         return self._log.boundaries(most, self._first)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of memory that the log has taken so far: it grows while the fit runs."""
+        return self._log.nbytes
 
     def __len__(self) -> int:
         """Return the number of entries of the log: marks and boundaries."""

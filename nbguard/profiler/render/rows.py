@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.profiler.analysis.loader.fetches import FileReading
 from nbguard.profiler.analysis.report import (
-    SEVERITIES,
     Comparison,
     FitFinding,
     LoaderVerdict,
@@ -18,6 +17,7 @@ from nbguard.profiler.analysis.report import (
     RunChange,
     Setting,
     WorkerTrial,
+    gravest_first,
 )
 from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Table, TableRow
 from nbguard.units import counted, format_bytes, format_time
@@ -59,13 +59,12 @@ def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
 
 def finding_points(findings: Sequence[FitFinding]) -> Points:
     """Return findings, the gravest first: what, the evidence, the line to change."""
-    gravest = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-    return Points(tuple(_finding(finding) for finding in gravest))
+    return Points(tuple(_finding(finding) for finding in gravest_first(findings)))
 
 
 def _finding(finding: FitFinding) -> Point:
-    costs = {} if finding.time is None else {format_time(finding.time): " per batch"}
-    costs |= {} if finding.nbytes is None else {format_bytes(finding.nbytes): ""}
+    costs = {} if not finding.time else {format_time(finding.time): " per batch"}
+    costs |= {} if not finding.nbytes else {format_bytes(finding.nbytes): ""}
     unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{finding.what} {finding.evidence}"]
     what = f"{finding.what} ({', '.join(unsaid)})" if unsaid else finding.what
     lines = [finding.evidence] if finding.evidence else []

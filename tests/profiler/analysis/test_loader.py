@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nbguard.profiler.analysis.first_steps import first_steps
+from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
+from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, slowest
 from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.profiler.analysis.loader.verdict import verdict
@@ -259,11 +264,20 @@ def test_workers_that_are_fast_enough_need_more_batches_ahead() -> None:
     assert verdict(timing(40, wait=20), (loader(4, fetch_ms=300),), 4, on_accelerator=False).advice == ()
 
 
+def epochs_of(training: int, validation: int = 0, total: int = 1000) -> tuple[EpochRow, ...]:
+    passes = [(True, training), (False, validation)]
+    return tuple(
+        EpochRow(number=number, is_training=is_training, batches=20, total=total * MS, wait=0)
+        for is_training, count in passes
+        for number in range(1, count + 1)
+    )
+
+
 def test_workers_that_start_for_each_epoch_cost_a_share_of_it() -> None:
-    epochs = tuple(EpochRow(number=number, is_training=True, batches=20, total=1000 * MS, wait=0) for number in (1, 2))
-    slow = timing(40, wait=1, epochs=epochs)
+    slow = timing(400, wait=1, epochs=epochs_of(6))
     finding = only(verdict(slow, (loader(2, iterators=6, start=230 * MS),), 2, on_accelerator=False).advice)
-    assert (finding.kind, finding.time) == ("persistent_workers", 10 * MS)
+    assert (finding.kind, finding.time, finding.total) == ("persistent_workers", None, 1000 * MS)  # they start once in any case
+    assert finding.what == "2 workers start again for each training epoch"
     assert finding.evidence == "200 ms before the first batch of each training epoch, whose batches take 1.00 s"
     small, short, once = (
         loader(2, iterators=100, start=79 * MS),
@@ -272,6 +286,74 @@ def test_workers_that_start_for_each_epoch_cost_a_share_of_it() -> None:
     )
     for other in (small, short, replace(once, persistent=True), loader(0, iterators=6, start=230 * MS)):
         assert verdict(slow, (other,), 2, on_accelerator=False).advice == ()
+
+
+def test_workers_of_two_loaders_are_said_once_and_cost_no_more_than_the_fit() -> None:  # seeds3.md W10
+    training = loader(2, iterators=8, start=400 * MS)
+    validation = replace(training, is_training=False, iterators=8, start=504 * MS)
+    fit = timing(160, wait=1, epochs=epochs_of(8, 8, total=500))
+
+    finding = only(verdict(fit, (training, validation), 2, on_accelerator=False).advice)
+    assert finding.what == "2 workers start again for each training epoch and each validation epoch"
+    assert finding.total == 7 * (370 + 474) * MS <= fit.wall
+    assert first_steps(fit, None, (finding,))[0].endswith("(74% of the fit)")
+
+
+@pytest.mark.parametrize(
+    ("loaders", "says", "not_this"),
+    [
+        ((loader(2, iterators=3),), "`persistent_workers=True`, which starts them once", "make the loader once"),
+        ((loader(4, iterators=1), loader(4, iterators=1), loader(4, iterators=1)), "make the loader once", "starts them once"),
+        ((loader(2, iterators=1),), "fewer workers", "persistent"),
+        ((loader(2, iterators=3, persistent=True),), "fewer workers", "persistent"),
+    ],
+)
+def test_what_helps_against_the_start_of_workers(loaders: tuple[LoaderFacts, ...], says: str, not_this: str) -> None:
+    assert says in starting_less(loaders)
+    assert not_this not in starting_less(loaders)
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_no_cost_exceeds_the_fit(number: int) -> None:
+    """Whatever a fit was like: batches of two speeds, loaders of few and of many workers, lines that waited long and once."""
+    rng = random.Random(number)
+    count = rng.choice((3, 50, 1000))
+    phase_names = (phases.WAIT, phases.TO_DEVICE, phases.OTHER, phases.BACKWARD)
+    medians = {name: rng.choice((0, rng.randrange(1, 500) * MS)) for name in phase_names}
+    rows = [
+        TimeRow(phase=name, group="batch", total=round(count * median * rng.uniform(0.5, 2)), median=median)
+        for name, median in medians.items()
+    ]
+    rows.append(TimeRow(phase=phases.WORKERS, group="around", total=rng.randrange(3000) * MS))
+    wall = sum(row.total for row in rows)
+    passes = rng.randrange(1, 9)
+    whole = Timing(
+        wall=wall,
+        rows=tuple(rows),
+        batches=count,
+        warm_up=3,
+        step=sum(medians.values()),
+        busy=rng.choice((None, 0.1, 0.95)),
+        epochs=epochs_of(passes, passes, total=wall // MS // passes // 2),
+    )
+    loaders = tuple(
+        replace(
+            loader(rng.choice((0, 2, 8)), fetch_ms=rng.randrange(300), iterators=rng.choice((1, passes))),
+            start=rng.choice((None, rng.randrange(1, wall // passes // 2 + 2))),
+            is_training=is_training,
+        )
+        for is_training in (True, False)
+    )
+    site = SyncSite(where="In[5], line 8", own="", methods=("item",), calls=9, batches=3, waited=rng.randrange(wall + 1))
+    found = verdict(whole, loaders, 2, on_accelerator=rng.random() < 0.5)
+    findings = (*found.advice, *sync_findings(SyncFacts((site,), 3), whole.step, whole.gainable))
+
+    for finding in findings:
+        assert (finding.total or 0) <= wall
+        assert (finding.time or 0) <= (whole.step or 0)
+    for sentence in first_steps(whole, found, findings):
+        for figure, unit in re.findall(r"([\d.,]+) (s|min|h) of the fit", sentence):
+            assert float(figure.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit] <= 1.01 * wall / 1e9
 
 
 def test_copies_are_told_by_how_the_loader_is_set_up() -> None:

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from nbguard.memory.facts import Graph, Node, Root, StorageFact
 from nbguard.profiler.analysis.memory import categories as memory
 from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
-from nbguard.profiler.analysis.memory.growth import Sample, growth_finding, growth_per_batch, growth_per_epoch
+from nbguard.profiler.analysis.memory.growth import (
+    KeptGraphs,
+    Sample,
+    graph_findings,
+    growth_finding,
+    growth_per_batch,
+    growth_per_epoch,
+    with_growth,
+)
 from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
 from nbguard.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
-from nbguard.profiler.analysis.report import Growth, MemoryReport, PhasePeak
+from nbguard.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import KiB, MiB
 
@@ -202,6 +210,60 @@ def test_a_finding_names_the_line_to_change() -> None:
     assert unknown.severity == "advice"
 
 
+@pytest.mark.parametrize(
+    ("container", "line"),
+    [
+        ("list", "kept.append(loss.item())"),
+        ("deque", "kept.append(loss.item())"),
+        ("set", "kept.add(loss.item())"),
+        ("tuple", "kept += (loss.item(),)"),
+        ("dict", "kept[key] = loss.item()"),
+        ("defaultdict", "kept[key] = loss.item()"),
+        ("joined", "kept = torch.cat((kept, value.detach()))"),
+        ("nested", ""),
+        ("Agent", ""),
+    ],
+)
+def test_the_advice_on_a_graph_fits_the_container(container: str, line: str) -> None:
+    growth = Growth(per_batch=MiB, batches=40, holder="kept", is_graph=True, container=container)
+    kept = KeptGraphs("kept", 40, container)
+
+    for change in (
+        growth_finding(growth).change,
+        *map(_change, graph_findings([kept], 40)),
+    ):
+        assert (f"`{line}`" in change) if line else (".append" not in change and "`.detach()`" in change)
+
+
+def _change(finding: FitFinding) -> str:
+    return finding.change
+
+
+@pytest.mark.parametrize(
+    ("holder", "whats"),
+    [
+        ("", ["`learn.feat.acts` keeps 40 autograd graphs"]),
+        ("learn.feat.acts", ["`learn.feat.acts` keeps 40 autograd graphs"]),
+        (
+            "cache",
+            [
+                "memory grows by 192.50 KiB per batch: `cache` keeps tensors of every batch",
+                "`learn.feat.acts` keeps 40 autograd graphs",
+            ],
+        ),
+    ],
+)
+def test_growth_that_a_name_explains_is_said_once(holder: str, whats: list[str]) -> None:  # seeds3.md W14
+    growth = Growth(per_batch=192 * KiB + 512, batches=40, holder=holder)
+    graphs = tuple(graph_findings([KeptGraphs("learn.feat.acts", 40)], 40))
+
+    found = tuple(with_growth(graphs, growth))
+    assert [finding.what for finding in found] == whats
+    assert found[0].nbytes == 192 * KiB + 512
+    assert tuple(with_growth(graphs, None)) == graphs
+    assert tuple(with_growth((), growth)) == (growth_finding(growth),)
+
+
 # --- categories -----------------------------------------------------------------------------------------------------------
 
 _SIZE = st.integers(0, 10**12)
@@ -230,6 +292,35 @@ def test_categories_always_add_up_to_the_peak(
 
 def _named(peak: int, start: int, stock: Stock, shape: Shape, *, grows: bool = False) -> dict[str, int]:
     return {each.name: each.nbytes for each in categories(peak, start, stock, shape, grows=grows)}
+
+
+@pytest.mark.parametrize("number", range(100))
+def test_no_byte_counts_twice_whenever_it_was_allocated(number: int) -> None:
+    """Each part of what a fit has may be older than the fit or not, and what is older may go before the batch."""
+    rng = random.Random(number)
+
+    def older(nbytes: int) -> int:
+        return nbytes if rng.random() < 0.5 else 0
+
+    sizes = {name: rng.randrange(1, 1000) for name in ("parameters", "buffers", "state", "inputs", "kept_gradients")}
+    others, freed, temporary, activations = (rng.choice((0, rng.randrange(1, 1000))) for _ in range(4))
+    owned = sum(older(nbytes) for nbytes in sizes.values())
+    before = sum(sizes.values()) + others + temporary
+    stock = Stock(**sizes, gradients=sizes["kept_gradients"], spent=owned + freed)
+    shape = Shape(before, before + activations, before + activations, phases.LOSS)
+
+    found = _named(shape.peak, others + owned + freed, stock, shape)
+    expected = {
+        "parameters": sizes["parameters"],
+        "buffers": sizes["buffers"],
+        "optimizer state": sizes["state"],
+        "inputs": sizes["inputs"],
+        "gradients": sizes["kept_gradients"],
+        "activations": activations,
+        "before the fit": others,
+        "other": temporary,
+    }
+    assert found == {name: nbytes for name, nbytes in expected.items() if nbytes}
 
 
 def test_a_peak_in_the_loss_has_activations_and_no_new_gradients() -> None:

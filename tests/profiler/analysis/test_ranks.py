@@ -113,7 +113,7 @@ def test_versions_that_differ_are_a_problem_and_a_variable_that_one_rank_lacks_i
         RankMessage(_row(2), (Setting("torch version", "2.13.0", is_version=True),)),
     )
 
-    variable, version = rank_report(RankObservations(world=3, host="one", messages=said)).findings
+    version, variable = rank_report(RankObservations(world=3, host="one", messages=said)).findings
 
     assert (version.severity, version.evidence) == ("problem", "rank 0, 2: 2.13.0; rank 1: 2.12.0")
     assert (variable.severity, variable.evidence) == ("advice", "rank 0: 1; rank 1, 2: not set")

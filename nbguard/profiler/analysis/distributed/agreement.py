@@ -92,7 +92,7 @@ def _values(ranks: Mapping[int, RankDigests]) -> Iterator[FitFinding]:
     elif steps:
         compared = counted(len(tensors), "tensor")
         evidence = f"{compared} compared bit by bit before {_steps(steps)}"
-        yield _finding("note", "All ranks hold the same model", evidence, "nothing")
+        yield _finding("note", "All ranks hold the same model", evidence, "")
     if len(unwanted) < len(since):
         norm = next(tensors[index] for index in since if index not in unwanted)
         yield _finding(
@@ -104,7 +104,7 @@ def _values(ranks: Mapping[int, RankDigests]) -> Iterator[FitFinding]:
     dropouts = max(digests.dropouts for digests in ranks.values())
     if dropouts:
         evidence = f"{counted(dropouts, 'module')}, by each rank's own generator; no parameter differs for it"
-        yield _finding("note", "Dropout differs by design", evidence, "nothing")
+        yield _finding("note", "Dropout differs by design", evidence, "")
 
 
 def _is_by_design(tensor: TensorName) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from nbguard.plain_data import from_plain
 from nbguard.profiler.analysis.distributed.agreement import RankDigests, disagreements
 from nbguard.profiler.analysis.distributed.skew import skews
-from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
+from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
 from nbguard.profiler.analysis.time import phases
 from nbguard.ranks.analysis.diagnosis import RankFault
 from nbguard.units import format_time
@@ -85,7 +85,7 @@ def rank_report(observed: RankObservations) -> RankReport:
     digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
     note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
-    return RankReport(world=world, rows=tuple(rows), findings=tuple(findings), note=note, launch=observed.launch)
+    return RankReport(world=world, rows=tuple(rows), findings=gravest_first(findings), note=note, launch=observed.launch)
 
 
 def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[RankRow, FitFinding]:

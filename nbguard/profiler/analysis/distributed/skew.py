@@ -47,7 +47,12 @@ def _straggler(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
         place = f"{row.device} of {row.host}" if row.device else row.host
         change = f"look for what else runs on {place}, and for work that only this rank does"
     yield FitFinding(
-        kind="rank", severity="problem", what=f"Rank {row.rank} is the straggler", evidence=evidence, change=change, time=excess
+        kind="straggler",
+        severity="advice",
+        what=f"Rank {row.rank} is the straggler",
+        evidence=evidence,
+        change=change,
+        time=excess,
     )
 
 
@@ -66,7 +71,7 @@ def _memory(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
         evidence = f"peak {format_bytes(row.peak)}, the other ranks {format_bytes(usual)}: {format_bytes(more)} more"
         change = "look for what only this rank holds: other ranks' tensors loaded to its device (`map_location`), logs, metrics"
         yield FitFinding(
-            kind="rank",
+            kind="rank memory",
             severity="advice",
             what=f"Rank {row.rank} takes more memory",
             evidence=evidence,

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nbguard.profiler.analysis.report import FitFinding
+from nbguard.profiler.analysis.report import FitFinding, Setting
+from nbguard.units import counted
 
 _WARM_UP = 10
 """Updates in which a dynamic scale looks for its level: skipped steps are how it does."""
 _SKIPS = 3
+"""Steps that a fit may skip at any time without a word."""
 _ENOUGH = 3
 """Batches until which a missing GradScaler may still come."""
+_USUAL = 2.0**16
+"""A GradScaler's first scale, if it is not told another."""
+_NEVER = 10**6
+"""Steps without a skipped one after which a scale grows that is not meant to grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +30,25 @@ class ScalerFacts:
     interval: int  # updates without a skipped step before it grows
     updates: int  # calls of `update`
     scales: tuple[tuple[int, float], ...] = ()  # (update, scale after it) wherever it changed
-    skipped: tuple[int, ...] = ()  # the updates at which the scale fell: that step was skipped
-    is_static: bool = False  # the scale was given by hand: then the skipped steps are not known
+    skipped: tuple[int, ...] = ()  # the updates at which a step was skipped
+    idle: int = 0  # of these, where no optimizer of several has stepped
+    optimizers: int = 1  # whose steps it decides on
+    is_static: bool = False  # the loop sets the scale by hand
 
     @property
     def last(self) -> float:
         """Return the scale at the end."""
         return self.scales[-1][1] if self.scales else self.initial
+
+    @property
+    def stays(self) -> bool:
+        """Say whether the scale is meant to stay: it is set by hand, or never grows by itself."""
+        return self.is_static or self.growth == 1 or self.interval >= _NEVER
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether none of its steps was taken."""
+        return self.idle == self.updates >= _SKIPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +57,37 @@ class AmpFacts:
 
     batches: tuple[tuple[str, int], ...] = ()  # (dtype, batches) by the dtype of autocast in the forward pass
     scalers: tuple[ScalerFacts, ...] = ()  # those in use and enabled
+    by_hand: int = 0  # batches in float16 whose loss the loop itself had multiplied before the backward pass
 
     def in_dtype(self, dtype: str) -> int:
         """Return how many training batches ran in a dtype."""
         return dict(self.batches).get(dtype, 0)
 
 
-def amp_findings(facts: AmpFacts) -> tuple[FitFinding, ...]:
-    """Return what stands out, and for each scaler its history."""
-    return (*_missing(facts), *_needless(facts), *(finding for scaler in facts.scalers for finding in _history(scaler)))
+def amp_findings(facts: AmpFacts, nan: FitFinding | None = None, optimizers: int = 1) -> tuple[FitFinding, ...]:
+    """Return what stands out.
+
+    Args:
+        facts: what was seen.
+        nan: the finding on values that are not finite, if there is one: steps are skipped and the scale falls because of them.
+        optimizers: all of the fit.
+    """
+    skips = (finding for scaler in facts.scalers for finding in _skips(scaler, facts, nan, optimizers))
+    return (*_missing(facts), *_needless(facts), *skips)
+
+
+def scale_settings(facts: AmpFacts) -> tuple[Setting, ...]:
+    """Return the history of each scale."""
+    if facts.by_hand and not facts.scalers:  # a scaler is not known before its first update
+        return (
+            Setting("loss scale", "by hand", f"the loop multiplied the loss in {counted(facts.by_hand, 'batch', 'batches')}"),
+        )
+    return tuple(Setting("loss scale", _path(scaler), _kind(scaler)) for scaler in facts.scalers)
 
 
 def _missing(facts: AmpFacts) -> Iterator[FitFinding]:
     count = facts.in_dtype("float16")
-    if count >= _ENOUGH and not facts.scalers:
+    if count - facts.by_hand >= _ENOUGH and not facts.scalers:
         yield FitFinding(
             kind="amp",
             severity="problem",
@@ -80,24 +115,54 @@ def _needless(facts: AmpFacts) -> Iterator[FitFinding]:
         )
 
 
-def _history(scaler: ScalerFacts) -> Iterator[FitFinding]:
+def _skips(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, optimizers: int) -> Iterator[FitFinding]:
     late_skips = [update for update in scaler.skipped if update > _warm_up(scaler)]
     allowed = _SKIPS + scaler.updates // max(1, scaler.interval)  # each growth may cost one
-    words = _words(scaler)
-    if len(late_skips) > allowed:
+    if scaler.is_idle:
+        yield _not_trained(scaler, facts, nan, optimizers)
+    elif nan is not None:
+        return  # the scale and its steps go by that
+    elif len(scaler.skipped) > max(_SKIPS, scaler.updates / 2):
+        what = f"{len(scaler.skipped)} of {scaler.updates} steps were skipped: their gradients were not finite"
+        yield _problem(what, scaler, _smaller_scale(scaler, facts))
+    elif len(late_skips) > allowed:
         what = f"{len(late_skips)} steps skipped after the warm-up: their gradients were not finite"
-        change = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
-        yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
+        yield _problem(what, scaler, "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16")
     elif scaler.last < 1:
         what = f"the loss scale has fallen to {scaler.last:g}: below 1 it makes small gradients smaller instead of keeping them"
-        change = (
-            "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
-        )
-        yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
-    else:
-        yield FitFinding(
-            kind="amp", severity="note", what=f"the loss is scaled by {scaler.last:g}", evidence=words, change="nothing"
-        )
+        yield _problem(what, scaler, _finite_gradients(facts))
+
+
+def _problem(what: str, scaler: ScalerFacts, change: str) -> FitFinding:
+    return FitFinding(
+        kind="amp", severity="problem", what=what, evidence=f"scale {_path(scaler)} ({_kind(scaler)})", change=change
+    )
+
+
+def _not_trained(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, optimizers: int) -> FitFinding:
+    """Return that no step was taken, with the cause where the report knows one."""
+    skipped = f"every one of {scaler.updates} steps was skipped"
+    is_all = optimizers <= scaler.optimizers  # another one may have trained a part of the model
+    what = f"the model was not trained: {skipped}" if is_all else f"{skipped} that the GradScaler decides on"
+    if nan is None:
+        return replace(_problem(what, scaler, _smaller_scale(scaler, facts)), kind="not trained")
+    found = _problem(f"{what}, as {nan.what}", scaler, nan.change)
+    return replace(found, kind="not trained", evidence=f"{nan.evidence}; {found.evidence}")
+
+
+def _smaller_scale(scaler: ScalerFacts, facts: AmpFacts) -> str:
+    """Return what to do about a scale under which gradients are not finite."""
+    if scaler.last >= _USUAL and (scaler.initial > _USUAL or scaler.stays):
+        return f"a scale of {scaler.last:g} is too high: `torch.amp.GradScaler()` begins at 65536 and finds its level"
+    if scaler.is_static:
+        return "leave the scale to the GradScaler: `scaler.update()` lowers it after a step that was skipped"
+    return _finite_gradients(facts)
+
+
+def _finite_gradients(facts: AmpFacts) -> str:
+    if facts.in_dtype("float16"):
+        return "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
+    return "look for the operation whose gradient is not finite: `torch.autograd.set_detect_anomaly(True)` names a NaN's"
 
 
 def _warm_up(scaler: ScalerFacts) -> int:
@@ -106,10 +171,15 @@ def _warm_up(scaler: ScalerFacts) -> int:
     return max(_WARM_UP, in_a_row)
 
 
-def _words(scaler: ScalerFacts) -> str:
+def _path(scaler: ScalerFacts) -> str:
     scales = [scaler.initial, *(scale for _, scale in scaler.scales)]
-    path = " → ".join(f"{scale:g}" for scale in (scales if len(scales) <= 4 else [scales[0], min(scales), scales[-1]]))
+    return " → ".join(f"{scale:g}" for scale in (scales if len(scales) <= 4 else [scales[0], min(scales), scales[-1]]))
+
+
+def _kind(scaler: ScalerFacts) -> str:
+    skipped = f"{len(scaler.skipped)} of {scaler.updates} steps skipped"
     if scaler.is_static:
-        return f"scale {path}, given by hand (static); which steps were skipped is then not known"
-    kind = f"dynamic: ×{scaler.backoff:g} after a skipped step, ×{scaler.growth:g} after {scaler.interval} others"
-    return f"scale {path} ({kind}); {len(scaler.skipped)} of {scaler.updates} steps skipped"
+        return f"static, given by hand; {skipped}"
+    falls = f"×{scaler.backoff:g} after a skipped step"
+    kind = f"static: {falls}" if scaler.stays else f"dynamic: {falls}, ×{scaler.growth:g} after {scaler.interval} others"
+    return f"{kind}; {skipped}"

@@ -19,6 +19,7 @@ class Float32Trial:
     is_finite: bool = False  # the model's output is finite then
     largest: float | None = None  # magnitude that the first of them returned in float32; None: that is not finite either
     note: str = ""  # the reason why it was not tried; empty: it was
+    types: tuple[str, ...] = ()  # of the layers
 
     @property
     def is_small(self) -> bool:
@@ -28,7 +29,13 @@ class Float32Trial:
     @property
     def names(self) -> str:
         """Return the layers in words."""
-        return ", ".join(f"`{name}`" if name else "the model as a whole" for name in self.layers)
+        types = dict(zip(self.layers, self.types, strict=False))
+        return ", ".join(module_words(name, types.get(name, "")) if name else "the model as a whole" for name in self.layers)
+
+
+def module_words(name: str, type_name: str = "") -> str:
+    """Return a module of a model in words: by its name alone, `0` would be a number."""
+    return f"the module `{name}`{f' ({type_name})' if type_name else ''}" if name else "the model"
 
 
 def words_of(trial: Float32Trial) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.profiler.analysis.health.float32 import LARGEST
+from nbguard.profiler.analysis.health.float32 import LARGEST, module_words
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.units import counted
 
@@ -25,6 +25,7 @@ class LargestActivation:
 
     layer: str  # its name in the model; "": the model
     value: float  # magnitude
+    type: str = ""  # of the layer; "": not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def _near_the_end(facts: RangeFacts) -> Iterator[FitFinding]:
     largest, limit = facts.largest, LARGEST["float16"]
     if largest is None or largest.value < _NEAR * limit:
         return
-    layer = f"`{largest.layer}`" if largest.layer else "the model"
+    layer = module_words(largest.layer, largest.type)
     yield FitFinding(
         kind="range",
         severity="advice",

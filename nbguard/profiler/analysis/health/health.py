@@ -10,8 +10,11 @@ from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, nan_findings
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, optimizer_findings
 from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
 from nbguard.profiler.analysis.health.syncs import SyncFacts, sync_findings
-from nbguard.profiler.analysis.report import SEVERITIES, FitFinding
+from nbguard.profiler.analysis.report import FitFinding, gravest_first
 from nbguard.profiler.analysis.time import phases
+
+_NOT_FINITE = ("nan", "data")
+"""Kinds of findings on values for which a GradScaler skips steps and lowers its scale."""
 
 
 def health(
@@ -32,14 +35,20 @@ def health(
     """
     times = times or {}
     work = sum(times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
+    broken = _broken(finite, amp, optimizers, times)
+    nan = next((finding for finding in broken if finding.kind in _NOT_FINITE and finding.severity == "problem"), None)
+    of_scales = amp_findings(amp, nan, len(optimizers.optimizers))
+    if nan is not None and any(nan.what in finding.what for finding in of_scales):
+        broken = tuple(finding for finding in broken if finding is not nan)  # it is said as the cause
     findings = [
-        *_broken(finite, amp, optimizers, times),
-        *amp_findings(amp),
+        *(finding for finding in of_scales if finding.kind == "not trained"),
+        *broken,
+        *(finding for finding in of_scales if finding.kind != "not trained"),
         *range_findings(fp16 or RangeFacts()),
         *switch_findings(switches, work),
         *sync_findings(syncs, step, gainable),
     ]
-    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return gravest_first(findings)
 
 
 def _broken(

@@ -139,9 +139,7 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: 
     if first.is_search:
         goes_on = "the learning rate finder raises the rate until the loss diverges"
         return (
-            FitFinding(
-                kind="nan", severity="note", what=what, evidence=goes_on, change="nothing: take a rate from well before that"
-            ),
+            FitFinding(kind="nan", severity="note", what=what, evidence=goes_on, change="take a rate from well before that"),
         )
     if first.has_stopped:
         what += "; the fit was stopped there"
@@ -264,16 +262,15 @@ def _change(first: NotFinite) -> str:
 
 def _usual_change(first: NotFinite) -> str:
     origin = first.origin
+    clipping = "clipping cannot mend a NaN" if first.value == "NaN" else "`clip_grad_norm_` makes a NaN of an infinity"
     return {
         "input": f"its data are not finite{_places(origin.items)}: look for such samples, `torch.isfinite(x).all()` over the "
         "dataset; fill or drop them",
         "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
-        "code": "keep divisors, logarithms and roots there away from 0: `.clamp_min(1e-6)`",
-        "loss": "take a loss that works on logits (`nn.CrossEntropyLoss`, `nn.BCEWithLogitsLoss`), or `.clamp_min(1e-6)` "
-        "before a logarithm",
-        "step": f"a lower learning rate, or {_CLIP}",
-        "gradient": "look at its backward pass (roots, norms and divisions at 0): clipping cannot mend a NaN"
-        if first.value == "NaN"
-        else f"look at its backward pass (roots, norms and divisions at 0), or {_CLIP}",
+        "code": f"look at what that code computes in {first.place.words}",
+        "loss": "look at how the loss is made of the model's output, and at callbacks that change the output",
+        "step": "look at the gradients of the batch before: where they are finite, the step was too long for its learning "
+        "rate, and where they are not, no clipping mends them",
+        "gradient": f"look at its backward pass, usually at a root, a norm or a division at 0: {clipping}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]

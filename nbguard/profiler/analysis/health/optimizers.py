@@ -34,6 +34,11 @@ class OptimizerFacts:
     without_gradients: tuple[str, ...] = ()  # parameters that never had one at any look
     looks: int = 0  # at its parameters, before steps 1, 2, 4, 8, …
     is_fastai: bool = False  # fastai's own, not a wrapper of one of torch
+    fusible: str = ""  # torch's class that does the same with `fused=True`; "": none is known, or it is fused
+    is_wrapped: bool = False  # torch's, in fastai's `OptimWrapper`
+    is_looped: bool = False  # it was told to go through its parameters one by one: `foreach=False`
+    is_stateless: bool = False  # it keeps nothing from step to step: SGD without momentum
+    is_renewed: bool = False  # it steps the parameters of an earlier one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,21 @@ class OptimizersFacts:
     unused: UnusedGradients | None = None  # None: there are none
 
 
+def faster_step(facts: OptimizersFacts) -> str:
+    """Return a way to have the step of the optimizer with the most parameters take fewer calls; empty where none is known."""
+    facts_of_most = max(facts.optimizers, key=lambda optimizer: optimizer.parameters, default=None)
+    if facts_of_most is None or not (facts_of_most.fusible or facts_of_most.is_looped):
+        return ""
+    name = facts_of_most.fusible or facts_of_most.name
+    if facts_of_most.is_fastai or facts_of_most.is_wrapped:
+        line = f"opt_func=partial(OptimWrapper, opt=torch.optim.{name}, fused=True)"
+    else:
+        line = f"{name}(…, fused=True)"
+    if not facts_of_most.fusible:
+        line = line.replace("fused=True", "foreach=True")
+    return f"`{line}` takes fewer calls for a step"
+
+
 def optimizer_findings(
     facts: OptimizersFacts, *, is_scaled: bool = False, times: Mapping[str, int] | None = None
 ) -> tuple[FitFinding, ...]:
@@ -62,7 +82,7 @@ def optimizer_findings(
     `is_scaled`: a GradScaler decides which steps are taken. `times`: nanoseconds of a batch by phase, as far as they are known.
     """
     times = times or {}
-    findings: list[FitFinding] = [*_many(facts, times), *_unused(facts, times)]
+    findings: list[FitFinding] = [*_many(facts, times), *_renewed(facts), *_unused(facts, times)]
     for optimizer in facts.optimizers:
         findings += [*_eps(optimizer), *_piles_up(optimizer, facts), *_in_place(optimizer), *_without_gradients(optimizer)]
         if not is_scaled:
@@ -112,17 +132,37 @@ def _thrown(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFi
 
 def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFinding]:
     """Yield many optimizers that step one after the other, each with few parameters."""
-    count = len([optimizer for optimizer in facts.optimizers if optimizer.steps])
-    if count >= _MANY:
+    stepped = [optimizer for optimizer in facts.optimizers if optimizer.steps]
+    count = round(sum(optimizer.steps for optimizer in stepped) / max(facts.backwards, 1))
+    if min(count, len(stepped)) >= _MANY and not any(optimizer.is_renewed for optimizer in stepped):
         time = times.get(phases.STEP, 0) + times.get(phases.ZERO_GRAD, 0)
         yield FitFinding(
             kind="optimizers",
             severity="advice",
             what=f"{count} optimizers step in each batch",
-            evidence=f"with {sum(optimizer.parameters for optimizer in facts.optimizers)} parameters in all: one optimizer "
+            evidence=f"with {sum(optimizer.parameters for optimizer in stepped)} parameters in all: one optimizer "
             "updates many parameters at once",
             change=f"one `{facts.optimizers[0].name}(model.parameters())`, with groups where settings differ",
             time=time * (count - 1) // count or None,
+        )
+
+
+def _renewed(facts: OptimizersFacts) -> Iterator[FitFinding]:
+    """Yield an optimizer that is made anew in each batch, or nearly: what it remembers of the steps before is lost."""
+    names = {optimizer.name for optimizer in facts.optimizers if optimizer.is_renewed}
+    for name in sorted(names):
+        alike = [optimizer for optimizer in facts.optimizers if optimizer.name == name and optimizer.steps]
+        if len(alike) < _ENOUGH or any(optimizer.steps > 1 for optimizer in alike[1:]):
+            continue
+        of = "fastai's " if alike[0].is_fastai else ""
+        forgets = not all(optimizer.is_stateless for optimizer in alike)
+        yield FitFinding(
+            kind="renewed",
+            severity="problem" if forgets else "note",
+            what=f"a new {of}{name} is made in each batch"
+            + (": its state (momentum, averages) starts from nothing" if forgets else ""),
+            evidence=f"{len(alike)} of them took one step each, on the same parameters",
+            change=f"make `{name}` once, before the loop",
         )
 
 

@@ -52,7 +52,7 @@ def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             kind="switch",
             severity="advice" if facts.has_device else "note",
             what="CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel",
-            evidence="nothing is prepared while the GPU works: a switch for finding errors",
+            evidence="no work is prepared while the GPU works: a switch for finding errors",
             change="`del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used: restart the kernel",
         )
 

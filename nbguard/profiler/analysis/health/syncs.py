@@ -35,14 +35,14 @@ class SyncFacts:
 
 
 def sync_findings(facts: SyncFacts, step: int | None = None, gainable: int | None = None) -> tuple[FitFinding, ...]:
-    """Return the lines that wait in at least every other batch, the longest first.
+    """Return the lines of the user's that wait in at least every other batch, the longest first.
 
     Args:
         facts: lines and their times.
         step: nanoseconds of a batch.
         gainable: nanoseconds of a batch that can be saved at all: to wait for a GPU that is at work costs nothing.
     """
-    often = [site for site in facts.sites if site.batches >= _ENOUGH and site.batches * 2 >= facts.batches]
+    often = [site for site in facts.sites if not site.own and site.batches >= _ENOUGH and site.batches * 2 >= facts.batches]
     often.sort(key=lambda site: (-(site.waited or 0), -site.calls))
     return tuple(
         _copied(site, facts.batches, step, gainable)
@@ -65,11 +65,11 @@ def _lost(time: int, gainable: int | None) -> int:
 def _copied(site: SyncSite, batches: int, step: int | None, gainable: int | None) -> FitFinding:
     time = (site.waited or 0) // batches
     lost = _lost(time, gainable)
-    is_worth_it = not site.own and (step is None or lost >= _SHARE * step)
+    is_worth_it = step is None or lost >= _SHARE * step
     return FitFinding(
         kind="copy",
         severity="advice" if is_worth_it else "note",
-        what=f"{site.own or site.where} copies the same tensor to the GPU in every batch",
+        what=f"{site.where} copies the same tensor to the GPU in every batch",
         evidence=f"{site.calls} times in {batches} training batches; {time / 1e6:.2f} ms per batch",
         change="copy it once, before the loop; what belongs to a model is moved with it after `register_buffer`",
         time=lost,
@@ -79,7 +79,6 @@ def _copied(site: SyncSite, batches: int, step: int | None, gainable: int | None
 def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | None) -> FitFinding:
     time = None if site.waited is None else site.waited // batches
     is_emptying = set(site.methods) == {"empty_cache"}
-    who = f"`{site.own}`" if site.own else site.where
     how_often = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
     reads = ", ".join(_READS.get(method, f"`.{method}()`") for method in site.methods)
     evidence = f"{reads}: {site.calls} times in {batches} training batches ({site.calls / batches:.3g} per batch)"
@@ -87,9 +86,7 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
         evidence += "; where the tensor is on a GPU, each waits for it"
     else:
         evidence += f"; {time / 1e6:.2f} ms per batch are waited there"
-    if site.own:
-        change = f"nothing: `{site.own}` works that way"
-    elif set(site.methods) == {"synchronize"}:
+    if set(site.methods) == {"synchronize"}:
         change = "take the call out: a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
     elif is_emptying:
         change = (
@@ -98,10 +95,10 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
     else:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
     lost = None if time is None else _lost(time, gainable)
-    is_worth_it = lost is not None and step is not None and lost >= _SHARE * step and not site.own
-    what = f"{who} waits for the GPU in {how_often}" if time is not None else f"{who} reads a value of a tensor in {how_often}"
+    is_worth_it = lost is not None and step is not None and lost >= _SHARE * step
+    what = f"{site.where} {'waits for the GPU' if time is not None else 'reads a value of a tensor'} in {how_often}"
     if is_emptying:
-        what = f"{who} empties the allocator's cache in {how_often}"
+        what = f"{site.where} empties the allocator's cache in {how_often}"
     return FitFinding(
         kind="cache" if is_emptying else "sync",
         severity="advice" if is_worth_it else "note",

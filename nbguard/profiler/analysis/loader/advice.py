@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
@@ -60,12 +60,12 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
             workers = [replace(finding, severity="note") for finding in workers]
         findings += [*slow, *workers, *_copying(context, context.loader)]
-    batches, gainable = context.timing.batches, context.timing.gainable
+    timing = context.timing
     findings = [
-        replace(finding, time=min(finding.time or 0, gainable)) if finding.kind in _IN_BATCHES else finding
+        replace(finding, time=min(finding.time or 0, timing.gainable)) if finding.kind in _IN_BATCHES else finding
         for finding in findings
     ]
-    yield from sorted(findings, key=lambda finding: -(finding.total or (finding.time or 0) * batches))
+    yield from sorted(findings, key=lambda finding: -(finding.total or timing.of_fit(finding.time or 0)))
 
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
@@ -145,20 +145,36 @@ def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
 
 def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that are started anew for each epoch, where that takes a part of it."""
+    found: dict[int, list[tuple[str, str, int]]] = {}  # by the number of workers: which epochs, evidence, nanoseconds
     for loader in context.loaders:
         epochs = [epoch for epoch in context.timing.epochs if epoch.is_training == loader.is_training and epoch.batches]
-        if not loader.workers or loader.persistent or loader.iterators < 2 or not loader.start or not epochs:
+        starts = min(loader.iterators, len(epochs))
+        if not loader.workers or loader.persistent or starts < 2 or not loader.start:
             continue
         per_epoch = sum(epoch.total for epoch in epochs) // len(epochs)
-        batches = sum(epoch.batches for epoch in epochs) / len(epochs)
         cost = loader.start - (loader.fetch.median or 0)  # the first batch is made in any case
-        if cost > _SMALL * per_epoch and cost * loader.iterators > _NOTICED:
+        if cost > _SMALL * per_epoch and cost * starts > _NOTICED:
             which = "training" if loader.is_training else "validation"
             evidence = f"{format_time(cost)} before the first batch of each {which} epoch, whose batches take "
             evidence += format_time(per_epoch)
-            change = "`persistent_workers=True` starts them once"
-            what = f"{_workers(loader.workers)} start again for each epoch"
-            yield _finding("persistent_workers", what, evidence, change, round(cost / batches))
+            found.setdefault(loader.workers, []).append((f"each {which} epoch", evidence, cost * (starts - 1)))
+    for workers, parts in found.items():
+        which = " and ".join(dict.fromkeys(epochs_of for epochs_of, _, _ in parts))
+        evidence = "; ".join(words for _, words, _ in parts)
+        total = min(sum(nanoseconds for _, _, nanoseconds in parts), context.timing.wall)
+        change = "`persistent_workers=True` starts them once"
+        what = f"{_workers(workers)} start again for {which}"
+        yield replace(_finding("persistent_workers", what, evidence, change), total=total)
+
+
+def starting_less(loaders: Sequence[LoaderFacts]) -> str:
+    """Return what to do about workers whose start takes long, by how the loaders were used."""
+    started = [loader for loader in loaders if loader.workers]
+    if any(loader.iterators > 1 and not loader.persistent for loader in started):
+        return "fewer workers, or `persistent_workers=True`, which starts them once"
+    if any(sum(loader.is_training == other.is_training for other in started) > 1 for loader in started):
+        return "make the loader once, before the epochs, with `persistent_workers=True`; data in memory need no workers"
+    return "fewer workers"
 
 
 def _copying(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:

@@ -17,11 +17,6 @@ _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest p
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
 _NO_LOADER = "no DataLoader was seen, so the time to make a batch counts as other code"
 _OF_MODEL = (phases.FORWARD, phases.LOSS, phases.BACKWARD)
-_MORE_WORK = {
-    phases.STEP: "an optimizer with `fused=True` takes fewer calls for a step",
-    phases.OTHER: "look at what the loop does between the calls of the model",
-}
-"""Ways to make a GPU wait less where the program spends most of a batch in a phase that is not the model's own."""
 
 
 def verdict(
@@ -33,6 +28,7 @@ def verdict(
     copied: int = 0,
     *,
     is_compiled: bool = False,
+    faster_step: str = "",
 ) -> LoaderVerdict:
     """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
@@ -44,6 +40,7 @@ def verdict(
         of_library: share of the other code in training batches that is a library's own loop.
         copied: nanoseconds per batch in which something else than the batch is brought to the device.
         is_compiled: whether a model is compiled already.
+        faster_step: a way to make the optimizer's step take fewer calls, if there is one.
     """
     if not timing.step:
         return LoaderVerdict(
@@ -51,7 +48,9 @@ def verdict(
         )
     medians = dict(timing.medians)
     medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
-    bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator, of_library, is_compiled)
+    bound, gain, sentence = _bound(
+        timing, timing.step, medians, on_accelerator, of_library, _more_work(medians, is_compiled, faster_step)
+    )
     context = LoaderContext(
         timing=timing,
         step=timing.step,
@@ -75,7 +74,7 @@ def verdict(
 
 
 def _bound(
-    timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float, is_compiled: bool
+    timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float, more_work: str
 ) -> tuple[Bound, int | None, str]:
     wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
     waited = f"{_share(wait, step)} is waiting for data" if phases.WAIT in medians else _NO_LOADER
@@ -94,7 +93,7 @@ def _bound(
     own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
     python = sum(row.median or 0 for row in own_code)
     if busy is not None and busy < _STARVED:
-        words = _python_bound(busy, step, medians, is_compiled)
+        words = _python_bound(busy, step, medians, more_work)
         return "Python", idle, words if busy <= _KEEPS_UP else f"{words}; {_at_most(idle, step)}"
     theirs = round(of_library * medians.get(phases.OTHER, 0))
     if not on_accelerator and python - theirs > _PYTHON * step:
@@ -116,23 +115,30 @@ def _bound(
     return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
 
 
-def _python_bound(busy: float, step: int, medians: dict[str, int], is_compiled: bool) -> str:
+def _python_bound(busy: float, step: int, medians: dict[str, int], more_work: str) -> str:
     """Return that a GPU waits for the program, where this spends its time, and what may help."""
     words = f"Python-bound: for {1 - busy:.0%} of the time the GPU had no work waiting"
-    own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
-    phase = max(own, key=lambda name: own[name], default="")
-    if own.get(phase, 0) < _MOST * step:
+    phase = _largest(medians)
+    if medians.get(phase, 0) < _MOST * step:
         return words
-    more = _more_work(phase, is_compiled)
-    return f"{words}; the program spends {_share(own[phase], step)} in {phase}{more and f': {more}'}"
+    return f"{words}; the program spends {_share(medians[phase], step)} in {phase}{more_work and f': {more_work}'}"
 
 
-def _more_work(phase: str, is_compiled: bool) -> str:
-    """Return a way to make the GPU wait less, by the phase in which the program spends most of a batch; "" for other phases."""
+def _largest(medians: dict[str, int]) -> str:
+    """Return the phase in which the program spends most of a batch, waiting for data apart."""
+    own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
+    return max(own, key=lambda name: own[name], default="")
+
+
+def _more_work(medians: dict[str, int], is_compiled: bool, faster_step: str) -> str:
+    """Return a way to make a GPU wait less, by the phase in which the program spends most of a batch; "" for other phases."""
+    phase = _largest(medians)
     if phase in _OF_MODEL:
         change = "larger batches" if is_compiled else "larger batches or `torch.compile(model)`"
         return f"{change} give it more work at a time"
-    return _MORE_WORK.get(phase, "")
+    if phase == phases.OTHER:
+        return "look at what the loop does between the calls of the model"
+    return faster_step if phase == phases.STEP else ""
 
 
 def _share(part: int, step: int) -> str:

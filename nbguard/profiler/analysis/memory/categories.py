@@ -30,6 +30,7 @@ class Stock:
     kept_gradients: int = 0  # of these, there before the forward pass, too
     state: int = 0  # of the optimizer
     inputs: int = 0  # arguments of the outermost module, and targets of a Learner
+    spent: int = 0  # of what was allocated before the fit: what these are, or what was freed since
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,9 @@ def _wanted(start: int, stock: Stock | None, shape: Shape | None, grown: int) ->
     yield INPUTS, stock.inputs
     staying = stock.parameters + stock.buffers + stock.state + stock.inputs + stock.kept_gradients
     unnamed = max(shape.before - staying, 0)
-    yield BEFORE, min(start, unnamed)
-    yield OTHER, max(unnamed - start, 0) + max(grown, 0)
+    older = min(max(start - stock.spent, 0), unnamed)
+    yield BEFORE, older
+    yield OTHER, unnamed - older + max(grown, 0)
     yield from _passing(stock, shape)
 
 

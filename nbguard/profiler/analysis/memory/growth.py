@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import median
 
 from nbguard.memory import advice
-from nbguard.profiler.analysis.memory.holders import Grown
+from nbguard.profiler.analysis.memory.holders import JOINED, Grown
 from nbguard.profiler.analysis.report import FitFinding, Growth
 from nbguard.units import KiB, format_bytes
 
@@ -46,6 +46,7 @@ class KeptGraphs:
 
     name: str  # as the user would write it, e.g. "history" or "self → losses"
     count: int  # tensors with a graph
+    container: str = "list"  # name of its class, or `NESTED`
 
 
 def growth_per_batch(samples: Sequence[Sample]) -> int | None:
@@ -105,6 +106,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
         is_graph=holder.is_graph,
         is_sum=holder.is_sum,
         is_state=holder.is_state,
+        container=holder.container,
     )
 
 
@@ -124,8 +126,7 @@ def _slopes(samples: Sequence[Sample]) -> list[float]:
 
 def growth_finding(growth: Growth) -> FitFinding:
     """Return the finding on memory that grows."""
-    per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
-    rate = f"{format_bytes(nbytes)} per {per}"
+    rate = _rate(growth)
     where, is_graph = growth.holder, growth.is_graph
     what = f"memory grows by {rate}: "
     evidence = f"+{rate}, seen over {growth.batches} training batches at the same point of each"
@@ -134,7 +135,9 @@ def growth_finding(growth: Growth) -> FitFinding:
     if is_graph:
         what += f"`{where}` keeps the autograd graph of every batch"
         name = where.rpartition(" → ")[2]
-        change = _carried(name) if growth.is_state else _detached(name, is_sum=growth.is_sum)
+        is_joined = growth.container == JOINED
+        kind = "tensor" if growth.is_sum and not is_joined else growth.container
+        change = _carried(name) if growth.is_state and not is_joined else _detached(name, kind)
     elif growth.holder:
         what += f"`{where}` keeps tensors of every batch"
         change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
@@ -154,9 +157,35 @@ def growth_finding(growth: Growth) -> FitFinding:
     )
 
 
+def _rate(growth: Growth) -> str:
+    per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
+    return f"{format_bytes(nbytes)} per {per}"
+
+
 def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFinding]:
     """Yield a finding for each name that keeps the graphs of at least half of so many training batches, however small."""
-    yield from (_kept(holder.name, holder.count, batches) for holder in kept if holder.count >= least_kept(batches))
+    yield from (_kept(holder, batches) for holder in kept if holder.count >= least_kept(batches))
+
+
+def with_growth(graphs: Sequence[FitFinding], growth: Growth | None) -> Iterator[FitFinding]:
+    """Yield findings on graphs that names keep, and the one on memory that grows, if it speaks of something else."""
+    if growth is None:
+        yield from graphs
+        return
+    grown, *others = (growth_finding(growth), *graphs)
+    if not growth.holder and others:  # the graphs are what it grows by
+        first, *others = others
+        yield replace(first, evidence=f"{first.evidence}; memory grows by {_rate(growth)}", nbytes=grown.nbytes)
+    elif any(f"`{growth.holder}`" in finding.what for finding in others):
+        others = [
+            replace(finding, evidence=f"{finding.evidence}; {grown.evidence}", nbytes=grown.nbytes)
+            if f"`{growth.holder}`" in finding.what
+            else finding
+            for finding in others
+        ]
+    else:
+        yield grown
+    yield from others
 
 
 def least_kept(batches: int) -> int:
@@ -164,15 +193,15 @@ def least_kept(batches: int) -> int:
     return max(ENOUGH, batches // 2)
 
 
-def _kept(name: str, count: int, batches: int) -> FitFinding:
-    what = f"`{name}` keeps {count} autograd graphs"
-    evidence = f"{count} tensors with a graph of their own, {batches} training batches"
+def _kept(holder: KeptGraphs, batches: int) -> FitFinding:
+    what = f"`{holder.name}` keeps {holder.count} autograd graphs"
+    evidence = f"{holder.count} tensors with a graph of their own, {batches} training batches"
     return FitFinding(
         kind="graph",
         severity="problem",
         what=what,
         evidence=evidence,
-        change=_detached(name.rpartition(" → ")[2], is_sum=False),
+        change=_detached(holder.name.rpartition(" → ")[2], holder.container),
     )
 
 
@@ -184,6 +213,10 @@ def _carried(name: str) -> str:
     return f"cut the graph where the next batch begins: `{line}`; the same with each further state"
 
 
-def _detached(name: str, *, is_sum: bool) -> str:
-    line = f"`{name} += loss.item()`" if is_sum else f"`{name}.append(loss.item())`"
-    return f"keep the number, not its graph: {line}; of a tensor that is needed, `.detach()`"
+def _detached(name: str, container: str) -> str:
+    line = advice.without_graph(name, container)
+    if line is advice.NONE:
+        return f"store no graphs in `{name}`: of a loss the number, `loss.item()`, and of a tensor `.detach()`"
+    if container == JOINED:
+        return f"join the values without their graphs: {line.code}"
+    return f"keep the number, not its graph: {line.code}; of a tensor that is needed, `.detach()`"

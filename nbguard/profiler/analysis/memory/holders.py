@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from nbguard.memory.facts import Graph, Root
@@ -21,6 +21,12 @@ _CARRIED = 16
 """Tensors whose graphs others go on from, of which each one's whole graph is counted."""
 _ITEM = r"\[\d+\]"
 """A step to an item of a list."""
+_UNWRITTEN = ("deque", "set", "frozenset")
+_LIST = "list"
+NESTED = "nested"
+"""Stands for the class of a container whose items have the tensors."""
+JOINED = "joined"
+"""Stands for the class of a tensor to which others are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class HolderSizes:
     nbytes: Mapping[HolderPath, int]  # by place
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
     libraries: frozenset[str] = frozenset()  # roots of what only libraries hold: another look may name them otherwise
+    types: Mapping[HolderPath, str] = field(default_factory=dict)  # names of the classes of what is at each place, and above
 
 
 def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
@@ -64,8 +71,9 @@ def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] 
             left -= mine
             if size:
                 graph_place = (*place, GRAPH)
-                nodes[graph_place] = size
-    return HolderSizes(nbytes, nodes, frozenset(root.label for root in roots if root.kind == "library"))
+                nodes[graph_place] = nodes.get(graph_place, 0) + size
+    libraries = frozenset(root.label for root in roots if root.kind == "library")
+    return HolderSizes(nbytes, nodes, libraries, write.types)
 
 
 def _sizes_of_graphs(graph: Graph, tensors: Iterable[int]) -> dict[int, int]:
@@ -116,18 +124,27 @@ class _Writer:
         self._graph = graph
         self._names = names
         self._labels: dict[int, dict[int, str]] = {}
+        self.types: dict[HolderPath, str] = {}  # by place, of all that were written
 
     def place(self, root: Root, path: tuple[int, ...]) -> HolderPath:
         """Return the steps from `root` along the nodes of `path`; steps that nobody writes are left out."""
         steps = [root.label]
         if root.kind == "frame" and (name := self._names.get(self._graph.nodes[path[0]].ref)):
             steps.append(f" → {name}")
+        self.types.setdefault(tuple(steps), self._graph.nodes[path[0]].type_name)
         for parent, child in pairwise(path):
             if parent not in self._labels:
-                self._labels[parent] = dict(self._graph.nodes[parent].references)
+                self._labels[parent] = self._labels_of(parent)
             if label := self._labels[parent].get(child, ""):
                 steps.append(label)
+                self.types.setdefault(tuple(steps), self._graph.nodes[child].type_name)
         return tuple(steps)
+
+    def _labels_of(self, parent: int) -> dict[int, str]:
+        """Return the step to each child. The items of a deque or a set have none that one writes: they are numbered."""
+        node = self._graph.nodes[parent]
+        is_unwritten = node.type_name in _UNWRITTEN
+        return {child: f"[{at}]" if is_unwritten else label for at, (child, label) in enumerate(node.references)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +157,7 @@ class Grown:
     is_graph: bool = False  # the autograd graphs of its tensors grow
     is_sum: bool = False  # it is one tensor, whose graph grows
     is_state: bool = False  # this tensor has more than one value: a state carried on, and no sum
+    container: str = _LIST  # name of its class, `NESTED` or `JOINED`
 
 
 _MAIN_PART = 0.7
@@ -169,17 +187,21 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     in_graphs, nodes = _where(before.nodes, after.nodes)
     of_nodes = in_graphs if in_graphs in before.nodes else _of_list(in_graphs)  # the state of an LSTM is a pair, and no list
     is_state = _is_state(after, of_nodes)
+    of_graphs = _container(before, after, of_nodes)
     if not explains(nbytes, expected):
         if not nodes or not explains(nodes * NODE, expected):
             return None
-        return Grown(holder=_written(of_nodes), is_graph=True, is_sum=GRAPH in of_nodes, is_state=is_state)
+        holder, is_sum = _written(of_nodes), GRAPH in of_nodes
+        return Grown(holder=holder, is_graph=True, is_sum=is_sum, is_state=is_state, container=of_graphs)
     if not at:
         return None
     at = _of_list(at)
     held = _total(after.nbytes, at)
     if GRAPH in at and GRAPH in of_nodes and nodes > 0:  # a graph's tensors are met on any way into it; its nodes are not
         holder = _written(of_nodes)
-        return Grown(holder=holder, nbytes=nbytes, held=held, is_graph=True, is_sum=True, is_state=is_state)
+        return Grown(
+            holder=holder, nbytes=nbytes, held=held, is_graph=True, is_sum=True, is_state=is_state, container=of_graphs
+        )
     graphs = _total(after.nbytes, at, GRAPH) - _total(before.nbytes, at, GRAPH)
     return Grown(
         holder=_written(at),
@@ -187,7 +209,19 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
         held=held,
         is_graph=at[-1] == GRAPH or (GRAPH not in at and graphs > nbytes / 2),
         is_sum=GRAPH in at,
+        container=_container(before, after, at),
     )
+
+
+def _container(before: HolderSizes, after: HolderSizes, at: HolderPath) -> str:
+    """Return the class of what has grown at a place: of a container that has the tensors itself, or of one tensor."""
+    if GRAPH in at:
+        tensor = _without_base(at[: at.index(GRAPH)])
+        was, is_now = (sizes.nbytes.get(tensor, 0) for sizes in (before, after))
+        return JOINED if 0 < was < is_now else _LIST
+    inside = [place[len(at) :] for place in (*after.nbytes, *after.nodes) if place[: len(at)] == at]
+    steps = [step[: step.index(GRAPH)] if GRAPH in step else step for step in inside]
+    return NESTED if any(len(_without_base(step)) > 1 for step in steps) else after.types.get(at, _LIST)
 
 
 def _without_new_libraries(before: HolderSizes, after: HolderSizes) -> HolderSizes:
@@ -196,7 +230,7 @@ def _without_new_libraries(before: HolderSizes, after: HolderSizes) -> HolderSiz
     nbytes, nodes = (
         {place: size for place, size in sizes.items() if place[0] not in new} for sizes in (after.nbytes, after.nodes)
     )
-    return HolderSizes(nbytes, nodes)
+    return HolderSizes(nbytes, nodes, types=after.types)
 
 
 def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:
@@ -250,13 +284,18 @@ def _below(sizes: Mapping[HolderPath, int], at: HolderPath) -> dict[str, int]:
     return sizes_below
 
 
-def keepers(sizes: HolderSizes, least: int) -> list[tuple[str, int]]:
-    """Return the containers that hold at least `least` tensors with a graph of their own, and how many, the most first."""
+def keepers(sizes: HolderSizes, least: int) -> list[tuple[str, int, str]]:
+    """Return the containers that hold at least `least` tensors with a graph of their own, the most first.
+
+    Each with their number and its class.
+    """
     counts: dict[HolderPath, int] = {}
     for place in sizes.nodes:
         inside = place[:-1]
         while inside and inside[-1].startswith("["):
             inside = inside[:-1]
         counts[inside] = counts.get(inside, 0) + (len(inside) < len(place) - 1)
-    many = [("".join(place), count) for place, count in counts.items() if place and count >= least]
+    many = [
+        ("".join(place), count, _container(sizes, sizes, place)) for place, count in counts.items() if place and count >= least
+    ]
     return sorted(many, key=lambda holder: (-holder[1], holder[0]))

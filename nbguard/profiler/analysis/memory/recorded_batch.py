@@ -156,7 +156,7 @@ def _older(nbytes: int, stock: Stock, by_kind: Mapping[str, int], start: int) ->
         (memory.STATE, stock.state),
         (memory.GRADIENTS, stock.kept_gradients),
         (memory.INPUTS, stock.inputs),
-        (memory.BEFORE, start),
+        (memory.BEFORE, max(start - stock.spent, 0)),
     )
     for kind, most in wanted:
         taken = min(max(most - by_kind.get(kind, 0), 0), nbytes)

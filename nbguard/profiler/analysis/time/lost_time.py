@@ -254,8 +254,8 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
     for code in hot:
         if code.kind == "import" and code.total >= _NOTICED:
             what = f"importing modules takes {format_time(code.total)}"
-            finding = _finding("imports", timing, code.total, what, "nothing: only the first fit of a process pays for it")
-            yield replace(finding, severity="note")
+            why = "only the first fit of a process pays for it"
+            yield replace(_finding("imports", timing, code.total, what, "", why), severity="note")
         if code.work is not None and not _is_of_validation(code) and _is_large(timing, code.total, noticed=_NOTICED_WORK):
             what = f"{code.work.what} takes {format_time(code.total)}"
             yield _finding("library", timing, code.total, what, code.work.change, _shares(code))
@@ -265,8 +265,7 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             change = f"do less in `{row.callback}`, or less often: checkpoints and plots need not come each epoch"
             yield _finding("callback", timing, row.total, what, change)
         elif row.phase == phases.WORKERS and _is_large(timing, row.total):
-            what = f"starting workers takes {format_time(row.total)}"
-            change = "fewer workers, or `persistent_workers=True`, which starts them once"
+            what, change = f"starting workers takes {format_time(row.total)}", "fewer workers"
             yield _finding("workers start", timing, row.total, what, change)
         elif row.phase == phases.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, UnusedGradients
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.instruments.health.parameter_groups import Group, groups_of, torchs
+from nbguard.profiler.instruments.health.parameter_groups import Group, fusible, groups_of, is_looped, torchs
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
@@ -34,7 +34,10 @@ class _Optimizer:
     def __init__(self, optimizer: Any) -> None:
         self.of = weakref.ref(optimizer)
         self.name = name_of(type(torchs(optimizer) or optimizer))
-        self.is_fastai = torchs(optimizer) is None
+        self.is_fastai, self.is_wrapped = torchs(optimizer) is None, torchs(optimizer) is not optimizer
+        self.fusible = ""
+        self.is_looped = self.is_stateless = self.is_renewed = False
+        self.first: weakref.ref[Any] | None = None  # of its parameters
         self.steps = self.cleared = self.cleared_in_place = self.gradient_bytes = self.looks = 0
         self.piled = self.replaced = self.thrown = 0
         self.has_pending = False  # a backward pass came since its last step, and since its gradients were cleared
@@ -59,6 +62,11 @@ class _Optimizer:
             without_gradients=without,
             looks=self.looks,
             is_fastai=self.is_fastai,
+            fusible=self.fusible,
+            is_wrapped=self.is_wrapped and not self.is_fastai,
+            is_looped=self.is_looped,
+            is_stateless=self.is_stateless,
+            is_renewed=self.is_renewed,
         )
 
 
@@ -136,13 +144,25 @@ class OptimizerWatch:
         known.steps += 1
         known.has_pending = False
         if self._backwards and known.steps & (known.steps - 1) == 0:
-            self._look(known, groups_of(optimizer))
+            groups = groups_of(optimizer)
+            if not known.looks:
+                self._meet(known, optimizer, groups)
+            self._look(known, groups)
+
+    def _meet(self, known: _Optimizer, optimizer: Any, groups: list[Group]) -> None:
+        """Note what an optimizer is, at its first step."""
+        parameters = [p for group in groups for p in group.parameters]
+        known.half_eps = _half_eps(self._torch, groups)
+        known.parameters = frozenset(map(id, parameters))
+        known.fusible, known.is_looped = fusible(optimizer, groups), is_looped(optimizer, groups)
+        known.is_stateless = known.name == "SGD" and not any(group.settings.get("momentum") for group in groups)
+        if parameters:
+            known.first = weakref.ref(parameters[0])
+            others = (other for other in self._optimizers if other is not known and other.name == known.name)
+            known.is_renewed = any(other.first is not None and other.first() is parameters[0] for other in others)
 
     def _look(self, known: _Optimizer, groups: list[Group]) -> None:
         known.looks += 1
-        if known.looks == 1:
-            known.half_eps = _half_eps(self._torch, groups)
-            known.parameters = frozenset(id(p) for group in groups for p in group.parameters)
         required = [p for group in groups for p in group.parameters if p.requires_grad]
         without = {id(p): weakref.ref(p) for p in required if p.grad is None}
         known.without = without if known.looks == 1 else {key: without[key] for key in known.without if key in without}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from nbguard.profiler.analysis.health.syncs import SAME_TENSOR, SyncFacts, SyncSite
 from nbguard.profiler.record.batch_position import Bodies, Body
+from nbguard.profiler.record.on_line import CallsOnLines
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
@@ -59,6 +60,7 @@ class SyncWatch:
         self._patches = Patches()
         self._is_inside = self._has_device = False
         self._internal: dict[CodeType, bool] = {}
+        self._calls = CallsOnLines()
         self._drivers: set[CodeType] = set()  # of libraries: they run the loop, for a line of the user's that only begins it
         self._sites: dict[tuple[_Line, str], list[int]] = {}  # calls, batches, nanoseconds (below 0: nothing waited)
         self._batches = 0  # that were looked at
@@ -106,6 +108,7 @@ class SyncWatch:
         self._sites.clear()
         self._sources.clear()
         self._internal.clear()
+        self._calls.clear()
         self._drivers.clear()
         self._copied = None
 
@@ -123,15 +126,17 @@ class SyncWatch:
                 body = bodies.body
                 if not recorder.looks or body is None or recorder.loading or self._is_inside or get_ident() != recorder.thread:
                     return original(*args, **kw)
+                frame = sys._getframe(1)
+                call = self._calls.at(frame)
                 start = recorder.clock() if self._has_device else 0
                 self._is_inside = True  # a subclass of Tensor calls the method once more
                 try:
-                    result = original(*args, **kw)
+                    result = call(original, args, kw)
                 finally:
                     self._is_inside = False
                 took = recorder.clock() - start if start else -1
                 read = _Read(name=name, took=took, args=args, named=kw, result=result)
-                recorder.aside(self, name, self._note, body, read, sys._getframe(1))
+                recorder.aside(self, name, self._note, body, read, frame)
                 return result
 
             _leave_untraced(counted)

@@ -12,6 +12,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.memory import categories as memory
 from nbguard.profiler.analysis.memory.categories import Stock
+from nbguard.profiler.instruments.memory.older_storages import OlderStorages
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.kinds import Kinds, mro_of
@@ -27,8 +28,10 @@ Addresses = dict[int, tuple[str, int]]
 class Stocktaker:
     """Counts the storages on one device. Knows the modules that were called, weakly."""
 
-    def __init__(self, device: str, rounding: int) -> None:
+    def __init__(self, device: str, rounding: int, older: OlderStorages) -> None:
+        """`older`: what lived when the profile began."""
         self._device = device
+        self._older = older
         self._rounding = rounding
         self._kinds = Kinds()
         self._autograd = Autograd()
@@ -63,6 +66,7 @@ class Stocktaker:
             kept_gradients=kept,
             state=total.get(memory.STATE, 0),
             inputs=total.get(memory.INPUTS, 0),
+            spent=self._older.spent(self._device, self._rounding, addresses),
         )
         return stock, addresses
 

@@ -138,7 +138,7 @@ def kept_graphs(since: int = 0, least: int = ENOUGH, tracked: str = "") -> tuple
     graph = scan(Notebook.current(), tracked=tracked).facts.graph
     roots = tuple(root for root in graph.roots if root.kind == "name")
     sizes = holder_sizes(replace(graph, roots=roots), {}, older)
-    return tuple(KeptGraphs(name, count) for name, count in keepers(sizes, least))
+    return tuple(KeptGraphs(*holder) for holder in keepers(sizes, least))
 
 
 def _with_graphs(since: int) -> tuple[frozenset[int], int]:

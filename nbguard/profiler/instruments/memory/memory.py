@@ -9,6 +9,7 @@ from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.instruments.memory.categories import device_of
 from nbguard.profiler.instruments.memory.counters import MemoryCounter, heap, open_gpus
+from nbguard.profiler.instruments.memory.older_storages import OlderStorages
 from nbguard.profiler.instruments.memory.timeline import MemoryTimeline
 from nbguard.profiler.record.recorder import Recorder
 
@@ -30,6 +31,7 @@ class MemoryWatch:
         self._given = counter
         self._starts: list[tuple[MemoryCounter, Level]] = []
         self._recorder: Recorder | None = None
+        self._older: OlderStorages | None = None
         self._timeline: MemoryTimeline | None = None
         self._last_learner: weakref.ref[Any] | None = None
         self._result: MemoryObservations | Unavailable = _NOTHING
@@ -37,6 +39,7 @@ class MemoryWatch:
     def start(self, recorder: Recorder) -> None:
         """Read the counters, and wait for the first module."""
         counters = [*open_gpus(), *heap()] if self._given is None else [self._given]
+        self._older = OlderStorages()
         self._starts = [(counter, counter.read()) for counter in counters]
         self._recorder = recorder
         recorder.subscribe("learner", self._learner)
@@ -45,7 +48,7 @@ class MemoryWatch:
 
     def stop(self) -> None:
         """Read the counters at the end, and hold nothing any more."""
-        timeline, self._timeline, self._recorder = self._timeline, None, None
+        timeline, self._timeline, self._recorder, self._older = self._timeline, None, None, None
         if timeline is None:
             return
         try:
@@ -72,8 +75,8 @@ class MemoryWatch:
 
     def _begin(self, device: str) -> MemoryTimeline | None:
         """Choose the counter of `device` (empty: not known), and follow it."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is None:
+        recorder, self._recorder, older, self._older = self._recorder, None, self._older, None
+        if recorder is None or older is None:
             return None
         recorder.unsubscribe("model", self._model)
         recorder.unsubscribe("step", self._step)
@@ -81,7 +84,7 @@ class MemoryWatch:
         if isinstance(chosen, Unavailable):
             self._result = chosen
             return None
-        self._timeline = timeline = MemoryTimeline(recorder, *chosen, deep=self._deep)
+        self._timeline = timeline = MemoryTimeline(recorder, *chosen, older, deep=self._deep)
         if self._last_learner is not None and (learner := self._last_learner()) is not None:
             timeline.learner(learner)
         timeline.subscribe()

@@ -11,9 +11,10 @@ from nbguard.profiler.analysis.memory.categories import Shape, Stock
 from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory.categories import Stocktaker
-from nbguard.profiler.instruments.memory.counters import MemoryCounter
+from nbguard.profiler.instruments.memory.counters import HeapCounter, MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch
 from nbguard.profiler.instruments.memory.levels import LevelHistory, Pace
+from nbguard.profiler.instruments.memory.older_storages import OlderStorages
 from nbguard.profiler.instruments.memory.two_batches import DeepWatch
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.heap.attributes import attribute_of
@@ -29,14 +30,15 @@ class MemoryTimeline:
 
     watches = "figures of memory"
 
-    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, *, deep: bool) -> None:
+    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, older: OlderStorages, *, deep: bool) -> None:
+        """`start`: the counters when the profile began; `older`: the storages that lived then."""
         self._recorder = recorder
         self._counter = counter
         self._start = start
         self._pace = Pace(recorder.clock)
         self._levels = LevelHistory(start)
         self._growth = GrowthWatch(recorder, lambda: counter.read().allocated, counter.tensors_on.partition(":")[0])
-        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding)
+        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding, older)
         self._recorded = DeepWatch(recorder, counter, start.allocated) if deep else None
         self._stock: Stock | None = None
         self._is_due = True  # that stock is taken
@@ -154,7 +156,8 @@ class MemoryTimeline:
         self._pace.note(begun, inside=False)
         self._is_followed = self._pace.allows(self._boundaries, inside=True)
         if is_training:
-            self._growth.sample(self._training, self._epoch, level.allocated)
+            of_log = self._recorder.nbytes if type(self._counter) is HeapCounter else 0
+            self._growth.sample(self._training, self._epoch, level.allocated - of_log)
         if self._recorded is not None:
             self._recorded.boundary(self._training, is_training, level)
             if self._recorded.is_recording:

@@ -35,7 +35,7 @@ def tried_in_float32(
     dtype = _dtype(torch, module, call, origin.name)
     if dtype not in ("float16", "bfloat16"):
         return Float32Trial(dtype=dtype, note=f"it computes in {dtype} already")
-    layers, largest = [origin.name], [math.nan]
+    layers, types, largest = [origin.name], [origin.type], [math.nan]
     try:
         while True:
             with Float32Layers(module, *layers), _largest_of(torch, module, layers[0], largest):
@@ -45,10 +45,11 @@ def tried_in_float32(
             if following.kind not in ("layer", "code"):
                 break
             layers.append(following.name)
+            types.append(following.type)
     except (NotPossibleError, NbguardError) as error:
         return Float32Trial(dtype=dtype, note=str(error))
     reached = largest[0] if math.isfinite(largest[0]) else None
-    return Float32Trial(dtype=dtype, layers=tuple(layers), is_finite=following is None, largest=reached)
+    return Float32Trial(dtype=dtype, layers=tuple(layers), is_finite=following is None, largest=reached, types=tuple(types))
 
 
 def _dtype(torch: Any, module: Any, call: ForwardCall, name: str) -> str:

@@ -16,7 +16,10 @@ from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.objects.compiled import has_compiled
+
+_Module = tuple[str, str]  # name in the model, and name of its class
 
 _SHARE = 0.0005
 """Share of the time between two looks that one may take, for activations and for gradients each."""
@@ -40,8 +43,8 @@ class RangeWatch:
         self._batches = self._steps = self._losses = self._place = self._gradients = self._empty = 0
         self._next_look = {"forward": 0, "step": 0}
         self._hook: Any = None
-        self._paths: dict[int, str] = {}
-        self._seen: list[tuple[str, Any]] = []
+        self._paths: dict[int, _Module] = {}
+        self._seen: list[tuple[_Module, Any]] = []
         self._spent = 0
         self._is_half = False
         self._scaler: weakref.ref[Any] | None = None
@@ -94,7 +97,7 @@ class RangeWatch:
             return
         begun = self._recorder.clock()
         self._model = weakref.ref(module)
-        self._paths = {id(part): name_in_model(name) for name, part in module.named_modules()}
+        self._paths = {id(part): (name_in_model(name), name_of(type(part))) for name, part in module.named_modules()}
         self._hook = torch.nn.modules.module.register_module_forward_hook(self._look)
         self._spent = self._recorder.clock() - begun
 
@@ -106,7 +109,7 @@ class RangeWatch:
             return
         self._recorder.aside(self, "look", self._note, path, output)
 
-    def _note(self, path: str, output: Any) -> None:
+    def _note(self, path: _Module, output: Any) -> None:
         begun = self._recorder.clock()
         if output.numel():
             with self._torch.no_grad():
@@ -136,13 +139,13 @@ class RangeWatch:
             self._hook = None
         self._seen, self._paths = [], {}
 
-    def _activations_are(self, paths: list[str], values: tuple[float, ...]) -> None:
+    def _activations_are(self, paths: list[_Module], values: tuple[float, ...]) -> None:
         for path, value in zip(paths, values, strict=True):
             is_mask = value >= LARGEST["float16"]  # the largest number itself, and infinity, stand for "not at all" in masks
             if math.isfinite(value) and not is_mask and (self._largest is None or value > self._largest.value):
-                self._largest = LargestActivation(path, value)
+                self._largest = LargestActivation(path[0], value, path[1])
 
-    def _scale(self, scaler: Any, _: bool) -> None:
+    def _scale(self, scaler: Any, *_: Any) -> None:
         self._scaler = weakref.ref(scaler)
 
     def _step(self, optimizer: Any) -> None:
