@@ -15,6 +15,7 @@ from nbguard.prediction.emulation.recorder import RecordingDevice, line_of, name
 from nbguard.prediction.fits.batches import MOST, made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.hardware import Gpu, WorkspaceCounts
+from nbguard.prediction.leftovers import no_leftovers
 from nbguard.prediction.live import LiveDevice
 from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.scan.devices.generators import kept_generators
@@ -119,11 +120,23 @@ class FitTracer:
         if self.until is not None and time.monotonic() > self.until:
             raise OutOfTimeError("there was no time left for another trace")
         try:
-            return self._traced(self.source.fit(batch_size), gpu, reserve)
-        except FailedFitError:
-            if not self.is_last_optional:
+            return self._tried(self.source, batch_size, gpu, reserve)
+        except FailedFitError as error:
+            without = getattr(self.source, "without_tried_callbacks", None)
+            plain = without and without(f"with it {error}")
+            if plain is None:
                 raise
-        return self._traced(self.source.fit(batch_size, full_only=True), gpu, reserve)
+        return self._tried(plain, batch_size, gpu, reserve)
+
+    def _tried(self, source: FitSource, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
+        """Fit a copy, once more without the smaller last batch where that is optional and the fit fails."""
+        with no_leftovers():
+            try:
+                return self._traced(source.fit(batch_size), gpu, reserve)
+            except FailedFitError:
+                if not self.is_last_optional:
+                    raise
+            return self._traced(source.fit(batch_size, full_only=True), gpu, reserve)
 
     def _start(self) -> tuple[Callable[[CachingAllocator], None] | None, WorkspaceCounts]:
         return (None, WorkspaceCounts()) if self.start is None else (self.start.set_up, self.start.workspaces)
@@ -147,7 +160,7 @@ class FitTracer:
         if failure:
             sizes = ", ".join(map(str, dict.fromkeys(filter(None, fit.sizes))))
             words = f" with batches of {sizes} items" if sizes else ""
-            raise FailedFitError(f"the fit itself fails{words} ({failure})")
+            raise FailedFitError(f"the fit itself would fail{words}: {failure}")
         emulation.settle()
         if device.broken:
             raise UnpredictableError(device.broken)

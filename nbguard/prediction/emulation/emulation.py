@@ -84,6 +84,10 @@ _UNOPENED = {"current_device": 0, "is_bf16_supported": True}
 """What a Learner asks when its fit begins, with the answers while CUDA has not been initialised: to ask it would do that."""
 
 
+_EFFECTS = ("empty_cache", "reset_peak_memory_stats", "synchronize")
+"""Functions of `torch.cuda` that act on the device of this process, which is not the trace's."""
+
+
 class Emulation(AbstractContextManager["Emulation"]):
     """Meta tensors of this thread live on a modelled GPU while it is entered. Other threads go on as ever.
 
@@ -165,6 +169,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield autocast, "__exit__", self._here(self._leave_autocast, autocast.__exit__)
         yield scaler, "__init__", self._here(_init_scaler, scaler.__init__)
         yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
+        for name in _EFFECTS:
+            yield torch.cuda, name, self._here(_nothing, getattr(torch.cuda, name))
         for name, unopened in _UNOPENED.items():
             yield torch.cuda, name, self._here(_without_opening(unopened), getattr(torch.cuda, name))
         yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
@@ -271,6 +277,10 @@ def _init_autocast(
     """Make a context for CUDA without asking whether there is any."""
     former(context, device_type, dtype, enabled and device_type != "cuda", cache_enabled)
     context._enabled = enabled if device_type == "cuda" else context._enabled
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
 
 
 def _without_opening(answer: Any) -> Callable[..., Any]:

@@ -136,7 +136,7 @@ class LoopSource:
     @property
     def size(self) -> int:
         """Return the items of a batch; 0: the loop makes its batches itself."""
-        return batch_size_of(self.loaders[0][0]) if self.loaders else 0
+        return (batch_size_of(self.loaders[0][0]) or 1) if self.loaders else 0
 
     @property
     def modules(self) -> Iterable[tuple[str, Any]]:
@@ -185,7 +185,7 @@ class LoopSource:
             size=wanted,
         )
         for loader, shapes in self.loaders:
-            own = batch_size_of(loader)
+            own = batch_size_of(loader) or 1
             size = own if batch_size is None else max(1, own * batch_size // self.size)
             last = bool(loader.drop_last) or (full_only and loader is main)
             cut = sizes(_count(loader, size), size, is_last_dropped=last, full=MOST)
