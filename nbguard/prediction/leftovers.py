@@ -1,4 +1,4 @@
-"""What a prediction leaves behind: nothing. Its copies refer to one another, and would wait for the collector as the user's do."""
+"""What a prediction leaves behind: nothing, though its copies refer to one another."""
 
 from __future__ import annotations
 

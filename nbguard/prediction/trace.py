@@ -27,6 +27,12 @@ _CONVOLUTIONS = 256 * 2**20
 """Bytes that stay free besides where cuDNN convolves: PyTorch takes a plan with a smaller workspace where one finds no room."""
 
 
+_MOST_WORDS = 160
+"""Characters of a message of the user's code."""
+_MANY_BATCHES = 1000
+"""Batches of an epoch that does not say how many it has."""
+
+
 class FailedFitError(UnpredictableError):
     """The code of the fit itself raises an error on such batches, without any shortage of memory."""
 
@@ -179,7 +185,7 @@ class FitTracer:
             peak=device.place(names_of(fit.models)),
             batch_peaks=device.peaks_of_batches(),
             convolutions=emulation.operators.convolutions,
-            unknown=(*fit.left_out, *_unknown(emulation, steps=fit.has_optimizer)),
+            unknown=(*fit.left_out, *_growth(device, fit.batches), *_unknown(emulation, steps=fit.has_optimizer)),
         )
 
 
@@ -207,7 +213,9 @@ class _BatchMaker:
 
 def _reason(error: Exception) -> str:
     """Return why a fit fails, in words, with the line in which it does."""
-    text, line = str(error).partition("\n")[0][:120], line_of(error)
+    lines = str(error).splitlines() or [""]
+    text = " ".join(map(str.strip, lines[: 2 if lines[0].endswith(":") else 1]))[:_MOST_WORDS]  # fastai's has the cause below
+    line = line_of(error)
     at = f", at {line}" if line else ""
     if isinstance(error, RuntimeError) and "device" in text and "meta" in text:
         return f"a tensor is on the host and not on the device of the model{at}: make it there, or move it with .to(device)"
@@ -224,6 +232,15 @@ def _change(fit: Fit, code: str) -> None:
         fit.change(code)
     except Exception as error:  # noqa: BLE001 - whatever the fit's library raises is the reason
         raise FailedFitError(f"the change cannot be made ({type(error).__name__}: {error})") from None
+
+
+def _growth(device: RecordingDevice, batches: int | None) -> list[str]:
+    """Return in words what a fit keeps of each batch, where that is more in an epoch than the band leaves room for."""
+    grown = device.growth() * (batches or _MANY_BATCHES)
+    if grown <= _BAND * device.model.peak_reserved:
+        return []
+    count = "" if batches is None else f", {format_bytes(grown)} in an epoch of {batches} batches"
+    return [f"each batch leaves {format_bytes(device.growth())} more on the device than the one before{count}"]
 
 
 def _unknown(emulation: Emulation, *, steps: bool) -> list[str]:

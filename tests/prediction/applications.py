@@ -170,7 +170,7 @@ def _categories(_: Path, device: torch.device) -> Any:
 def _texts() -> Any:
     import pandas
 
-    words = np.array("a film that is good and bad and long about people who talk of it".split())
+    words = np.array(["a", "film", "of", "good", "people", "who", "talk", "and", "of", "bad", "ones", "that", "do", "not"])
     rows = [" ".join(words[np.arange(start, start + 60) % len(words)]) for start in range(160)]
     return pandas.DataFrame({"text": rows, "label": ["good", "bad"] * 80, "is_valid": [False] * 128 + [True] * 32})
 
@@ -202,12 +202,13 @@ def _collab(device: torch.device, **more: Any) -> Any:
 
 
 def _gan(folder: Path, device: torch.device, *, wgan: bool = False) -> Any:
-    from fastai.vision.all import ImageBlock, TransformBlock
-    from fastai.vision.gan import GANLearner, basic_critic, basic_generator, generate_noise
     from functools import partial
 
+    from fastai.vision.all import ImageBlock, TransformBlock
+    from fastai.vision.gan import GANLearner, basic_critic, basic_generator, generate_noise
+
     dls = _block(folder, device, (TransformBlock, ImageBlock), lambda file: file, get_x=partial(generate_noise, size=32))
-    parts = basic_generator(_SIZE, n_channels=3, in_sz=32, n_features=16), basic_critic(_SIZE, n_channels=3, n_features=16)
+    parts = basic_generator(_SIZE, n_channels=3, in_sz=32, n_features=32), basic_critic(_SIZE, n_channels=3, n_features=32)
     if wgan:
         return GANLearner.wgan(dls, *parts)
     return GANLearner(dls, *parts, _of_generator, _of_critic)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ class RecordingDevice(SimulatedDevice):
         self._run, self._last = 0, FitPhase.START
         self._phases: Counter[FitPhase] = Counter()
         self._batches: Counter[int] = Counter()
+        self._starts: list[int] = []  # bytes in tensors when each batch begins
         self._peak = self._births_at_peak = 0
         self._place: tuple[FitPhase, int, str, Any] = FitPhase.START, 0, "", None
         self._line: tuple[str, str, str, int] | None = None  # function, module, file and number of the line at the peak
@@ -108,6 +109,7 @@ class RecordingDevice(SimulatedDevice):
     def begin_batch(self) -> None:
         """Note that the next batch is made."""
         self._batch += 1
+        self._starts.append(self.model.requested)
         self._phase, self._was_called = None, False
 
     def enter_module(self, module: Any) -> None:
@@ -162,6 +164,11 @@ class RecordingDevice(SimulatedDevice):
     def peaks_of_batches(self) -> tuple[int, ...]:
         """Return the peak of each batch, the validation's among them."""
         return tuple(self._batches[number] for number in sorted(self._batches) if number)
+
+    def growth(self) -> int:
+        """Return the bytes that each batch leaves on the device beside those of the one before; 0 where one left none."""
+        differences = [after - before for before, after in pairwise(self._starts[1:])]  # the first makes what stays
+        return max(0, min(differences)) if len(differences) > 1 else 0
 
     def categories(self) -> tuple[CategoryBytes, ...]:
         """Return what was allocated at the peak, by category, the largest first; it adds up to the peak."""

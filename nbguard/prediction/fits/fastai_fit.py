@@ -24,8 +24,7 @@ class _Batches:
     """A loader of batches without data. The loop of its iterator holds what fastai's `DataLoader.__iter__` holds.
 
     Args:
-        first: the batch to go by, and the transforms that run on the device.
-        shapes: of that batch.
+        shapes: of the batch to go by.
         sizes: items of the batches: full ones, of which as many are made as show something new, and the last.
         after_batch: a copy without data of the transforms.
         few: full batches that show all.
@@ -193,6 +192,9 @@ PRECISIONS = {name: f"import fastai.callback.fp16\nlearn.to_{name}()" for name i
 """The lines that switch mixed precision on."""
 
 
+_DLS = "set learn.dls = DataLoaders(train, valid)"
+
+
 def loaders_of(learn: Any) -> tuple[Any, Any]:
     """Return the loaders on which a Learner is trained and validated, None where there is no second one.
 
@@ -202,25 +204,27 @@ def loaders_of(learn: Any) -> tuple[Any, Any]:
     dls = vars(learn).get("dls")
     loaders = vars(dls).get("loaders") if hasattr(dls, "__dict__") else None
     if not isinstance(loaders, (list, tuple)):
-        kind = type(dls).__name__
-        raise UnpredictableError(
-            f"learn.dls is of the class {kind} and no DataLoaders: set learn.dls = DataLoaders(train, valid)"
-        )
+        raise UnpredictableError(f"learn.dls is {_a(dls)}, not DataLoaders: {_DLS}")
     if not loaders:
-        raise UnpredictableError("learn.dls has no loaders: set learn.dls = DataLoaders(train, valid)")
+        raise UnpredictableError(f"learn.dls has no loaders: {_DLS}")
     return loaders[0], loaders[1] if len(loaders) > 1 else None
 
 
 def _check(learn: Any) -> None:
     """Refuse a Learner that lacks what a fit needs, in its own words."""
-    if not isinstance(vars(learn).get("model"), torch.nn.Module):
-        raise UnpredictableError(
-            f"learn.model is of the class {type(vars(learn).get('model')).__name__} and no torch.nn.Module"
-        )
+    model = vars(learn).get("model")
+    if not isinstance(model, torch.nn.Module):
+        raise UnpredictableError(f"learn.model is {_a(model)}, not a torch.nn.Module")
     for name, example in (("loss_func", "CrossEntropyLossFlat()"), ("opt_func", "Adam")):
-        if not callable(vars(learn).get(name)):
-            kind = type(vars(learn).get(name)).__name__
-            raise UnpredictableError(f"learn.{name} cannot be called, as {kind} cannot: set it, as in learn.{name} = {example}")
+        value = vars(learn).get(name)
+        if not callable(value):
+            raise UnpredictableError(f"learn.{name} is {_a(value)}, not a function: set learn.{name} = {example}")
+
+
+def _a(value: Any) -> str:
+    """Return the class of a value with its article: `a list`."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _fastai_fit(source: LearnerSource, batch_size: int | None, *, full_only: bool) -> FastaiFit:

@@ -1,4 +1,4 @@
-"""The first batch of a loader, made beside it: the loader, its data set and every generator of random numbers stay as they are."""
+"""The first batch of a loader, made beside it: loader, data set and generators of random numbers stay as they are."""
 
 from __future__ import annotations
 
