@@ -30,7 +30,9 @@ def predict(options: argparse.Namespace) -> int:
         raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
     from nbguard.render.text import blocks_text
 
-    foreseen = predict_script(options.script, options.gpu, options.settings, options.bs, options.arguments)
+    foreseen = predict_script(
+        options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
+    )
     print(json.dumps(foreseen.to_data()) if options.json else blocks_text(foreseen.blocks()), flush=True)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 

@@ -59,6 +59,7 @@ class FitTrace:
     peak: PeakPlace
     batch_peaks: tuple[int, ...]  # most bytes in tensors at once, of each batch in turn
     convolutions: int  # number of calls
+    layers: int  # bytes that recurrent layers may take beyond the peak
     unknown: tuple[str, ...]  # what may take memory and was not traced
 
     @property
@@ -68,7 +69,7 @@ class FitTrace:
 
     def band_of(self, reserved: int) -> int:
         """Return the same where so many bytes are reserved."""
-        return int(_BAND * reserved) + (_CONVOLUTIONS if self.convolutions else 0)
+        return int(_BAND * reserved) + (_CONVOLUTIONS if self.convolutions else 0) + self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,7 @@ class FitTracer:
             peak=device.place(names_of(fit.models)),
             batch_peaks=device.peaks_of_batches(),
             convolutions=emulation.operators.convolutions,
+            layers=max(emulation.operators.layers.values(), default=0),
             unknown=(*fit.left_out, *_growth(device, fit.batches), *_unknown(emulation, steps=fit.has_optimizer)),
         )
 

@@ -158,7 +158,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         self._autocast.install()
         library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
-        for operator, kernel in composites.kernels(self._gpu):
+        for operator, kernel in composites.kernels(self._gpu, self.operators.note_layers, lambda: self._autocast.dtype):
             library.impl(operator, kernel, composites.KEY)
 
     def _replacements(self) -> Iterable[tuple[Any, str, Any]]:

@@ -77,6 +77,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
         self.attentions = 0
         """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
+        self.layers: Counter[int] = Counter()
+        """By batch: bytes that cuDNN's recurrent layers may take beyond those of the trace."""
         self.unknown: set[str] = set()
         """Kinds of operators that were called and take memory by no known rule."""
         self._device = device
@@ -158,6 +160,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             self._workspaces.append(nbytes)
             with self._device.making(MemoryCategory.WORKSPACES):
                 self._device.born(nbytes, None, is_older=False)
+
+    def note_layers(self, nbytes: int) -> None:
+        """Note the bytes that recurrent layers may take beyond those of the trace."""
+        self.layers[self._device.batch] += nbytes
 
     def note_read(self) -> None:
         """Note the line of the user's code that reads a value."""
