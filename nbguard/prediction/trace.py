@@ -27,6 +27,8 @@ _CONVOLUTIONS = 256 * 2**20
 """Bytes that stay free besides where cuDNN convolves: PyTorch takes a plan with a smaller workspace where one finds no room."""
 
 
+_BUFFERS = 64
+"""Multiple of an operator's tensors below which the buffers of a library are assumed to stay."""
 _MOST_WORDS = 160
 """Characters of a message of the user's code."""
 _MANY_BATCHES = 1000
@@ -248,7 +250,11 @@ def _growth(device: RecordingDevice, batches: int | None) -> list[str]:
 def _unknown(emulation: Emulation, *, steps: bool) -> list[str]:
     """Return what may take memory and was not traced, in words; `steps`: the fit has an optimizer, which takes steps."""
     unknown = [f"{line} reads a value: which way the code takes then is not known" for line in emulation.operators.reads]
-    unknown += [f"the buffers of {kind} are not known" for kind in sorted(emulation.operators.unknown)]
+    unknown += [
+        f"the buffers of {kind} are not known"
+        for kind, given in sorted(emulation.operators.unknown.items())
+        if _BUFFERS * given > _BAND * emulation.device.model.peak_reserved
+    ]
     if emulation.operators.attentions:
         unknown.append("attention in half precision runs in cuDNN on this GPU")
     if emulation.storages.unseen:

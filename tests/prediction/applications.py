@@ -111,6 +111,15 @@ class Twins(nn.Module):
         return self.head(torch.cat([self.body(first), self.body(second)], 1))
 
 
+def _torch_loader(_: Path, device: torch.device) -> Any:
+    from fastai.basics import CrossEntropyLossFlat, DataLoaders, Learner
+
+    data = torch.utils.data.TensorDataset(torch.zeros(4000, 512), torch.zeros(4000, dtype=torch.long))
+    loaders = [torch.utils.data.DataLoader(data, 512) for _ in range(2)]
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.BatchNorm1d(1024), nn.Linear(1024, 10))
+    return Learner(DataLoaders(*loaders, device=device), model, loss_func=CrossEntropyLossFlat())
+
+
 class Pairs:
     """A data set of pairs of images."""
 
@@ -233,6 +242,7 @@ CASES: dict[str, Callable[[Path, torch.device], Any]] = {
     "regression": _regression,
     "continuous": _continuous,
     "categories": _categories,
+    "torch_loader": _torch_loader,
     "collab": lambda _, device: _collab(device),
     "collab_nn": lambda _, device: _collab(device, use_nn=True, layers=[100]),
     "gan": _gan,
