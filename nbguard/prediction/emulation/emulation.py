@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.utils.checkpoint
@@ -130,11 +131,17 @@ class Emulation(AbstractContextManager["Emulation"]):
 
     def __enter__(self) -> Emulation:
         self._thread = threading.get_ident()
+        with suppress(ImportError):  # meta kernels import it: in the trace it would take the replacements for torch's own
+            import torch._dynamo
         with ExitStack() as stack:
             stack.enter_context(_same_autocast())
             self._register(stack)
+            replaced: dict[int, tuple[Any, Any]] = {}
+            stack.callback(_put_back, replaced, frozenset(sys.modules))
             for owner, name, value in self._replacements():
-                stack.callback(setattr, owner, name, getattr(owner, name))
+                former = getattr(owner, name)
+                replaced[id(value)] = value, former
+                stack.callback(setattr, owner, name, former)
                 setattr(owner, name, value)
             stack.callback(self.storages.leave)
             self._follow_steps(stack)
@@ -158,7 +165,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         self._autocast.install()
         library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
-        for operator, kernel in composites.kernels(self._gpu, self.operators.note_layers, lambda: self._autocast.dtype):
+        note, autocast = WeakMethod(self.operators.note_layers), self._autocast  # torch keeps what was registered once
+        for operator, kernel in composites.kernels(self._gpu, lambda nbytes: note()(nbytes), lambda: autocast.dtype):  # type: ignore[misc]
             library.impl(operator, kernel, composites.KEY)
 
     def _replacements(self) -> Iterable[tuple[Any, str, Any]]:
@@ -243,6 +251,20 @@ class Emulation(AbstractContextManager["Emulation"]):
         if context.device == "cuda":
             self._autocast.leave()
         return former(context, *error)
+
+
+def _put_back(replaced: dict[int, tuple[Any, Any]], loaded: frozenset[str]) -> None:
+    """Put the functions of torch's and Python's own into modules that were imported in a trace, and took their replacements.
+
+    Args:
+        replaced: (what stood there meanwhile, what it replaced) by the id of the first.
+        loaded: names of the modules that were there before.
+    """
+    for name in sys.modules.keys() - loaded:
+        space = getattr(sys.modules[name], "__dict__", {})
+        for own, value in tuple(space.items()):
+            if id(value) in replaced:
+                space[own] = replaced[id(value)][1]
 
 
 @contextmanager
