@@ -1,4 +1,4 @@
-"""fastai's applications: the peak of each beside the same fit on PyTorch's real allocator, and the user's objects as they were."""
+"""fastai's applications: the peak of each beside the same fit on PyTorch's allocator, and the user's objects as they were."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Emulation(AbstractContextManager["Emulation"]):
     def __enter__(self) -> Emulation:
         self._thread = threading.get_ident()
         with suppress(ImportError):  # meta kernels import it: in the trace it would take the replacements for torch's own
-            import torch._dynamo
+            pass
         with ExitStack() as stack:
             stack.enter_context(_same_autocast())
             self._register(stack)

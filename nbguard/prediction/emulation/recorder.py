@@ -169,7 +169,7 @@ class RecordingDevice(SimulatedDevice):
     def growth(self) -> int:
         """Return the bytes that each batch leaves on the device beside those of the one before; 0 where one left none."""
         differences = [after - before for before, after in pairwise(self._starts[1:])]  # the first makes what stays
-        return max(0, min(differences)) if len(differences) > 1 else 0
+        return differences[0] if len(differences) > 1 and min(differences) > 0 else 0
 
     def categories(self) -> tuple[CategoryBytes, ...]:
         """Return what was allocated at the peak, by category, the largest first; it adds up to the peak."""

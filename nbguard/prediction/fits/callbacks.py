@@ -139,7 +139,7 @@ def copied_callback(copier: FunctionCopier, callback: Any) -> Any:
     try:
         kind = _own_class(copier, type(callback), {})
         if kind is not type(own):
-            own.__class__ = kind
+            object.__setattr__(own, "__class__", kind)  # a callback's own __setattr__ warns
     except TypeError as error:
         raise UnpredictableError(f"its class cannot be copied ({error})") from None
     return own

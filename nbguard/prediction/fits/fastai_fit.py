@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,9 @@ class FastaiFit:
         for loader in (self.learner.dls.train, self.learner.dls.valid):
             loader.make = make
         self.learner.logger = _unchanged
-        self.learner.fit(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit itself will say it
+            self.learner.fit(1)
 
 
 def is_learner(obj: Any) -> bool:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.prediction.fits.copies import copied_to_host
+from nbguard.prediction.leftovers import no_leftovers
 from nbguard.scan.devices.generators import kept_generators
 
 _PIPELINES = ("after_item", "before_batch", "after_batch")
@@ -110,7 +111,7 @@ def _made(loader: Any, make: Any) -> Any:
         )
     if not items_of(loader):
         raise UnpredictableError("the loader is empty: its data set has no items")
-    with kept_generators():
+    with no_leftovers(), kept_generators():
         try:
             return make(loader)
         except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is the reason
