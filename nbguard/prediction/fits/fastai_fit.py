@@ -123,7 +123,7 @@ class _Held:
         return cls(shapes, first.after_batch, first.inputs or max(1, len(shapes.shapes) - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSource:
     """The fits of a fastai Learner."""
 
@@ -154,7 +154,8 @@ class LearnerSource:
         if batch is None and valid is not None and items_of(valid):
             with suppress(UnpredictableError):  # the training set's stands for it
                 held_out = _Held.of(first_batch_for_device(valid), None)
-        return cls(learn, _Held.of(first, batch_size_of(train) if batch is None else None), held_out, precision)
+        trained = _Held.of(first, batch_size_of(train) if batch is None else None)
+        return cls(learn=learn, trained=trained, held_out=held_out, precision=precision)
 
     @property
     def batch(self) -> BatchShapes:

@@ -42,7 +42,7 @@ def items_of(loader: Any) -> int | None:
     """Return the items that a loader goes through in an epoch; None: it does not say how many."""
     if hasattr(loader, "do_item") and loader.n is not None:
         return int(loader.n)
-    data = getattr(loader, "dataset", None)
+    data: Any = getattr(loader, "dataset", None)
     try:
         return len(data) if hasattr(data, "__len__") else None
     except TypeError:  # torch's IterableDataset promises a length that only some have
@@ -72,7 +72,8 @@ def first_batch_for_device(loader: Any) -> FirstBatch:
     if not hasattr(loader, "do_item"):
         return FirstBatch(first_batch(loader), None, comes_on_host=getattr(loader, "device", None) is None)
     with _OnHost():
-        return _made(loader, lambda each: _split_for_device(_shadow(each)))
+        first: FirstBatch = _made(loader, lambda each: _split_for_device(_shadow(each)))
+    return first
 
 
 def _yielded(own: Any) -> Any:
@@ -172,5 +173,5 @@ class _OnHost(TorchFunctionMode):  # type: ignore[misc]
 def _is_device(value: Any) -> bool:
     """Say whether an argument is a device other than the host."""
     if isinstance(value, torch.device):
-        return value.type != "cpu"
+        return bool(value.type != "cpu")
     return isinstance(value, str) and value.partition(":")[0] in ("cuda", "mps", "xpu")
