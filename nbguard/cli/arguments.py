@@ -90,12 +90,13 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     predict = add(
         "predict",
         help="predict the memory of a script's first fit; the script runs up to there",
-        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
+        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--largest] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
         epilog="What stands after -- are the script's own arguments.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
     predict.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
+    predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
     predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)

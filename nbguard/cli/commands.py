@@ -28,7 +28,9 @@ def predict(options: argparse.Namespace) -> int:
     except ImportError:
         raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
 
-    foreseen = predict_script(options.script, options.gpu, options.settings, options.bs, options.arguments)
+    foreseen = predict_script(
+        options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
+    )
     show_result(foreseen, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 

@@ -30,6 +30,10 @@ _ASSUMPTIONS = (
     "cuDNN's workspaces are not known: they are a part of the band, as cuDNN takes a smaller one where memory is short",
     "gradients are finite: no step of mixed precision is skipped",
 )
+_LAYERS = (
+    "cuDNN's recurrent layers save what torch's own do at least, and take {band} more at most, which is a part of the band: "
+    "this is computed from their sizes, and was not measured on a GPU"
+)
 
 
 def predict(
@@ -140,7 +144,11 @@ def foresee(
         seconds=time.perf_counter() - started - imports.seconds,
         import_seconds=imports.seconds,
         unknown=endless.unknown,
-        assumptions=_ASSUMPTIONS if tracer.start else (_before(device), *_ASSUMPTIONS),
+        assumptions=(
+            *(() if tracer.start else (_before(device),)),
+            *_ASSUMPTIONS,
+            *([_LAYERS.format(band=format_bytes(endless.layers))] if endless.layers else ()),
+        ),
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from nbguard.errors import UnpredictableError
 
-_RECURRENT = "cuDNN's recurrent layers take workspaces and reserves that PyTorch does not tell"
 _REFUSED = {
     "OptimizedModule": "torch.compile plans its own buffers",
     "DataParallel": "its replicas live on several devices",
@@ -16,9 +15,6 @@ _REFUSED = {
     "FSDPModule": "its shards depend on the process group",
     "ScriptModule": "TorchScript runs its operators without Python",
     "RecursiveScriptModule": "TorchScript runs its operators without Python",
-    "LSTM": _RECURRENT,
-    "GRU": _RECURRENT,
-    "RNN": _RECURRENT,
 }
 """Modules whose memory cannot be foreseen, by the class of torch's that they are, and why."""
 

@@ -15,6 +15,7 @@ from nbguard.prediction.emulation.recorder import RecordingDevice, line_of, name
 from nbguard.prediction.fits.batches import MOST, made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.hardware import Gpu, WorkspaceCounts
+from nbguard.prediction.leftovers import no_leftovers
 from nbguard.prediction.live import LiveDevice
 from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.scan.devices.generators import kept_generators
@@ -24,6 +25,14 @@ _BAND = 0.05
 """Share of the reserved peak that stays free before a fit is said to fit: other versions of CUDA, kernels without a rule."""
 _CONVOLUTIONS = 256 * 2**20
 """Bytes that stay free besides where cuDNN convolves: PyTorch takes a plan with a smaller workspace where one finds no room."""
+
+
+_BUFFERS = 64
+"""Multiple of an operator's tensors below which the buffers of a library are assumed to stay."""
+_MOST_WORDS = 160
+"""Characters of a message of the user's code."""
+_MANY_BATCHES = 1000
+"""Batches of an epoch that does not say how many it has."""
 
 
 class FailedFitError(UnpredictableError):
@@ -52,6 +61,7 @@ class FitTrace:
     peak: PeakPlace
     batch_peaks: tuple[int, ...]  # most bytes in tensors at once, of each batch in turn
     convolutions: int  # number of calls
+    layers: int  # bytes that recurrent layers may take beyond the peak
     unknown: tuple[str, ...]  # what may take memory and was not traced
 
     @property
@@ -61,7 +71,7 @@ class FitTrace:
 
     def band_of(self, reserved: int) -> int:
         """Return the same where so many bytes are reserved."""
-        return int(_BAND * reserved) + (_CONVOLUTIONS if self.convolutions else 0)
+        return int(_BAND * reserved) + (_CONVOLUTIONS if self.convolutions else 0) + self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +129,23 @@ class FitTracer:
         if self.until is not None and time.monotonic() > self.until:
             raise OutOfTimeError("there was no time left for another trace")
         try:
-            return self._traced(self.source.fit(batch_size), gpu, reserve)
-        except FailedFitError:
-            if not self.is_last_optional:
+            return self._tried(self.source, batch_size, gpu, reserve)
+        except FailedFitError as error:
+            without = getattr(self.source, "without_tried_callbacks", None)
+            plain = without and without(f"with it {error}")
+            if plain is None:
                 raise
-        return self._traced(self.source.fit(batch_size, full_only=True), gpu, reserve)
+        return self._tried(plain, batch_size, gpu, reserve)
+
+    def _tried(self, source: FitSource, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
+        """Fit a copy, once more without the smaller last batch where that is optional and the fit fails."""
+        with no_leftovers():
+            try:
+                return self._traced(source.fit(batch_size), gpu, reserve)
+            except FailedFitError:
+                if not self.is_last_optional:
+                    raise
+            return self._traced(source.fit(batch_size, full_only=True), gpu, reserve)
 
     def _start(self) -> tuple[Callable[[CachingAllocator], None] | None, WorkspaceCounts]:
         return (None, WorkspaceCounts()) if self.start is None else (self.start.set_up, self.start.workspaces)
@@ -147,7 +169,7 @@ class FitTracer:
         if failure:
             sizes = ", ".join(map(str, dict.fromkeys(filter(None, fit.sizes))))
             words = f" with batches of {sizes} items" if sizes else ""
-            raise FailedFitError(f"the fit itself fails{words} ({failure})")
+            raise FailedFitError(f"the fit itself would fail{words}: {failure}")
         emulation.settle()
         if device.broken:
             raise UnpredictableError(device.broken)
@@ -166,7 +188,8 @@ class FitTracer:
             peak=device.place(names_of(fit.models)),
             batch_peaks=device.peaks_of_batches(),
             convolutions=emulation.operators.convolutions,
-            unknown=(*fit.left_out, *_unknown(emulation, steps=fit.has_optimizer)),
+            layers=max(emulation.operators.layers.values(), default=0),
+            unknown=(*fit.left_out, *_growth(device, fit.batches), *_unknown(emulation, steps=fit.has_optimizer)),
         )
 
 
@@ -194,7 +217,9 @@ class _BatchMaker:
 
 def _reason(error: Exception) -> str:
     """Return why a fit fails, in words, with the line in which it does."""
-    text, line = str(error).partition("\n")[0][:120], line_of(error)
+    lines = str(error).splitlines() or [""]
+    text = " ".join(map(str.strip, lines[: 2 if lines[0].endswith(":") else 1]))[:_MOST_WORDS]  # fastai's has the cause below
+    line = line_of(error)
     at = f", at {line}" if line else ""
     if isinstance(error, RuntimeError) and "device" in text and "meta" in text:
         return f"a tensor is on the host and not on the device of the model{at}: make it there, or move it with .to(device)"
@@ -213,10 +238,23 @@ def _change(fit: Fit, code: str) -> None:
         raise FailedFitError(f"the change cannot be made ({type(error).__name__}: {error})") from None
 
 
+def _growth(device: RecordingDevice, batches: int | None) -> list[str]:
+    """Return in words what a fit keeps of each batch, where that is more in an epoch than the band leaves room for."""
+    grown = device.growth() * (batches or _MANY_BATCHES)
+    if grown <= _BAND * device.model.peak_reserved:
+        return []
+    count = "" if batches is None else f", {format_bytes(grown)} in an epoch of {batches} batches"
+    return [f"each batch leaves {format_bytes(device.growth())} more on the device than the one before{count}"]
+
+
 def _unknown(emulation: Emulation, *, steps: bool) -> list[str]:
     """Return what may take memory and was not traced, in words; `steps`: the fit has an optimizer, which takes steps."""
     unknown = [f"{line} reads a value: which way the code takes then is not known" for line in emulation.operators.reads]
-    unknown += [f"the buffers of {kind} are not known" for kind in sorted(emulation.operators.unknown)]
+    unknown += [
+        f"the buffers of {kind} are not known"
+        for kind, given in sorted(emulation.operators.unknown.items())
+        if _BUFFERS * given > _BAND * emulation.device.model.peak_reserved
+    ]
     if emulation.operators.attentions:
         unknown.append("attention in half precision runs in cuDNN on this GPU")
     if emulation.storages.unseen:

@@ -70,7 +70,7 @@ def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureF
     assert "does not fit" in small or "is not known" in small
     assert re.search(r"largest batch: \d+ is sure to fit; up to \d+ may", largest)
     assert "learn.to_bf16()" in savings
-    assert "model.body is a LSTM: cuDNN's recurrent layers" in refused
+    assert "the model is a DataParallel: its replicas" in refused
 
 
 @pytest.mark.slow

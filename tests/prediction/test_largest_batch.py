@@ -66,5 +66,5 @@ def test_without_a_gpu_there_is_no_largest_batch() -> None:
 
 
 def test_a_fit_that_fails_on_its_last_batch_says_so() -> None:
-    with pytest.raises(NbguardError, match=r"the fit itself fails with batches of 8, 1 items \(ValueError"):
+    with pytest.raises(NbguardError, match=r"the fit itself would fail with batches of 8, 1 items: ValueError"):
         predict(make("mlp", "cpu", 8, items=(17, 8)))

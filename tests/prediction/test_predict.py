@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_a_trace_that_ends_early_leaves_no_autocast_behind(precision: str) -> No
     """Whether memory runs out in it or the fit fails, which ends in the middle of a batch."""
     before = _autocast()
     predict(make(f"mlp {precision}", "cpu", 4096), gpu="640MiB")
-    with pytest.raises(NbguardError, match="the fit itself fails"):
+    with pytest.raises(NbguardError, match="the fit itself would fail"):
         predict(make(f"mlp {precision}", "cpu", 8, items=(17, 8)))
 
     assert _autocast() == before
@@ -166,7 +167,8 @@ def test_a_loader_of_torchs_own_does_as_well() -> None:
     known = predict(learn)
     learn.dls.loaders = [torch.utils.data.DataLoader(data, 8), torch.utils.data.DataLoader(data, 8)]
     for found in (predict(learn), predict(learn, (torch.zeros(8, 512), torch.zeros(8, dtype=torch.long)))):
-        assert (found.batch_sizes, found.peak_allocated) == (known.batch_sizes, known.peak_allocated)
+        assert found.batch_sizes == known.batch_sizes
+        assert known.peak_allocated * 0.99 < found.peak_allocated <= known.peak_allocated  # the Learner moves its batches
 
 
 class Endless(torch.utils.data.IterableDataset[Any]):
@@ -197,11 +199,11 @@ def test_the_answer_is_yes_no_or_not_known() -> None:
     assert "cannot be computed" in between.why
 
 
-class Hoarder(Callback):
-    """A callback of the user's that keeps what it likes."""
+class Caller(Callback):
+    """A callback of the user's that reaches beyond the process."""
 
     def after_batch(self) -> None:
-        self.kept = torch.zeros(10 * MIB, device=self.pred.device)
+        subprocess.run(["true"], check=True)
 
 
 class Choosy(nn.Module):
@@ -218,11 +220,11 @@ class Choosy(nn.Module):
 
 def test_what_was_not_traced_is_never_said_to_fit() -> None:
     learn = make("mlp", "cpu", 8)
-    learn.add_cb(Hoarder())
+    learn.add_cb(Caller())
     found = predict(learn, gpu="80GiB")
     assert found.fits is None
-    assert found.unknown == ("the callback Hoarder is not traced",)
-    learn.remove_cb(Hoarder)
+    assert found.unknown == ("the callback Caller is not traced: it uses subprocess",)
+    learn.remove_cb(Caller)
     learn.model = Choosy()
     found = predict(learn, gpu="80GiB")
     assert found.fits is None
@@ -264,13 +266,6 @@ def _quantised() -> nn.Module:
     net = nn.Linear(512, 10)
     net.register_buffer("table", torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.qint8))
     return net
-
-
-def _text_classifier() -> nn.Module:
-    from fastai.text.all import AWD_LSTM, get_text_classifier
-
-    model: nn.Module = get_text_classifier(AWD_LSTM, 100, 2)
-    return model
 
 
 class Custom(nn.Module):
@@ -330,10 +325,8 @@ def test_shards_and_replicas_are_refused_by_their_class(make_parallel: Callable[
 @pytest.mark.parametrize(
     ("model", "match"),
     [
-        (_text_classifier, r"model\.0\.module\.rnns\.0\.module is a LSTM: cuDNN's recurrent layers"),
         (_quantised, r"a quantised tensor"),
         (Custom, r"nbguard_tests\.doubled\.default has no form without data"),
-        (lambda: make("lstm", "cpu").model, r"model\.body is a LSTM: cuDNN's recurrent layers"),
         (lambda: torch.compile(nn.Linear(512, 10), backend="eager"), r"the model is a OptimizedModule: torch\.compile"),
         (lambda: nn.DataParallel(nn.Linear(512, 10)), r"is a DataParallel"),
         (lambda: torch.jit.script(nn.Linear(512, 10)), r"TorchScript"),

@@ -209,7 +209,7 @@ for number in range(9):
     [
         (PROCESSES, r"processes of its own \(work\(\)\)"),
         ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "where no loop is seen"),
-        (LOOP.replace("Linear(100, 100)", "LSTM(100, 100)"), "model is a LSTM"),
+        (LOOP.replace("Linear(100, 100)", "DataParallel(torch.nn.Linear(100, 100))"), "model is a DataParallel"),
         (
             ON_THE_HOST,
             r"is on the host and not on the device of the model, at script\(\) in __main__, line 6: .*: make it there",
@@ -223,3 +223,36 @@ def test_refusals_name_what_cannot_be_foreseen(source: str, words: str, tmp_path
     assert torch.Tensor.backward is backward
     assert builtins.open is opened
     assert not [name for name in vars(builtins) if "nbguard" in name]
+
+
+FINE_TUNED = """
+import fastai.learner
+from tests.prediction.fits import make
+learn = make("frozen", "cpu", 4)
+learn.fine_tune(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch_process")
+def test_both_stages_of_fine_tune_are_foreseen_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FINE_TUNED)
+    stages = predict_script(str(tmp_path / "train.py"), gpu="T4").fits
+
+    assert [fit.text for fit in stages] == [
+        f"line 5: fine_tune() of Learner, after {name}()" for name in ("freeze", "unfreeze")
+    ]
+    frozen, unfrozen = ({str(each.category): each.nbytes for each in fit.prediction.categories} for fit in stages)
+    assert frozen.get("optimizer state", 0) < unfrozen["optimizer state"] / 4
+    assert stages[0].prediction.peak_allocated < stages[1].prediction.peak_allocated
+
+
+@pytest.mark.usefixtures("torch_process")
+def test_the_largest_batch_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(LEARNER)
+
+    assert main(["predict", str(tmp_path / "train.py"), "--gpu", "T4", "--largest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"][0]["prediction"]["largest"]["sure"] == 28
+    assert main(["predict", str(tmp_path / "train.py"), "--gpu", "T4", "--bs", "99", "--json"]) == 0
+    assert main(["predict", str(tmp_path / "train.py"), "--largest"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -49,6 +49,8 @@ def predict_script(
     settings: str | None = None,
     batch_size: int | None = None,
     arguments: Sequence[str] = (),
+    *,
+    largest: bool = False,
 ) -> CellPrediction:
     """Return the memory of the first fit of a script: of a Learner, of a Trainer, or of a loop that trains.
 
@@ -61,6 +63,7 @@ def predict_script(
         settings: as of `predict`.
         batch_size: as of `predict`.
         arguments: of the script, as they would stand on the command line.
+        largest: as of `predict`.
 
     Raises:
         NbguardError: the file cannot be read, is no Python, fails before its fit, or has none that can be foreseen.
@@ -77,7 +80,10 @@ def predict_script(
     script = _Script(path, tree)
     with _as_main(path, arguments), script.marks():
         fits = script.run()
-        predictions = [foresee(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code) for fit in fits]
+        predictions = [
+            foresee(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code, largest=largest)
+            for fit in fits
+        ]
     if not fits:
         raise UnpredictableError(
             f"{file} starts no fit that can be predicted: no Learner's, no Trainer's, no loop with backward()"
@@ -226,9 +232,8 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
         """Note what is fitted and end the script; `fine_tune` goes on to its second fit."""
         caller: Any = sys._getframe(1)
         while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in ("fastai", "fastcore"):
-            if caller.f_code.co_name == "fine_tune" and not fits:
-                fits.append(CellFit(text="fine_tune(), frozen", source=source_of(fitted, None, None)))
-                return
+            if caller.f_code.co_name == "fine_tune":
+                stages.append("freeze" if not stages else "unfreeze")  # the model is looked at when both have been reached
             caller = caller.f_back
         line = "" if caller is None else f"line {caller.f_lineno}: "
         if "lightning" in type(fitted).__module__:
@@ -240,9 +245,16 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
             source = source_of(module, first_batch(loader), None)
         else:
             source = source_of(fitted, None, None)
-        fits.append(CellFit(text=f"{line}{method}() of {type(fitted).__name__}", source=source))
-        raise _ReachedError
+        name = type(fitted).__name__
+        if stages:
+            text = f"{line}fine_tune() of {name}, after {stages[-1]}()"
+            fits.append(CellFit(text=text, source=source, code=f"learn.{stages[-1]}()"))
+        else:
+            fits.append(CellFit(text=f"{line}{method}() of {name}", source=source))
+        if stages != ["freeze"]:
+            raise _ReachedError
 
+    stages: list[str] = []
     return fit
 
 

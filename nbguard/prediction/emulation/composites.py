@@ -13,13 +13,25 @@ import torch
 
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.rules.attention import attention
-from nbguard.prediction.rules.recurrent import gru_cell, lstm_cell
+from nbguard.prediction.rules.recurrent import gru_cell, layers, lstm_cell
 
 KEY = "AutogradMeta"
 
 
-def kernels(gpu: Gpu) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield (operator, kernel) as they run on `gpu`."""
+_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def kernels(gpu: Gpu, note_layers: Callable[[int], None], dtype: Callable[[], Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield (operator, kernel) as they run on `gpu`.
+
+    Args:
+        gpu: the GPU.
+        note_layers: is told the bytes that recurrent layers may take beyond those of the trace.
+        dtype: returns that of mixed precision, None where it is off.
+    """
+    for name in _LAYERS:
+        for overload in ("input", "data"):
+            yield f"{name}.{overload}", partial(layers, name, note_layers, dtype)
     yield "dropout", _dropout
     yield "linear", _linear
     if hasattr(torch.ops.aten, "_fused_rms_norm"):  # since PyTorch 2.8

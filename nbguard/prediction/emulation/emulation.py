@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.utils.checkpoint
@@ -84,6 +85,10 @@ _UNOPENED = {"current_device": 0, "is_bf16_supported": True}
 """What a Learner asks when its fit begins, with the answers while CUDA has not been initialised: to ask it would do that."""
 
 
+_EFFECTS = ("empty_cache", "reset_peak_memory_stats", "synchronize")
+"""Functions of `torch.cuda` that act on the device of this process, which is not the trace's."""
+
+
 class Emulation(AbstractContextManager["Emulation"]):
     """Meta tensors of this thread live on a modelled GPU while it is entered. Other threads go on as ever.
 
@@ -126,11 +131,17 @@ class Emulation(AbstractContextManager["Emulation"]):
 
     def __enter__(self) -> Emulation:
         self._thread = threading.get_ident()
+        with suppress(ImportError):  # meta kernels import it: in the trace it would take the replacements for torch's own
+            pass
         with ExitStack() as stack:
             stack.enter_context(_same_autocast())
             self._register(stack)
+            replaced: dict[int, tuple[Any, Any]] = {}
+            stack.callback(_put_back, replaced, frozenset(sys.modules))
             for owner, name, value in self._replacements():
-                stack.callback(setattr, owner, name, getattr(owner, name))
+                former = getattr(owner, name)
+                replaced[id(value)] = value, former
+                stack.callback(setattr, owner, name, former)
                 setattr(owner, name, value)
             stack.callback(self.storages.leave)
             self._follow_steps(stack)
@@ -154,7 +165,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         self._autocast.install()
         library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
-        for operator, kernel in composites.kernels(self._gpu):
+        note, autocast = WeakMethod(self.operators.note_layers), self._autocast  # torch keeps what was registered once
+        for operator, kernel in composites.kernels(self._gpu, lambda nbytes: note()(nbytes), lambda: autocast.dtype):  # type: ignore[misc]
             library.impl(operator, kernel, composites.KEY)
 
     def _replacements(self) -> Iterable[tuple[Any, str, Any]]:
@@ -165,6 +177,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield autocast, "__exit__", self._here(self._leave_autocast, autocast.__exit__)
         yield scaler, "__init__", self._here(_init_scaler, scaler.__init__)
         yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
+        for name in _EFFECTS:
+            yield torch.cuda, name, self._here(_nothing, getattr(torch.cuda, name))
         for name, unopened in _UNOPENED.items():
             yield torch.cuda, name, self._here(_without_opening(unopened), getattr(torch.cuda, name))
         yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
@@ -239,6 +253,20 @@ class Emulation(AbstractContextManager["Emulation"]):
         return former(context, *error)
 
 
+def _put_back(replaced: dict[int, tuple[Any, Any]], loaded: frozenset[str]) -> None:
+    """Put the functions of torch's and Python's own into modules that were imported in a trace, and took their replacements.
+
+    Args:
+        replaced: (what stood there meanwhile, what it replaced) by the id of the first.
+        loaded: names of the modules that were there before.
+    """
+    for name in sys.modules.keys() - loaded:
+        space = getattr(sys.modules[name], "__dict__", {})
+        for own, value in tuple(space.items()):
+            if id(value) in replaced:
+                space[own] = replaced[id(value)][1]
+
+
 @contextmanager
 def _same_autocast() -> Iterator[None]:
     """Leave autocast in this thread as it was: a fit that ends in the middle of a batch does not leave it by itself."""
@@ -271,6 +299,10 @@ def _init_autocast(
     """Make a context for CUDA without asking whether there is any."""
     former(context, device_type, dtype, enabled and device_type != "cuda", cache_enabled)
     context._enabled = enabled if device_type == "cuda" else context._enabled
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
 
 
 def _without_opening(answer: Any) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from nbguard.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.prediction.prediction import MemoryCategory
 from nbguard.prediction.rules import REPLACED, TEMPORARIES, UNKNOWN
 from nbguard.prediction.rules.composed import COMPOSED, compose
+from nbguard.prediction.rules.rule import nbytes
 from nbguard.scan.devices.kept_memory.workspaces import cublaslt_workspace
 from nbguard.scan.storage_events import is_autograds
 
@@ -77,8 +78,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
         self.attentions = 0
         """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
-        self.unknown: set[str] = set()
-        """Kinds of operators that were called and take memory by no known rule."""
+        self.layers: Counter[int] = Counter()
+        """By batch: bytes that cuDNN's recurrent layers may take beyond those of the trace."""
+        self.unknown: dict[str, int] = {}
+        """Kinds of operators that were called and take memory by no known rule: most bytes of tensors that one was given."""
         self._device = device
         self._workspaces: list[int] = []
         self._with_cublas, self._with_cublaslt = (set((False, True)[:number]) for number in workspaces)  # is it autograd's?
@@ -132,7 +135,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         if func is _FLASH and self.gpu.architecture >= _HOPPER:
             self.attentions += 1
         if func in UNKNOWN:
-            self.unknown.add(UNKNOWN[func])
+            kind, given = UNKNOWN[func], sum(nbytes(each) for each in args if isinstance(each, torch.Tensor))
+            self.unknown[kind] = max(self.unknown.get(kind, 0), given)
         temporaries = TEMPORARIES.get(func)
         if temporaries is not None:
             self.temporaries(*temporaries(self.gpu, args, kwargs))
@@ -158,6 +162,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             self._workspaces.append(nbytes)
             with self._device.making(MemoryCategory.WORKSPACES):
                 self._device.born(nbytes, None, is_older=False)
+
+    def note_layers(self, nbytes: int) -> None:
+        """Note the bytes that recurrent layers may take beyond those of the trace."""
+        self.layers[self._device.batch] += nbytes
 
     def note_read(self) -> None:
         """Note the line of the user's code that reads a value."""

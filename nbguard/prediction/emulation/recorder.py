@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ class RecordingDevice(SimulatedDevice):
         """Steps of optimizers and backward passes that there were."""
         self._kind: MemoryCategory | None = None
         self._phase: FitPhase | None = FitPhase.START
-        self._batch = 0
+        self.batch = 0
+        """Number of the batch that runs, from 1 on; 0 before the first."""
         self._modules: list[Any] = []  # that are being called, the innermost last
         self._is_model = self._was_called = False  # whether the outermost has parameters; whether one was called in this batch
         self._boundaries: list[tuple[int, Any]] = []  # (number of the next autograd node, innermost module from there on)
@@ -57,6 +58,7 @@ class RecordingDevice(SimulatedDevice):
         self._run, self._last = 0, FitPhase.START
         self._phases: Counter[FitPhase] = Counter()
         self._batches: Counter[int] = Counter()
+        self._starts: list[int] = []  # bytes in tensors when each batch begins
         self._peak = self._births_at_peak = 0
         self._place: tuple[FitPhase, int, str, Any] = FitPhase.START, 0, "", None
         self._line: tuple[str, str, str, int] | None = None  # function, module, file and number of the line at the peak
@@ -72,10 +74,10 @@ class RecordingDevice(SimulatedDevice):
         nbytes = 0 if block is None else block.size
         self._births.append(_Birth(nbytes=nbytes, phase=phase, run=self._run, kind=self._kind, recomputes=recomputes))
         self._phases[phase] = max(self._phases[phase], allocated)
-        self._batches[self._batch] = max(self._batches[self._batch], allocated)
+        self._batches[self.batch] = max(self._batches[self.batch], allocated)
         if allocated > self._peak:
             self._peak, self._births_at_peak = allocated, len(self._births)
-            self._place = phase, self._batch, "" if op is None else str(op), self._module()
+            self._place = phase, self.batch, "" if op is None else str(op), self._module()
             frame = _user_frame(sys._getframe(1))
             code = None if frame is None else frame.f_code
             self._line = code and (code.co_name, str(frame.f_globals.get("__name__")), code.co_filename, frame.f_lineno)
@@ -107,7 +109,8 @@ class RecordingDevice(SimulatedDevice):
 
     def begin_batch(self) -> None:
         """Note that the next batch is made."""
-        self._batch += 1
+        self.batch += 1
+        self._starts.append(self.model.requested)
         self._phase, self._was_called = None, False
 
     def enter_module(self, module: Any) -> None:
@@ -162,6 +165,11 @@ class RecordingDevice(SimulatedDevice):
     def peaks_of_batches(self) -> tuple[int, ...]:
         """Return the peak of each batch, the validation's among them."""
         return tuple(self._batches[number] for number in sorted(self._batches) if number)
+
+    def growth(self) -> int:
+        """Return the bytes that each batch leaves on the device beside those of the one before; 0 where one left none."""
+        differences = [after - before for before, after in pairwise(self._starts[1:])]  # the first makes what stays
+        return differences[0] if len(differences) > 1 and min(differences) > 0 else 0
 
     def categories(self) -> tuple[CategoryBytes, ...]:
         """Return what was allocated at the peak, by category, the largest first; it adds up to the peak."""

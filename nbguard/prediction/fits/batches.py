@@ -33,18 +33,19 @@ class Progress(Protocol):
         """Return the backward passes until now."""
 
 
-def enough(items: Iterable[Item], progress: Progress, *, has_optimizer: bool = True) -> Iterator[Item]:
+def enough(items: Iterable[Item], progress: Progress, *, has_optimizer: bool = True, few: int = FULL) -> Iterator[Item]:
     """Yield batches until a loop over them has nothing new to show: a few, and as many as make two steps of the optimizer.
 
     Args:
         items: what stands for the batches.
         progress: of the trace, which is read between the batches.
         has_optimizer: its steps are waited for where there are backward passes.
+        few: batches that show all else.
     """
     steps, passes = progress.steps, progress.passes
     for number, item in enumerate(items):
         is_waiting = has_optimizer and progress.passes > passes and progress.steps < steps + STEPS
-        if number >= (MOST if is_waiting else FULL):
+        if number >= (MOST if is_waiting else few):
             return
         yield item
 
@@ -132,6 +133,23 @@ def sizes(count: int, size: int, *, is_last_dropped: bool, full: int = FULL) -> 
     """Return the items of the batches to trace: so many full ones at most, and the last one if it is smaller."""
     last = count % size
     return (size,) * min(count // size, full) + ((last,) if last and not is_last_dropped else ())
+
+
+def trained_sizes(count: int, size: int, *, is_last_dropped: bool, full: int = FULL) -> tuple[int, ...]:
+    """Return the same of a loader that is trained on.
+
+    Raises:
+        UnpredictableError: it has no batch.
+    """
+    found = sizes(count, size, is_last_dropped=is_last_dropped, full=full)
+    if not found:
+        raise UnpredictableError(
+            f"the fit would train on no batch: the training set has {count} items, fewer than the {size} of a batch, "
+            f"and its loader drops a batch that is not full. Take {count} items or fewer"
+            if count
+            else "the fit would train on no batch: the training set is empty"
+        )
+    return found
 
 
 def _shapes(value: Any) -> Any:

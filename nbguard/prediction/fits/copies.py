@@ -7,7 +7,7 @@ import copy
 import copyreg
 import gc
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,21 +17,21 @@ from torch.overrides import TorchFunctionMode
 from nbguard.errors import UnpredictableError, in_one_line
 
 
-class _WithoutData(TorchFunctionMode):  # type: ignore[misc]
-    """Makes copies of tensors on the meta device while a deep copy is taken."""
+class _Copying(TorchFunctionMode):  # type: ignore[misc]
+    """Makes copies of tensors by another way than their own while a deep copy is taken."""
 
-    def __init__(self, memo: dict[int, Any]) -> None:
+    def __init__(self, memo: dict[int, Any], make: Callable[[Any], Any]) -> None:
         super().__init__()
-        self._memo = memo
+        self._memo, self._make = memo, make
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__:
             tensor = args[0]
             if id(tensor) not in self._memo:
-                self._memo[id(tensor)] = without_data(tensor)
+                self._memo[id(tensor)] = self._make(tensor)
             return self._memo[id(tensor)]
         if func is torch.Tensor.clone:  # a parameter copies itself by this
-            return without_data(args[0])
+            return self._make(args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -77,8 +77,30 @@ def copied(obj: Any, memo: dict[int, Any]) -> Any:
     Raises:
         UnpredictableError: something in it cannot be copied; the message says what.
     """
+    return _copied(obj, memo, without_data)
+
+
+def copied_to_host(obj: Any, memo: dict[int, Any]) -> Any:
+    """Return the same with tensors on the host: those that are small and there already with their numbers.
+
+    Raises:
+        UnpredictableError: as of `copied`.
+    """
+    return _copied(obj, memo, host_copy)
+
+
+def copied_beside_model(obj: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of what is used beside a model that `memo` has already: what it keeps on the host stays there.
+
+    Raises:
+        UnpredictableError: as of `copied`.
+    """
+    return _copied(obj, memo, lambda tensor: host_copy(tensor) if tensor.device.type == "cpu" else without_data(tensor))
+
+
+def _copied(obj: Any, memo: dict[int, Any], make: Callable[[Any], Any]) -> Any:
     try:
-        with _WithoutData(memo), _counters_can_be_copied():
+        with _Copying(memo, make), _counters_can_be_copied():
             return copy.deepcopy(obj, memo)
     except UnpredictableError:
         raise

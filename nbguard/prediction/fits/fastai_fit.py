@@ -3,71 +3,42 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import torch
 
-from nbguard.prediction.fits.batches import FULL, MOST, BatchShapes, enough, sizes
+from nbguard.errors import UnpredictableError
+from nbguard.prediction.fits.batches import FULL, MOST, BatchShapes, enough, sizes, trained_sizes
+from nbguard.prediction.fits.callbacks import TracedCallbacks, copied_callback
 from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
-from nbguard.prediction.fits.loaders import batch_size_of, first_batch
-
-_KEPT = frozenset(
-    {
-        "BnFreeze",
-        "CastToTensor",
-        "ChannelsLast",
-        "CutMix",
-        "GradientAccumulation",
-        "GradientClip",
-        "MixUp",
-        "MixedPrecision",
-        "ModelResetter",
-        "ParamScheduler",
-        "RNNCallback",
-        "RNNRegularizer",
-        "Recorder",
-        "TrainEvalCallback",
-    }
-)
-"""Callbacks of fastai's that take part in the trace."""
-_WITHOUT_MEMORY = frozenset(
-    {
-        "CSVLogger",
-        "EarlyStoppingCallback",
-        "ProgressCallback",
-        "ReduceLROnPlateau",
-        "SaveModelCallback",
-        "ShowGraphCallback",
-        "TensorBoardCallback",
-        "TerminateOnNaNCallback",
-        "WandbCallback",
-    }
-)
-"""Callbacks of fastai's that stay out of the trace, as they keep nothing on the device."""
+from nbguard.prediction.fits.loaders import FirstBatch, batch_size_of, first_batch_for_device, items_of
 
 
 class _Batches:
     """A loader of batches without data. The loop of its iterator holds what fastai's `DataLoader.__iter__` holds.
 
     Args:
-        batch: the shapes to go by.
+        shapes: of the batch to go by.
         sizes: items of the batches: full ones, of which as many are made as show something new, and the last.
-        after_batch: transforms of batches.
+        after_batch: a copy without data of the transforms.
+        few: full batches that show all.
     """
 
-    def __init__(self, batch: BatchShapes, sizes: tuple[int, ...], after_batch: Any) -> None:
+    def __init__(self, shapes: BatchShapes, sizes: tuple[int, ...], after_batch: Any, few: int = FULL) -> None:
         self.bs = 0
         self.dataset = ()
         self.make: MakeBatch | None = None
         """What makes a batch of its shapes; None: none is made yet."""
         self.made: list[int] = []
         """Items of the batches that there were."""
-        self._batch, self._after_batch = batch, after_batch
+        self._shapes, self._after_batch, self._few = shapes, after_batch, few
         self._full = [items for items in sizes if items == sizes[0]]
         self._last = [items for items in sizes if items != sizes[0]]
 
@@ -83,9 +54,9 @@ class _Batches:
         make = self.make
         if make is None:
             return
-        for items in chain(enough(self._full, make), self._last):
+        for items in chain(enough(self._full, make, few=self._few), self._last):
             self.made.append(items)
-            b = make(self._batch.cut(items))  # the name keeps the batch before it was transformed, as there
+            b = make(self._shapes.cut(items), on_host=self._shapes.is_on_host)  # the name keeps what is transformed, as there
             yield self._after_batch(b)
 
 
@@ -126,7 +97,9 @@ class FastaiFit:
         for loader in (self.learner.dls.train, self.learner.dls.valid):
             loader.make = make
         self.learner.logger = _unchanged
-        self.learner.fit(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit itself will say it
+            self.learner.fit(1)
 
 
 def is_learner(obj: Any) -> bool:
@@ -136,25 +109,58 @@ def is_learner(obj: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Held:
+    """A batch to go by, and what a loader does to it on the device."""
+
+    shapes: BatchShapes
+    after_batch: Any  # a copy of the transforms that run there; None: none
+    inputs: int  # parts of a batch that go to the model
+
+    @classmethod
+    def of(cls, first: FirstBatch, size: int | None) -> _Held:
+        """Return that of a first batch; `size`: items of a batch of the fit, None: those of this one."""
+        shapes = replace(BatchShapes.of(first.batch, size), is_on_host=first.comes_on_host)
+        return cls(shapes, first.after_batch, first.inputs or max(1, len(shapes.shapes) - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSource:
     """The fits of a fastai Learner."""
 
     learn: Any  # the user's
-    batch: BatchShapes  # to go by
+    trained: _Held  # batch to go by
+    held_out: _Held | None = None  # batch of the validation; None: as the training's
     precision: str = ""  # "bf16" or "fp16": mixed precision besides what the Learner has
     names: Mapping[str, Any] = field(default_factory=dict)  # the user's, for lines that change the copy
+    why_not: str = ""  # why callbacks of the user's are left out; empty: they are tried
 
     @classmethod
     def of(cls, learn: Any, batch: Any, precision: str = "") -> LearnerSource:
         """Return that of a Learner with the shapes of `batch`, or of the training set's first items if that is None.
 
         Raises:
-            UnpredictableError: no batch can be made, or it has no tensor.
+            UnpredictableError: the Learner lacks what a fit needs, no batch can be made, or it has no tensor.
         """
-        if batch is not None:
-            return cls(learn, BatchShapes.of(batch), precision)
-        size = batch_size_of(learn.dls.train, 1)
-        return cls(learn, BatchShapes.of(first_batch(learn.dls.train), size), precision)
+        _check(learn)
+        train, valid = loaders_of(learn)
+        if batch is None:
+            first = first_batch_for_device(train)
+        else:
+            try:
+                first = replace(first_batch_for_device(train), batch=batch)
+            except UnpredictableError:
+                first = FirstBatch(batch, None, comes_on_host=False)
+        held_out = None
+        if batch is None and valid is not None and items_of(valid):
+            with suppress(UnpredictableError):  # the training set's stands for it
+                held_out = _Held.of(first_batch_for_device(valid), None)
+        trained = _Held.of(first, batch_size_of(train) if batch is None else None)
+        return cls(learn=learn, trained=trained, held_out=held_out, precision=precision)
+
+    @property
+    def batch(self) -> BatchShapes:
+        """Return the shapes of a training batch."""
+        return self.trained.shapes
 
     @property
     def size(self) -> int:
@@ -173,9 +179,13 @@ class LearnerSource:
         for state in self.learn.opt.state.values() if self.learn.opt else ():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
+    def without_tried_callbacks(self, reason: str) -> LearnerSource | None:
+        """Return the same fit without the callbacks with which it cannot be traced; None: there are none."""
+        return replace(self, why_not=reason) if not self.why_not and TracedCallbacks.of(self.learn.cbs).tried else None
+
     def fit(self, batch_size: int | None, *, full_only: bool = False) -> FastaiFit:
         """Return the next fit as a copy that runs without data. The generators of random numbers stay as they are."""
-        fit = _fastai_fit(self.learn, self.batch, batch_size, full_only=full_only)
+        fit = _fastai_fit(self, batch_size, full_only=full_only)
         fit.names = dict(self.names)
         if self.precision:
             fit.change(PRECISIONS[self.precision])
@@ -186,34 +196,73 @@ PRECISIONS = {name: f"import fastai.callback.fp16\nlearn.to_{name}()" for name i
 """The lines that switch mixed precision on."""
 
 
-def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_only: bool) -> FastaiFit:
+_DLS = "set learn.dls = DataLoaders(train, valid)"
+
+
+def loaders_of(learn: Any) -> tuple[Any, Any]:
+    """Return the loaders on which a Learner is trained and validated, None where there is no second one.
+
+    Raises:
+        UnpredictableError: its `dls` are none.
+    """
+    dls = vars(learn).get("dls")
+    loaders = vars(dls).get("loaders") if hasattr(dls, "__dict__") else None
+    if not isinstance(loaders, (list, tuple)):
+        raise UnpredictableError(f"learn.dls is {_a(dls)}, not DataLoaders: {_DLS}")
+    if not loaders:
+        raise UnpredictableError(f"learn.dls has no loaders: {_DLS}")
+    return loaders[0], loaders[1] if len(loaders) > 1 else None
+
+
+def _check(learn: Any) -> None:
+    """Refuse a Learner that lacks what a fit needs, in its own words."""
+    model = vars(learn).get("model")
+    if not isinstance(model, torch.nn.Module):
+        raise UnpredictableError(f"learn.model is {_a(model)}, not a torch.nn.Module")
+    for name, example in (("loss_func", "CrossEntropyLossFlat()"), ("opt_func", "Adam")):
+        value = vars(learn).get(name)
+        if not callable(value):
+            raise UnpredictableError(f"learn.{name} is {_a(value)}, not a function: set learn.{name} = {example}")
+
+
+def _a(value: Any) -> str:
+    """Return the class of a value with its article: `a list`."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _fastai_fit(source: LearnerSource, batch_size: int | None, *, full_only: bool) -> FastaiFit:
     from fastai.learner import Learner
 
-    loader, valid = learn.dls.train, learn.dls.valid if len(learn.dls.loaders) > 1 else None
-    size = batch_size_of(loader, 1)
+    learn, batch = source.learn, source.batch
+    loader, valid = loaders_of(learn)
     wanted = batch_size or batch.size
-    has_length = hasattr(loader.dataset, "__len__")
-    count = len(loader.dataset) if has_length else FULL * wanted
+    count = items_of(loader)
+    if count is not None and batch_size_of(loader) is None:
+        count *= batch.items  # each item is a batch
     is_last_dropped = full_only or bool(getattr(loader, "drop_last", False))
-    trained = sizes(count, wanted, is_last_dropped=is_last_dropped, full=MOST)
+    number = FULL * wanted if count is None else count
+    trained = trained_sizes(number, wanted, is_last_dropped=is_last_dropped, full=MOST)
     memo: dict[int, Any] = {}
     copier = FunctionCopier(memo, device_of([learn.model]))
     shadow = Learner.__new__(Learner)
     memo[id(learn)] = shadow
     model = copier.copy(learn.model)
-    after_train, after_valid = (copier.copy(getattr(each, "after_batch", None)) or _unchanged for each in (loader, valid))
-    if valid is None:
-        held_out: tuple[int, ...] = ()
-    else:
-        total = len(valid.dataset) if hasattr(valid.dataset, "__len__") else wanted
-        own = batch_size_of(valid, wanted)
-        held_out = sizes(total, own if batch_size is None else max(1, own * batch_size // size), is_last_dropped=False)
+    held = source.held_out or source.trained
+    held_out: tuple[int, ...] = ()
+    if valid is not None:
+        own = batch_size_of(valid) or held.shapes.size
+        total = items_of(valid)
+        own = own if batch_size is None else max(1, own * batch_size // batch.size)
+        held_out = sizes(own if total is None else total, own, is_last_dropped=False)
     dls = _Loaders(
-        _Batches(batch, trained, after_train),
-        _Batches(batch, held_out, after_valid),
-        int(getattr(learn.dls, "n_inp", max(1, len(batch.shapes) - 1))),
+        _Batches(batch, trained, copier.copy(source.trained.after_batch) or _unchanged, _rounds(learn)),
+        _Batches(held.shapes, held_out, copier.copy(held.after_batch) or _unchanged),
+        source.trained.inputs,
     )
-    kept, left_out = _callbacks(learn.cbs)
+    memo |= {id(learn.dls): dls, id(loader): dls.train, id(loader.dataset): loader.dataset}
+    if valid is not None:
+        memo |= {id(valid): dls.valid, id(valid.dataset): valid.dataset}
     shadow.__init__(
         dls,
         model,
@@ -229,15 +278,30 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         moms=learn.moms,
         default_cbs=False,
     )
-    for callback in kept:
-        shadow.add_cb(copier.copy(callback))
+    callbacks = TracedCallbacks.of(learn.cbs)
+    for callback in callbacks.known:
+        shadow.add_cb(copied_callback(copier, callback))
+    for callback in callbacks.tried:
+        try:
+            if source.why_not:
+                raise UnpredictableError(source.why_not)
+            shadow.add_cb(copied_callback(copier, callback))
+        except UnpredictableError as error:
+            callbacks.leave_out(type(callback).__name__, str(error))
     return FastaiFit(
         learner=shadow,
         names={},
-        items=count if has_length else ENDLESS,
-        batches=max(1, -(-count // wanted)),
-        left_out=tuple(f"the callback {name} is not traced" for name in left_out),
+        items=ENDLESS if count is None else count,
+        batches=max(1, -(-number // wanted)),
+        left_out=tuple(callbacks.left_out),
     )
+
+
+def _rounds(learn: Any) -> int:
+    """Return the full batches that show all that a Learner does: a GAN trains its two parts in turn."""
+    turns = [callback for callback in learn.cbs if type(callback).__name__ == "FixedGANSwitcher"]
+    numbers = [getattr(each, name) for each in turns for name in ("n_crit", "n_gen")]
+    return max(FULL, 2 * sum(number if isinstance(number, int) else MOST // 4 for number in numbers))
 
 
 class _Loaders:
@@ -254,16 +318,3 @@ class _Loaders:
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _callbacks(callbacks: Any) -> tuple[list[Any], list[str]]:
-    """Return the callbacks that take part in the trace, and the names of those whose memory is not known."""
-    kept, unknown = [], []
-    for callback in callbacks:
-        kind = type(callback)
-        is_fastais = str(kind.__module__).partition(".")[0] == "fastai"
-        if is_fastais and kind.__name__ in _KEPT:
-            kept.append(callback)
-        elif not (is_fastais and kind.__name__ in _WITHOUT_MEMORY):
-            unknown.append(kind.__name__)
-    return kept, unknown

@@ -16,7 +16,7 @@ from nbguard.scan.libraries import library_paths
 from nbguard.scan.objects.module_hooks import hooks_of
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype)
-_OUTPUT = frozenset(
+OUTPUT = frozenset(
     {"IPython", "ipykernel", "logging", "mlflow", "prometheus_client", "rich", "tensorboard", "tensorboardX", "tqdm", "wandb"}
 )
 """Packages whose objects show or log: a trace shows nothing."""
@@ -45,7 +45,7 @@ class FunctionCopier:
     """
 
     def __init__(self, memo: dict[int, Any], device: str) -> None:
-        self._memo = memo
+        self.memo = memo
         self._device = device
         self._kept: list[Any] = []  # originals, so that their ids stay theirs
         self._namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # by the id of the original namespace
@@ -72,11 +72,11 @@ class FunctionCopier:
         """Return the copy of a value."""
         if isinstance(value, _ATOMS):
             return value
-        if id(value) in self._memo:
-            return self._memo[id(value)]
+        if id(value) in self.memo:
+            return self.memo[id(value)]
         self._kept.append(value)
         kind = type(value)
-        if (value.__name__ if kind is ModuleType else str(kind.__module__)).partition(".")[0] in _OUTPUT:
+        if (value.__name__ if kind is ModuleType else str(kind.__module__)).partition(".")[0] in OUTPUT:
             return _Silent()
         if kind is ModuleType:
             return value
@@ -89,24 +89,24 @@ class FunctionCopier:
         if kind is torch.device:
             return torch.device("meta") if value.type == self._device else value
         if isinstance(value, torch.Tensor) and value.device.type != self._device:
-            return self._memo.setdefault(id(value), host_copy(value))
+            return self.memo.setdefault(id(value), host_copy(value))
         if isinstance(value, torch.utils.data.DataLoader):
-            return self._memo.setdefault(id(value), _loader(value))
+            return self.memo.setdefault(id(value), _loader(value))
         if kind in (list, tuple, dict, set) and not self._is_deep(value):
             return self._container(value)
         if isinstance(value, torch.optim.Optimizer):
             return self._optimizer(value)
-        own = copied(value, self._memo)
+        own = copied(value, self.memo)
         if isinstance(value, torch.nn.Module):
             self._own_functions(own)
         return own
 
     def _optimizer(self, optimizer: Any) -> Any:
         """Return the copy of an optimizer, with the user's functions that are set on it: its own copy leaves them out."""
-        self._memo.update(_steps(optimizer))
-        own = copied(optimizer, self._memo)
+        self.memo.update(_steps(optimizer))
+        own = copied(optimizer, self.memo)
         functions = {name: each for name, each in vars(optimizer).items() if type(each) is FunctionType}
-        vars(own).update({name: self.copy(each) for name, each in functions.items() if _is_users(each.__globals__)})
+        vars(own).update({name: self.copy(each) for name, each in functions.items() if is_users(each.__globals__)})
         return own
 
     def _own_functions(self, model: Any) -> None:
@@ -123,29 +123,29 @@ class FunctionCopier:
 
     def _container(self, value: Any) -> Any:
         if type(value) is dict:
-            own: Any = self._memo.setdefault(id(value), {})
+            own: Any = self.memo.setdefault(id(value), {})
             own.update({name: self.copy(each) for name, each in value.items()})
             return own
         if type(value) is list:
-            own = self._memo.setdefault(id(value), [])
+            own = self.memo.setdefault(id(value), [])
             own.extend(map(self.copy, value))
             return own
-        return self._memo.setdefault(id(value), type(value)(map(self.copy, value)))
+        return self.memo.setdefault(id(value), type(value)(map(self.copy, value)))
 
     def _function(self, function: FunctionType) -> Any:
         namespace = function.__globals__
-        if not _is_users(namespace) and not _wraps_users(function):
+        if not is_users(namespace) and not _wraps_users(function):
             return function
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        used = self.namespace(namespace) if _is_users(namespace) else namespace
+        used = self.namespace(namespace) if is_users(namespace) else namespace
         own = FunctionType(function.__code__, used, function.__name__, None, cells or None)
-        self._memo[id(function)] = own
+        self.memo[id(function)] = own
         own.__defaults__ = self.copy(function.__defaults__)
         own.__kwdefaults__ = self.copy(function.__kwdefaults__)
         for cell, former in zip(cells, function.__closure__ or (), strict=True):
             if not _is_empty(former):
                 cell.cell_contents = self.copy(former.cell_contents)
-        if _is_users(namespace):
+        if is_users(namespace):
             self.take(function.__code__, namespace)
         return own
 
@@ -174,13 +174,13 @@ def values_used(function: Any) -> list[Any]:
 def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
     """Yield what a value refers to at once; of an object its attributes if it is the callable, or of a user's class."""
     kind = type(value)
-    if kind is FunctionType and _is_users(value.__globals__):
+    if kind is FunctionType and is_users(value.__globals__):
         yield from (value.__globals__[name] for name in names_used(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell))
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     elif kind is FunctionType and _wraps_users(value):
         yield value.__wrapped__
-    elif kind is MethodType and type(value.__self__).__module__.partition(".")[0] not in _OUTPUT:
+    elif kind is MethodType and type(value.__self__).__module__.partition(".")[0] not in OUTPUT:
         yield value.__func__
         yield value.__self__
         if not isinstance(value.__self__, torch.nn.Module):
@@ -191,11 +191,11 @@ def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
         yield from value
     elif kind is dict and len(value) < _MANY:
         yield from value.values()
-    elif not isinstance(value, torch.nn.Module) and (is_own or _is_users(vars(sys.modules.get(kind.__module__, torch)))):
+    elif not isinstance(value, torch.nn.Module) and (is_own or is_users(vars(sys.modules.get(kind.__module__, torch)))):
         yield from getattr(value, "__dict__", {}).values()
 
 
-def _is_users(namespace: dict[str, Any]) -> bool:
+def is_users(namespace: dict[str, Any]) -> bool:
     """Say whether a module, by its namespace, is the user's code: a notebook's, a script's or a file's beside it."""
     if str(namespace.get("__name__")).partition(".")[0] == "nbguard":
         return False
@@ -206,7 +206,7 @@ def _is_users(namespace: dict[str, Any]) -> bool:
 def _wraps_users(function: FunctionType) -> bool:
     """Say whether a library's function is the wrapper of one of the user's, as `@torch.no_grad()` makes it."""
     inner = getattr(function, "__wrapped__", None)
-    return type(inner) is FunctionType and (_is_users(inner.__globals__) or _wraps_users(inner))
+    return type(inner) is FunctionType and (is_users(inner.__globals__) or _wraps_users(inner))
 
 
 def unpacks(function: Callable[..., Any], batch: Any) -> bool:

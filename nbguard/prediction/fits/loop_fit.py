@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes
+from nbguard.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes, trained_sizes
 from nbguard.prediction.fits.copied_code import CopiedCode, state_of
 from nbguard.prediction.fits.copies import device_of, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
@@ -136,7 +136,7 @@ class LoopSource:
     @property
     def size(self) -> int:
         """Return the items of a batch; 0: the loop makes its batches itself."""
-        return batch_size_of(self.loaders[0][0]) if self.loaders else 0
+        return (batch_size_of(self.loaders[0][0]) or 1) if self.loaders else 0
 
     @property
     def modules(self) -> Iterable[tuple[str, Any]]:
@@ -185,10 +185,10 @@ class LoopSource:
             size=wanted,
         )
         for loader, shapes in self.loaders:
-            own = batch_size_of(loader)
+            own = batch_size_of(loader) or 1
             size = own if batch_size is None else max(1, own * batch_size // self.size)
             last = bool(loader.drop_last) or (full_only and loader is main)
-            cut = sizes(_count(loader, size), size, is_last_dropped=last, full=MOST)
+            cut = (trained_sizes if loader is main else sizes)(_count(loader, size), size, is_last_dropped=last, full=MOST)
             memo[id(loader)] = _Batches(loader, shapes, cut, fit)
         fit.main = memo.get(id(main))
         copier = FunctionCopier(memo, device)

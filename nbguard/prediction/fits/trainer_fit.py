@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nbguard.errors import UnpredictableError, in_one_line
-from nbguard.prediction.fits.batches import FULL, BatchShapes, sizes
+from nbguard.prediction.fits.batches import FULL, BatchShapes, sizes, trained_sizes
 from nbguard.prediction.fits.copied_code import state_of
 from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
@@ -139,7 +139,7 @@ class TrainerSource:
         data = trainer.train_dataset
         count = len(data) if hasattr(data, "__len__") else FULL * wanted
         is_cut = full_only or bool(args.dataloader_drop_last)
-        trained = sizes(count, wanted, is_last_dropped=is_cut)
+        trained = trained_sizes(count, wanted, is_last_dropped=is_cut)
         steps = args.gradient_accumulation_steps
         trained = trained if steps == 1 else (wanted,) * (2 * steps)
         memo: dict[int, Any] = {}

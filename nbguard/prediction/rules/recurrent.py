@@ -1,12 +1,14 @@
-"""Cells of recurrent layers: one fused kernel on CUDA, which saves the gates of each step in a workspace.
+"""Recurrent layers: cells, each one fused kernel on CUDA that saves the gates of a step, and whole layers, which cuDNN runs.
 
-Source: `lstm_cell` and `gru_cell` in aten/src/ATen/native/RNN.cpp, the kernels in aten/src/ATen/native/cuda/RNN.cu.
+Source: `lstm_cell` and `gru_cell` in aten/src/ATen/native/RNN.cpp, the kernels in aten/src/ATen/native/cuda/RNN.cu;
+`_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp. cuDNN tells the sizes of its reserve and its workspace on a GPU only. So the
+trace takes the least that a layer must save for its backward pass, and a band reaches from there to `_MOST`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +30,103 @@ def gru_cell(tensor: Any, hidden: Any, of_input: Any, of_hidden: Any, input_bias
     """Return the next state of a GRU."""
     gates = torch.matmul(tensor, of_input.t()), torch.matmul(hidden, of_hidden.t())
     return _aten._thnn_fused_gru_cell(*gates, hidden, input_bias, hidden_bias)[0]
+
+
+# --- whole layers -------------------------------------------------------------------------------------------------------------
+
+_LEAST = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
+"""Numbers for each hidden unit of each step and item that a layer must save: its gates, and an LSTM's cell."""
+_MOST = {"lstm": 12, "gru": 10, "rnn_tanh": 4, "rnn_relu": 4}
+"""Numbers that cuDNN's reserve is assumed to have at most instead. Nothing has measured it yet: twice what torch's own keep."""
+_WORKSPACE = 8
+"""Numbers for each hidden unit of each step and item that cuDNN's workspace is assumed to have at most, beside two weights."""
+_DROPOUT = 8 * 2**20
+"""Bytes that cuDNN's states of dropout between layers are assumed to take at most."""
+
+
+class _Layers(torch.autograd.Function):  # type: ignore[misc]
+    """Recurrent layers of cuDNN's: a copy of the weights unless they are one buffer, outputs, last states, and the reserve."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: LayerPlan, tensor: Any, *others: Any) -> Any:
+        dtype = plan.dtype or tensor.dtype
+        weights = _meta((0 if plan.is_flat else plan.weights,), dtype)
+        out = _meta((*tensor.shape[:-1], plan.outputs), dtype)
+        states = [_meta(state.shape, dtype) for state in others[: plan.states]]
+        reserve = _meta((plan.least,), dtype) if plan.is_trained else None
+        ctx.plan, ctx.dtypes = plan, [each.dtype for each in others]
+        ctx.shapes = [each.shape for each in others]
+        ctx.save_for_backward(tensor, out, weights, *([] if reserve is None else [reserve]))
+        return (out, *states)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        plan, (tensor, *_others) = ctx.plan, ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        of_tensor = torch.empty_like(tensor) if needed[1] else None
+        of_states = [
+            _meta(shape, dtype) if is_needed else None
+            for shape, dtype, is_needed in zip(ctx.shapes, ctx.dtypes, needed[2 : 2 + plan.states], strict=False)
+        ]
+        flat = _meta((plan.weights,), ctx.dtypes[-1])
+        of_weights, start = [], 0
+        for shape in ctx.shapes[plan.states :]:
+            of_weights.append(flat[start : start + shape.numel()].view(shape))
+            start += shape.numel()
+        return None, of_tensor, *of_states, *of_weights
+
+
+class LayerPlan(NamedTuple):
+    """The sizes of recurrent layers, as numbers of elements."""
+
+    dtype: Any  # of mixed precision; None: the input's
+    states: int  # tensors of the last states
+    outputs: int  # of a step
+    weights: int
+    is_flat: bool  # the weights are one buffer already: a layer makes them so when it is moved
+    least: int  # of the reserve
+    most: int  # of the reserve and the workspace
+    is_trained: bool
+
+
+def layers(kind: str, note: Callable[[int], None], dtype: Callable[[], Any], *args: Any) -> Any:
+    """Return outputs and last states of layers as cuDNN makes them.
+
+    Args:
+        kind: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        note: is told the bytes that cuDNN may take beyond those of the trace.
+        dtype: returns that of mixed precision, None where it is off.
+        args: of the operator: input (and sizes of a packed one), states, weights, and how many layers of which kind.
+    """
+    is_packed = (
+        isinstance(args[1], torch.Tensor) and isinstance(args[2], (list, tuple, torch.Tensor)) and not isinstance(args[3], bool)
+    )
+    tensor, states, weights, _, count, dropout, is_trained, is_both = (args[0], *args[2:9]) if is_packed else args[:8]
+    states = list(states) if isinstance(states, (list, tuple)) else [states]
+    hidden, directions = states[-1].shape[-1], 2 if is_both else 1
+    steps = tensor.shape[:-1].numel()
+    units = steps * hidden * directions * count
+    number = sum(weight.numel() for weight in weights)
+    plan = LayerPlan(
+        dtype=dtype(),
+        states=len(states),
+        outputs=states[0].shape[-1] * directions,
+        weights=number,
+        is_flat=dtype() is None and all(weight.is_leaf for weight in weights),
+        least=_LEAST[kind] * units,
+        most=(_MOST[kind] if is_trained else 0) * units + _WORKSPACE * steps * hidden * directions + 2 * number,
+        is_trained=bool(is_trained),
+    )
+    size = torch.empty((), dtype=plan.dtype or tensor.dtype, device="meta").element_size()
+    note((plan.most - (plan.least if is_trained else 0)) * size + (_DROPOUT if dropout and is_trained and count > 1 else 0))
+    return _Layers.apply(plan, tensor, *states, *weights)
+
+
+def _meta(shape: Sequence[int], dtype: Any) -> Any:
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+# --- cells --------------------------------------------------------------------------------------------------------------------
 
 
 def _empty(shape: Sequence[int], like: Any) -> Any:
