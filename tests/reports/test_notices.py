@@ -54,14 +54,41 @@ def test_what_waits_for_the_collector_is_no_notice() -> None:
     assert _judged(graph, _gone(graph, _ref(graph, "model"))) is None
 
 
-def test_a_part_with_a_name_of_its_own_is_wanted_once_the_object_is_gone() -> None:
-    graph = make_graph({"dls": ["dls"]}, {"dls": {".data": "t"}}, {"t": 4 * MiB}, {"dls": "loader", "t": "tensor"})
-    named = frozenset({_ref(graph, "loader")})
+def test_a_part_that_a_name_uses_is_wanted_once_the_object_is_gone() -> None:
+    """Not if only a graph or an optimizer has it for the sake of the object that is gone."""
+    kinds = {"dls": "loader", "opt": "optimizer", "t": "tensor"}
+    for label, expected in (("dls", None), ("opt", "%reset_gpu opt")):
+        graph = make_graph({label: [label]}, {label: {".data": "t"}}, {"t": 4 * MiB}, kinds)
+        notice = _judged(graph, _gone(graph))
+        assert (notice and notice.command) == expected
 
-    assert _judged(graph, _gone(graph, named=named)) is None
-    notice = _judged(graph, _gone(graph))
+
+def test_an_optimizer_of_which_the_rest_is_in_use_is_in_no_command() -> None:
+    """`model = nn.Sequential(*list(model)[:-1], head)`: the optimizer still has the layer that was left out."""
+    edges = {"opt": {".params[0]": "kept", ".params[1]": "gone"}, "net": {".a": "kept", ".b": "head"}}
+    sizes = {"kept": 4 * MiB, "gone": 4 * MiB, "head": 4 * MiB}
+    graph = make_graph({"opt": ["opt"], "model": ["net"]}, edges, sizes, {"opt": "optimizer", "net": "model"})
+    led_to = frozenset((fact.device, fact.address) for fact in graph.storages[:2])
+    notice = _judged(graph, _gone(graph, rebound=True, storages=led_to, nbytes=8 * MiB))
+
     assert notice is not None
-    assert notice_line(notice) == "`model` is deleted, 4.00 MiB of it are not: `dls.data` holds them · `%reset_gpu dls`"
+    assert (notice.nbytes, notice.holders, notice.command) == (4 * MiB, ("opt.params[1]",), "")
+
+
+def test_nothing_is_left_of_what_only_referred_to_a_living_model() -> None:
+    """`opt = Adam(body + head)`, then `opt = Adam(head)`; `parts = list(net.parameters())`, then `parts = parts[:1]`."""
+    edges = {"net": {".body": "body", ".head": "head"}, "opt": {".params[0]": "head"}}
+    sizes = {"body": 64 * MiB, "head": 4 * MiB}
+    graph = make_graph({"net": ["net"], "opt": ["opt"]}, edges, sizes, {"net": "model", "opt": "optimizer"})
+
+    assert _judged(graph, _gone(graph, rebound=True, name="opt")) is None
+    earlier = {**edges, "sched": {".optimizer": "old"}, "old": {".params[0]": "body", ".params[1]": "head", ".state": "avg"}}
+    roots, kinds = {"net": ["net"], "opt": ["opt"], "sched": ["sched"]}, {"net": "model", "old": "optimizer"}
+    graph = make_graph(roots, earlier, {**sizes, "avg": 8 * MiB}, kinds)
+    notice = _judged(graph, _gone(graph, _ref(graph, "optimizer"), rebound=True, name="opt"))
+    assert notice is not None
+    assert (notice.nbytes, notice.frees) == (8 * MiB, 8 * MiB)
+    assert notice.command == "%reset_gpu sched.optimizer"
 
 
 def test_what_the_new_object_leads_to_is_wanted() -> None:
@@ -113,15 +140,16 @@ def test_a_cleanup_that_frees_as_much_of_something_else_is_no_advice() -> None:
 
 
 def test_memory_that_another_name_has_as_well_has_no_command() -> None:
-    """`def on(number, frame, m=model)`, registered and deleted: the function lives, and its memory is the model's."""
-    edges = {"handler": {" → m": "net"}}
-    roots, kinds = {"registry": ["handler"], "model": ["net"]}, {"net": "model", "handler": "code"}
-    graph = make_graph(roots, edges, {"net": 4 * MiB}, kinds)
-    graph = _root_of(graph, "registry", kind="library", ended_by="end()")
-    notice = _judged(graph, _gone(graph, _ref(graph, "code"), name="on"))
+    """A module that a registry keeps, and its parameters in a list; of a function whose memory is the model's, nothing is left."""
+    edges = {"handler": {" → m": "net"}, "net": {".w": "w"}, "parts": {"[0]": "w"}}
+    kinds = {"net": "model", "handler": "code", "w": "tensor"}
+    roots = {"registry": ["handler"], "parts": ["parts"]}
+    graph = _root_of(make_graph(roots, edges, {"w": 4 * MiB}, kinds), "registry", kind="library", ended_by="end()")
 
+    assert _judged(graph, _gone(graph, _ref(graph, "code"), name="on")) is None
+    notice = _judged(graph, _gone(graph, _ref(graph, "model")))
     assert notice is not None
-    assert notice_line(notice) == "`on` is deleted, its 4.00 MiB are not: `registry` and `model` hold them"
+    assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `registry → m` and `parts` hold them"
     assert (notice.command, notice.frees) == ("", None)
 
 

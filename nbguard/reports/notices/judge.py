@@ -11,7 +11,7 @@ from nbguard.memory.advice import Advice, copy_of_view, release_names, release_s
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.explain import Path, explain, path_to
-from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, shortest_path, storages_of
+from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, reach_of_roots, shortest_path, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, NoticeKind, StorageKey
 
@@ -22,6 +22,12 @@ _FEW = 4
 """Lines of which each is asked whether it is needed."""
 _SMALL = 4
 """A view is small if its storage is so many times as large."""
+_OWNERS = frozenset({"learner", "model", "tensor", "data"})
+"""Kinds of objects to which the memory belongs that they lead to. Others refer to it: an optimizer, a list, a loader."""
+_USERS = frozenset({"name", "module", "frame"})
+"""Kinds of roots from which the user's own code goes on to use what they lead to."""
+_SERVANTS = frozenset({"graph", "optimizer"})
+"""Kinds of objects that keep memory for the sake of others."""
 
 HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 """Bytes of each storage that something holds, and the labels of the roots that do."""
@@ -30,8 +36,9 @@ HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
     """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted.
 
-    Wanted is what has a name of its own, what the name's new object leads to, or the one whose part it was; not what the graph
-    of a tensor with a name keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
+    Wanted is what has a name of its own, what the name's new object leads to, or the one whose part it was. Where the object
+    itself is gone, or only referred to the memory of others, so is what any name uses (`_used`). `least` are the bytes that are
+    worth a notice, `views` the bytes of tensors by their names.
     """
     graph = analysis.facts.graph
     alive = storage_numbers(graph, gone.storages)
@@ -41,13 +48,16 @@ def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapp
         return notice
     names = [(n, root) for n, root in enumerate(graph.roots) if root.kind == "name"]
     wanted = {n for n, root in names if _is_wanted(graph, root, gone, node)}
-    own = set[int]() if node is not None else _storages_of_tensors(graph, views)
-    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted and storage not in own}
+    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted}
+    if node is None:
+        left -= analysis.once(_used)
     holding = frozenset(n for storage in left for n in held_by[storage])
     if node is not None:  # who holds the object itself; what others share with it is theirs
         holding &= _holding(graph, analysis.once(_node_owners)[node])
         apart = {storage for storage in left if held_by[storage] <= holding}
-        left = apart if nbytes_of(graph, apart) >= least else {storage for storage in left if held_by[storage] & holding}
+        is_owner = graph.nodes[node].kind in _OWNERS
+        shared = {storage for storage in left if held_by[storage] & holding} if is_owner else set[int]()
+        left = apart if nbytes_of(graph, apart) >= least else shared
     hidden = gone.nbytes - nbytes_of(graph, alive) if graph.rest is None else 0
     if nbytes_of(graph, left) < least:
         return None if hidden < least else _of_hidden(gone, hidden)
@@ -162,10 +172,15 @@ def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> b
     )
 
 
-def _storages_of_tensors(graph: Graph, names: Collection[str]) -> set[int]:
-    """Return the storages of the tensors with these names themselves."""
-    roots = (root for root in graph.roots if root.kind == "name" and root.label in names)
-    return {storage for root in roots for node in root.nodes for storage in graph.nodes[node].storages}
+def _used(analysis: Analysis) -> frozenset[int]:
+    """Return the storages that names, the user's modules or running code use: not by way of a graph, nor of an optimizer.
+
+    An optimizer is there for the parameters of a model: what it alone still refers to, nobody else uses.
+    """
+    graph = analysis.facts.graph
+    blocked = {n for n, node in enumerate(graph.nodes) if node.kind in _SERVANTS}
+    starts = (node for root in graph.roots if root.kind in _USERS for node in root.nodes)
+    return frozenset(storages_of(graph, reach(graph, starts, blocked=blocked)))
 
 
 def _of_view(
@@ -250,7 +265,7 @@ def _notice(
     first, lines = paths[0], _needed(analysis.facts, lines)
     freed = freed_by(analysis.facts, lines) if lines else None
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free
-    if is_shared:
+    if is_shared or (not is_whole and _deletes_what_is_in_use(analysis, lines)):
         lines = []
     others = _others(analysis, left, paths) if is_shared else ()
     return Notice(
@@ -318,6 +333,14 @@ def _needed(facts: Facts, lines: list[Advice]) -> list[Advice]:
         if others and promised(facts, others) == nbytes:
             lines = others
     return lines
+
+
+def _deletes_what_is_in_use(analysis: Analysis, lines: list[Advice]) -> bool:
+    """Say whether one of the names that these lines delete leads to what other names use as well: it is in use itself."""
+    graph = analysis.facts.graph
+    names = {line.ends for line in lines} | {text for line in lines for text in line.targets}
+    gone = [n for n, root in enumerate(graph.roots) if root.label in names]
+    return not analysis.once(_used).isdisjoint(storages_of(graph, reach_of_roots(graph, gone)))
 
 
 def _joined(lines: list[Advice]) -> tuple[Advice, ...]:
