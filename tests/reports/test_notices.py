@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
-from nbguard.reports.notices.judge import held_storages, judge_departure, judge_growth
-from nbguard.reports.notices.notice import Departure, Notice, again
-from nbguard.reports.notices.view import notice_line
+from nbguard.reports.notices.growth import judge_growth
+from nbguard.reports.notices.judge import explain_departure, held_storages, judge_departure, judge_departures
+from nbguard.reports.notices.notice import Departure, Notice, known_again
+from nbguard.reports.notices.view import notice_line, notice_sentence
 from nbguard.testing import make_facts, make_graph
 
 MiB = 1024**2
@@ -140,7 +141,7 @@ def test_a_cleanup_that_frees_as_much_of_something_else_is_no_advice() -> None:
 
 
 def test_memory_that_another_name_has_as_well_has_no_command() -> None:
-    """A module that a registry keeps, and its parameters in a list; of a function whose memory is the model's, nothing is left."""
+    """A module that a registry keeps, with its parameters in a list; of a function with the model's memory, nothing is left."""
     edges = {"handler": {" → m": "net"}, "net": {".w": "w"}, "parts": {"[0]": "w"}}
     kinds = {"net": "model", "handler": "code", "w": "tensor"}
     roots = {"registry": ["handler"], "parts": ["parts"]}
@@ -248,23 +249,60 @@ def test_what_others_share_with_the_object_is_theirs() -> None:
     assert notice_line(notice) == "`learn` is deleted, its 4.00 MiB are not: the last error holds them · `%reset_gpu`"
 
 
-def test_the_names_that_a_notice_has_told_of_stand_in_the_order_of_their_last_time() -> None:
-    notices = [_notice_on(name) for name in ("a", "b", "a")]
+def test_a_notice_that_has_told_of_it_counts_the_later_names_and_keeps_its_words() -> None:
+    first = _notice_on("a")
 
-    told = again(again(notices[0], notices[1]), notices[2])
+    told = known_again(known_again(first, ("b",)), ("a",))
 
-    assert told.names == ("b", "a")
-    assert told.times == 3
-
-
-def test_the_error_of_another_cell_is_another_cause() -> None:
-    assert _notice_on("a", cell=4).fingerprint == _notice_on("b", cell=4).fingerprint
-    assert _notice_on("a", cell=4).fingerprint != _notice_on("a", cell=5).fingerprint
+    assert (told.names, told.times) == (("a", "b"), 3)
+    assert notice_sentence(told) == notice_sentence(first)
 
 
-def _notice_on(name: str, cell: int = 4) -> Notice:
+def test_each_event_is_one_of_its_own() -> None:
+    """What was deleted, in which cell, by whom it is held: the second accident of a kind is another event."""
+    events = [_notice_on("a"), _notice_on("b"), _notice_on("a", cell=5), _notice_on("a", in_cell=8)]
+
+    assert len({notice.fingerprint for notice in events}) == 4
+    assert _notice_on("a").fingerprint == _notice_on("a").fingerprint
+
+
+def test_one_cell_and_one_holder_are_one_notice() -> None:
+    edges = {"runs": {"[0]": "a", "[1]": "b"}, "kept": {"[0]": "c"}}
+    kinds = dict.fromkeys("abc", "tensor")
+    graph = make_graph(
+        {"runs": ["runs"], "kept": ["kept"]}, edges, {"a": 4 * MiB, "b": 2 * MiB, "c": MiB}, kinds, types={"runs": "list"}
+    )
+    gone = [
+        _gone(graph, node.ref, name=name, storages=frozenset({graph.storages[n].key}), nbytes=graph.storages[n].nbytes)
+        for n, (name, node) in enumerate(zip("abc", (node for node in graph.nodes if node.storages), strict=True))
+    ]
+    notices = [notice for notice, _ in judge_departures(Analysis(make_facts(graph)), gone, MiB, {})]
+
+    assert [(notice.names, notice.nbytes, notice.command) for notice in notices] == [
+        (("a", "b"), 6 * MiB, "%reset_gpu runs[0] runs[1]"),
+        (("c",), MiB, "%reset_gpu kept[0]"),
+    ]
+    assert notice_sentence(notices[0]).startswith("`a` and `b` are deleted, their 6.00 MiB are not: `runs[0]`")
+
+
+def test_what_is_left_of_a_deleted_name() -> None:
+    """What a holder has, what waits for the collector, and nothing: the same memory is a living model's."""
+    held = make_graph({"runs": ["runs"]}, {"runs": {"[0]": "net"}}, {"net": 4 * MiB}, {"net": "model"})
+    why = explain_departure(Analysis(make_facts(held)), _gone(held, _ref(held, "model")), {})
+    assert ([path.text for path in why.paths], why.nbytes, why.deleted) == (["runs[0]"], 4 * MiB, 7)
+
+    garbage = make_graph({"unreachable cycles": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    why = explain_departure(Analysis(make_facts(garbage)), _gone(garbage), {})
+    assert ([path.advice.command for path in why.paths], why.nbytes) == (["%reset_gpu"], 4 * MiB)
+
+    used = make_graph({"net": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    why = explain_departure(Analysis(make_facts(used)), _gone(used, name="opt"), {})
+    assert (why.paths, why.nbytes) == ((), 0)
+
+
+def _notice_on(name: str, cell: int = 4, in_cell: int = 7) -> Notice:
     graph = make_graph({"last error": ["err"]}, {"err": {" → net": "net"}}, {"net": 4 * MiB}, {"net": "model"})
     graph = replace(graph, roots=(replace(graph.roots[0], cell=cell),))
-    notice = _judged(graph, _gone(graph, _ref(graph, "model"), name=name))
+    notice = _judged(graph, _gone(graph, _ref(graph, "model"), name=name, cell=in_cell))
     assert notice is not None
     return notice
