@@ -124,6 +124,7 @@ class OomFact:
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
     elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
     earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before this one, the oldest first
+    goes_on: bool = False  # after the request, the cell may allocate more, of bytes that nobody knows
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running

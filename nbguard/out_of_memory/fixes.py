@@ -40,7 +40,7 @@ class Fix:
     advice: tuple[Advice, ...]  # lines to run one after the other; none where it is nothing to run
     commands: tuple[str, ...] = field(init=False)  # the lines themselves
     nbytes: int | None  # bytes that it gives; None: cannot be known
-    enough: bool | None = field(init=False)  # by the verdict: the cell runs through as far as it came; None: not known
+    enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None: not known
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
 
@@ -136,7 +136,13 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
         is_free = fix.verdict is RerunVerdict.REQUEST and fix.loss <= _LEFT
         return 0 if fix.verdict is RerunVerdict.RERUN else 1 if is_free else 2, fix.loss
 
-    return tuple(sorted(every, key=place))
+    return tuple(_as_known(context, fix) for fix in sorted(every, key=place))
+
+
+def _as_known(context: OomContext, fix: Fix) -> Fix:
+    """Return a fix that is no longer called enough where the cell may allocate more after the request that failed."""
+    is_open = context.request.oom.goes_on or (context.request.oom.elements is not None and not context.rerun.is_list_known)
+    return replace(fix, verdict=RerunVerdict.FURTHER) if is_open and fix.verdict is RerunVerdict.RERUN else fix
 
 
 def _never(context: OomContext) -> Iterator[Fix]:
@@ -278,7 +284,11 @@ def _names(context: OomContext) -> Iterator[Fix]:
         return
     whats = {name: holder.what for holder in context.holders for name in holder.names}
     for candidate in release_candidates(context.rerun, context.holders, context.leftovers):
-        what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in candidate.names))
+        what = ", ".join(f"{name} ({whats[name]})" if whats.get(name) else name for name in candidate.names)
+        if context.leftovers and any(name in line.targets for line in candidate.advice for name in context.leftovers):
+            what += f", and {', '.join(context.leftovers)}, which the same cell makes again"
+        own = context.request.nbytes_here(candidate.after.freed & context.plan.storages)
+        what += f", and {format_bytes(own)} that are stale" if own else ""
         largest = format_bytes(context.largest(candidate.after) or 0)
         words = f"releases {what}; {largest} can be allocated then"
         words += _not_known(context) if candidate.verdict is RerunVerdict.REQUEST else ""

@@ -177,3 +177,19 @@ def test_a_cell_that_asks_for_a_gpu_is_told_how_to_write_it(notebook: Kernel) ->
     assert failed.error == plain  # PyTorch's own error stays as it is; the line stands under it
     assert "device = 'cuda' if torch.cuda.is_available() else 'cpu'  and .to(device) instead of .cuda()" in failed.text
     assert "is_available" not in notebook.run("1 / 0").text
+
+
+def test_one_card_below_the_cell_in_the_panel_and_by_the_magic(kernel: Kernel, panel: Panel) -> None:
+    """The panel's copy has the fixes of the simulated device, and goes with it."""
+    kernel.run("%gpumem simulate 96MiB").ok()
+    kernel.run("def mib(n): return torch.empty(int(n * 2**20), dtype=torch.uint8)\nkeep = mib(60)").ok()
+    shown = kernel.run("x = mib(50)").text
+    heap = panel.heap(lambda heap: heap["oom"] is not None)
+    card = json.loads(kernel.run("%gpumem oom --json").ok().text)
+
+    assert "enough: the cell runs through as far as it got · 60.00 MiB · %reset_gpu keep" in shown
+    fixes = [(fix["commands"], fix["nbytes"]) for fix in card["fixes"]]
+    assert [(fix["commands"], fix["nbytes"]) for fix in heap["oom"]["fixes"]] == fixes
+    assert (["%reset_gpu keep"], 60 * 2**20) in fixes
+    kernel.run("%gpumem simulate off").ok()
+    panel.heap(lambda heap: heap["oom"] is None)

@@ -18,6 +18,7 @@ from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
 from nbguard.scan.oom.failed_runs import earlier_failures
 from nbguard.scan.oom.names import length_of_list, made_by, names_in, names_of_functions, reached_by
 from nbguard.scan.oom.notes import note_of
+from nbguard.scan.oom.rest_of_cell import may_go_on
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.scan.roots.tracebacks import error_holders
 
@@ -73,6 +74,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         has_replaced=run.has_replaced,
         elements=run.elements,
         earlier=run.earlier,
+        goes_on=shell is not None and may_go_on(error, numbers_of_cells(shell)),
         learner=learner,
         batch_size=batch_size,
         runs_model=trace.runs_model(),
@@ -80,6 +82,12 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )
+
+
+def numbers_of_cells(shell: Any) -> dict[str, int]:
+    """Return the number of each cell by the name of the file that stands for its source."""
+    numbers: dict[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return numbers
 
 
 def _cell_of(traced: int | None, noted: int | None, inputs: Sequence[str]) -> int | None:
@@ -149,7 +157,7 @@ class _Trace:
     @classmethod
     def of(cls, errors: Sequence[BaseException], shell: Any) -> _Trace:
         """Return the frames of the first of `errors` that passed through the user's own code."""
-        numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+        numbers = numbers_of_cells(shell)
         for error in errors:
             frames = list(_frames(error))
             if shell is None:
