@@ -15,6 +15,7 @@ from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.out_of_memory.failed_request import FailedRequest
+from nbguard.out_of_memory.growing import growing_container
 from nbguard.out_of_memory.release_candidates import (
     ReleaseCandidate,
     leftover_names,
@@ -346,13 +347,45 @@ def _nothing_went(context: OomContext) -> bool:
     return since is not None and since <= (0 if note is None else 2 * note.slack)
 
 
+def _less_kept(context: OomContext) -> Iterator[Fix]:
+    """Yield what keeps less where a batch is not to blame: a list that grows, and graphs that no backward pass will use."""
+    oom = context.request.oom
+    if oom.kind not in ("device", "library") or not (oom.runs_model or oom.learner):
+        return
+    growing = growing_container(context.rerun)
+    if growing is not None:
+        how = (
+            "append loss.item() or t.detach()"
+            if growing.keeps_graph and oom.trains
+            else "append t.detach().cpu(), or keep less"
+        )
+        words = f"{growing.name} grows: {growing.elements} tensors, {format_bytes(growing.nbytes)} by now; {how}"
+        yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+    if not oom.trains and _has_graph(context):
+        words = "nothing here calls backward: under torch.no_grad() no graph is kept"
+        yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+
+
+def _has_graph(context: OomContext) -> bool:
+    """Say whether the failed run holds an autograd graph."""
+    graph, oom = context.request.facts.graph, context.request.oom
+    roots = (n for n, root in enumerate(graph.roots) if root.kind == "error" or root.label in oom.bound)
+    return any(graph.nodes[node].kind == "graph" for node in reach_of_roots(graph, roots))
+
+
 def _smaller(context: OomContext) -> Iterator[Fix]:
-    """Yield asking for less; by how much only where the Learner that failed is known to have held the rest in its batch."""
+    """Yield asking for less; by how much only where the Learner that failed is known to have held the rest in its batch.
+
+    Not where something else is to blame (`_less_kept`).
+    """
+    if less := list(_less_kept(context)):
+        yield from less
+        return
     request, rerun, largest = context.request, context.rerun, context.largest_after_cleanup
     kinds = {"host": "a smaller array or batch", "worker": "fewer or no workers (num_workers=0), or a smaller batch"}
     kinds["shm"] = "fewer or no workers (num_workers=0), or a smaller batch"
     has_batch = request.oom.runs_model or bool(request.oom.learner)
-    training = "a smaller batch, mixed precision or gradient accumulation"
+    training = "a smaller batch, mixed precision or gradient accumulation" if request.oom.trains else "a smaller batch or dtype"
     words = kinds.get(request.oom.kind, training if has_batch else "a smaller tensor, or a smaller dtype,")
     batch, need = request.oom.batch_size, request.nbytes
     if context.fitting and batch:

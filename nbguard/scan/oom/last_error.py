@@ -31,6 +31,8 @@ _OF_A_MODEL = {
     "torch.optim.optimizer": ("wrapper", "_use_grad"),
 }
 """Functions of PyTorch through which a model runs, its gradients are computed, or its parameters are changed."""
+_OF_TRAINING = frozenset({"backward", "_backward", "manual_backward", "_do_epoch_train", "training_step"})
+"""Names of functions by which code trains: PyTorch's, fastai's, Accelerate's, Lightning's and Transformers'."""
 
 
 def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
@@ -78,6 +80,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         learner=learner,
         batch_size=batch_size,
         runs_model=trace.runs_model(),
+        trains=trace.trains(inputs),
         was_released=trace.was_released(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
@@ -190,6 +193,12 @@ class _Trace:
         """Say whether a module was called, or gradients computed or used: there a batch decides on what is asked for."""
         functions = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in self.frames)
         return any(name in _OF_A_MODEL.get(module, ()) for module, name in functions if type(module) is str)
+
+    def trains(self, inputs: Sequence[str]) -> bool:
+        """Say whether the cell, or a function that ran, speaks of a backward pass or is a library's training loop."""
+        source = inputs[self.cell] if self.cell is not None and 0 <= self.cell < len(inputs) else ""
+        words = {word for frame, _ in self.frames for word in (frame.f_code.co_name, *frame.f_code.co_names)}
+        return not _OF_TRAINING.isdisjoint(words) or "backward" in source
 
     def was_released(self) -> bool:
         """Say whether a cleanup has put placeholders in the place of the frames' variables."""
