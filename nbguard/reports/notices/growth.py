@@ -16,8 +16,8 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
     `former` is what was held then.
     """
     graph, held = analysis.facts.graph, analysis.once(held_storages)
-    grown = _by_label(held)
-    grown.subtract(_by_label(former))
+    grown = by_label(held)
+    grown.subtract(by_label(former))
     growing = {label for label, nbytes in grown.items() if nbytes >= least}
     came = {key for key, (_, labels) in held.items() if key not in former and labels & growing}
     nbytes = min(
@@ -46,7 +46,8 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
     )
 
 
-def _by_label(held: HeldStorages) -> Counter[str]:
+def by_label(held: HeldStorages) -> Counter[str]:
+    """Return the bytes that each root leads to, by its label."""
     nbytes = Counter[str]()
     for size, labels in held.values():
         for label in labels:
