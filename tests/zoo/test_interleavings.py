@@ -1,4 +1,4 @@
-"""Accident, notice, cleanup, in any order: each accident is told, by the row of its own cell, and the list is true after each step.
+"""Accident, notice, cleanup, in any order: each accident is told, with its own cell, and the list is true after each step.
 
 By hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
 """

@@ -160,7 +160,7 @@ class _Trace:
     @classmethod
     def of(cls, errors: Sequence[BaseException], shell: Any) -> _Trace:
         """Return the frames of the first of `errors` that passed through the user's own code."""
-        numbers = numbers_of_cells(shell)
+        numbers: dict[str, Any] = numbers_of_cells(shell)
         for error in errors:
             frames = list(_frames(error))
             if shell is None:

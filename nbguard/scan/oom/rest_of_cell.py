@@ -69,10 +69,11 @@ def _ends_there(frame: types.FrameType, instruction: int, *, is_deepest: bool) -
     except (SyntaxError, ValueError, RecursionError):
         return False
     above = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
-    node: ast.AST | None = _expression_at(tree, frame.f_code, instruction)
-    if node is None or (is_deepest and not _is_one_request(node)):
+    place = _expression_at(tree, frame.f_code, instruction)
+    if place is None or (is_deepest and not _is_one_request(place)):
         return False
-    while node is not None and (parent := above.get(node)) is not None:
+    node: ast.AST = place
+    while (parent := above.get(node)) is not None:
         if isinstance(parent, _FUNCTIONS) or (isinstance(parent, ast.ListComp) and frame.f_code.co_name == "<listcomp>"):
             return not isinstance(parent, ast.FunctionDef) or not _yields(parent)
         if not _is_last_in(parent, node, frame):
