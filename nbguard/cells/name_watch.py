@@ -10,6 +10,7 @@ import ast
 import re
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,8 @@ _OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "
 _WORD = re.compile(r"[^\W\d]\w*")
 _LONGEST = 100_000
 """Characters of a cell up to which its source is read: longer ones are data."""
+_DELETED = 200
+"""Names that have been deleted and of which it can be asked what is left."""
 _MISSING: Any = object()
 
 
@@ -54,6 +57,7 @@ class NameWatch:
         self._notebook = notebook
         self._names: dict[str, _Bound] = {}
         self._holdings: dict[str, WeakHoldings] = {}  # of the names that the cell which runs deletes or binds anew
+        self._deleted: OrderedDict[str, tuple[Departure, WeakHoldings]] = OrderedDict()  # the latest last
 
     def look_before(self, source: str) -> None:
         """Look at what the names lead to that a cell with this source deletes or binds anew."""
@@ -92,11 +96,30 @@ class NameWatch:
         for name, bound in gone:
             del self._names[name]
             holdings = self._holdings.get(name) or self._afterwards(bound, look)
-            alive = () if holdings is None else holdings.alive()
-            if holdings is not None and sum(fact.nbytes for fact in alive) >= least:
-                departure = _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace)
+            if holdings is None:
+                continue
+            alive = holdings.alive()
+            departure = _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace)
+            if not departure.is_rebound:
+                self._note_deleted(departure, holdings)
+            if departure.nbytes >= least:
                 yield replace(departure, alias_of=self._alias_of(name, bound)), holdings
         self._holdings.clear()
+
+    def _note_deleted(self, departure: Departure, holdings: WeakHoldings) -> None:
+        self._deleted.pop(departure.name, None)
+        self._deleted[departure.name] = departure, holdings
+        if len(self._deleted) > _DELETED:
+            self._deleted.popitem(last=False)
+
+    def deleted(self, name: str) -> Departure | None:
+        """Return the departure of a name that a cell has deleted, with what is alive of it now; None if it is not known."""
+        if name not in self._deleted or name in self._notebook.namespace:
+            return None
+        departure, holdings = self._deleted[name]
+        alive = holdings.alive()
+        storages = frozenset(fact.key for fact in alive) & departure.storages
+        return replace(departure, storages=storages, nbytes=sum(fact.nbytes for fact in alive))
 
     def _alias_of(self, name: str, bound: _Bound) -> str:
         """Return the name by whose parts a name was bound; empty if it was bound to something new, or nobody knows."""
@@ -119,7 +142,7 @@ def _departure(
         bound=bound.cell,
         cell=cell,
         is_rebound=is_rebound,
-        storages=frozenset((fact.device, fact.address) for fact in alive),
+        storages=frozenset(fact.key for fact in alive),
         nbytes=sum(fact.nbytes for fact in alive),
         named=holdings.named,
     )

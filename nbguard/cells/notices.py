@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.left_behind import LeftBehind
-from nbguard.reports.notices.notice import Notice, Notices, again, is_part_of
+from nbguard.reports.notices.notice import Notice, Notices, is_part_of
 from nbguard.units import MiB
 
 if TYPE_CHECKING:
@@ -16,21 +16,18 @@ if TYPE_CHECKING:
     from nbguard.cells.hooks import CellFact
     from nbguard.cells.name_watch import NameWatch
     from nbguard.cells.repeats import Repeats
-    from nbguard.reports.notices.notice import Departure
+    from nbguard.cells.told import ToldNotices
+    from nbguard.memory.analysis import Analysis
+    from nbguard.memory.references.explain import Why
+    from nbguard.reports.notices.notice import Departure, StorageKey
     from nbguard.scan.weak_holdings import WeakHoldings
 
-_KEPT = 200
-"""Notices that are remembered. The oldest are forgotten, and would be shown again."""
-_MOST_TOLD = 20
-"""Leaks of one cause that are remembered while they last."""
 ALL = "*"
 """Stands among the quiet names for all of them."""
-_Judged = tuple["Notice", "WeakHoldings"]
-"""A notice on a name, and what tells later whether its memory is freed."""
 
 
 class NoticeWatch:
-    """Shows a line after a cell that leaves something behind: once for each cause, until it changes.
+    """Shows a line after a cell that leaves something behind: one for each event, and the next accident is as loud.
 
     The heap is looked at when a name has gone whose memory, at least `least` bytes or a hundredth of all, is alive, when a cell
     that is run again has left more each time, and when counters say that a cell which failed or took its time has left more
@@ -46,25 +43,47 @@ class NoticeWatch:
         self._show = show
         self._source = source
         self._watched: tuple[NameWatch, Repeats] | None = None  # None: no cell has been seen since PyTorch was imported
-        self._made: dict[tuple[str, str], Notice] = {}
-        self._left: dict[tuple[str, str], list[_Judged]] = {}  # what each of them has been about, the latest last
+        self._told: ToldNotices | None = None  # None: nothing has been noticed yet
         self._quiet: set[str] = set()
         self._has_cleaned = False
         self._counters = counters
         self._left_behind = LeftBehind(counters)
 
     def made(self, *, on: bool) -> Notices:
-        """Return all notices so far."""
-        return Notices(notices=tuple(self._made.values()), on=on, quiet=tuple(sorted(self._quiet)))
+        """Return all notices so far, as they hold now: the heap is looked at if memory that one is about is alive."""
+        told = self._told
+        analysis = self._scan() if told is not None and told.may_have_changed else None
+        notices = () if told is None else tuple(notice for notice, _ in self._as_of(told, analysis))
+        return Notices(notices=notices, on=on, quiet=tuple(sorted(self._quiet)))
 
-    def current(self) -> tuple[Notice, ...]:
-        """Return the notices on what is still there, the latest first, without those on quiet names."""
+    def current(self, analysis: Analysis) -> tuple[Notice, ...]:
+        """Return the notices on names that hold by a scan made now, the latest first, without those on quiet names."""
+        if self._told is None or not self._told.may_have_changed:
+            return ()
         is_quiet = self._quiet.intersection
-        return tuple(
-            notice
-            for fingerprint, notice in reversed(list(self._made.items()))
-            if any(holdings.is_alive for _, holdings in self._left.get(fingerprint, ())) and not is_quiet((ALL, *notice.names))
-        )
+        made = [notice for notice, is_of_names in self._as_of(self._told, analysis) if is_of_names and notice.is_left]
+        return tuple(notice for notice in reversed(made) if not is_quiet((ALL, *notice.names)))
+
+    def why(self, name: str) -> Why | None:
+        """Return what is left of the object that a deleted name was bound to; None if nobody knows of it."""
+        from nbguard.reports.notices.judge import explain_departure
+
+        gone = None if self._watched is None else self._watched[0].deleted(name)
+        return None if gone is None else explain_departure(self._scan(), gone, self._views())
+
+    def _as_of(self, told: ToldNotices, analysis: Analysis | None) -> Iterator[tuple[Notice, bool]]:
+        views = self._views() if analysis is not None else {}
+        return told.as_of(analysis, self._left_behind.least(self.least), views)
+
+    def _scan(self) -> Analysis:
+        from nbguard.scan.scan import Notebook, scan
+
+        return scan(Notebook(self._shell, self._shell.user_ns)).analysis
+
+    def _views(self) -> dict[str, int]:
+        from nbguard.scan.objects.named_tensors import named_tensors
+
+        return named_tensors(self._shell.user_ns)
 
     def be_quiet(self, *names: str) -> None:
         """Show no notices about these names; without any, none at all. They are made all the same."""
@@ -107,62 +126,45 @@ class NoticeWatch:
             return
         names, repeats = self._watched
         least = self._left_behind.least(self.least)
-        gone = list(names.departures(cell.number, least))
+        gone = dict(names.departures(cell.number, least))
         names.note(cell.number)
         grows = repeats.after(least)
-        piled_up = repeats.judge(cell, least) if grows else None
-        of_names = list(self._judged(cell, gone, least)) if gone and not self._has_cleaned else []
-        if piled_up is not None:
-            of_names = self._piled_up(piled_up, of_names)
-        for notice, holdings in of_names:
-            self._tell(notice, self._known(notice))
-            alive = [told for told in self._left.get(notice.fingerprint, ()) if told[1].is_alive]
-            self._left[notice.fingerprint] = [*alive[-_MOST_TOLD:], (notice, holdings)]
+        growth = repeats.judge(cell, least) if grows else None
+        if gone and not self._has_cleaned:
+            self._of_names(cell, gone, growth, least)
+        elif growth is not None:
+            self._tell(cell, growth)
         left = self._left_behind.after(cell, least)
         if left is not None and not self._has_cleaned:
-            self._tell(left)
+            self._tell(cell, left)
 
-    def _judged(self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]], least: int) -> Iterator[_Judged]:
-        from nbguard.reports.notices.judge import judge_departure
-        from nbguard.scan.objects.named_tensors import named_tensors
+    def _of_names(self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int) -> None:
+        """Tell of the names that have gone; of those that are about what the cell piles up, in the notice on that."""
+        from nbguard.reports.notices.judge import judge_departures
 
-        analysis = cell.scan.get().analysis
-        views = named_tensors(self._shell.user_ns)
-        for departure, holdings in sorted(gone, key=lambda one: -one[0].nbytes):  # the whole before its parts
-            notice = judge_departure(analysis, departure, least, views)
-            if notice is not None:
-                yield notice, holdings
+        made = list(judge_departures(cell.scan.get().analysis, gone, least, self._views()))
+        if growth is not None:
+            parts = [notice for notice, _ in made if is_part_of(notice, growth)]
+            names = (name for notice in (*parts, growth) for name in notice.names)
+            self._tell(cell, replace(growth, names=tuple(dict.fromkeys(names))))
+            made = [(notice, departures) for notice, departures in made if notice not in parts]
+        for notice, departures in made:
+            weak = ((fact.key, ref) for one in departures for fact, ref in gone[one].storages)
+            self._keep(notice, weak, departures)
 
-    def _known(self, notice: Notice) -> Notice | None:
-        """Return the notice that has told of this one's memory and holders already, if there is one."""
-        for fingerprint, told in self._left.items():
-            for former, holdings in told:
-                alive = {(fact.device, fact.address) for fact in holdings.alive()}
-                if is_part_of(notice, replace(former, storages=former.storages & alive)):
-                    return self._made[fingerprint]
-        return None
+    def _tell(self, cell: CellFact, notice: Notice) -> None:
+        """Tell of what the cell has left, by the weak references of the scan that has seen it."""
+        scan = cell.scan.get()
+        storages = zip(scan.facts.graph.storages, scan.tracker.storages, strict=True)
+        self._keep(notice, ((fact.key, ref) for fact, ref in storages))
 
-    def _piled_up(self, growth: Notice, of_names: list[_Judged]) -> list[_Judged]:
-        """Tell of what the cell piles up, and return the notices on names that are about something else.
+    def _keep(self, notice: Notice, weak: Iterable[tuple[StorageKey, Any]], departures: tuple[Departure, ...] = ()) -> None:
+        """Keep a notice, and show it if it is news and its names are not quiet."""
+        if self._told is None:
+            from nbguard.cells.told import ToldNotices
 
-        If one of those that are about the same has been told after an earlier run, that was enough.
-        """
-        parts = [notice for notice, _ in of_names if is_part_of(notice, growth)]
-        self._tell(growth, next((self._made[part.fingerprint] for part in parts if part.fingerprint in self._made), None))
-        names = (*self._made[growth.fingerprint].names, *(part.name for part in parts))
-        self._made[growth.fingerprint] = replace(self._made[growth.fingerprint], names=tuple(dict.fromkeys(names)))
-        return [(notice, holdings) for notice, holdings in of_names if notice not in parts]
-
-    def _tell(self, notice: Notice, known: Notice | None = None) -> None:
-        """Keep a notice; show it if its cause is new and its name not quiet. It takes the place of a `known` one."""
-        former = self._made.pop(notice.fingerprint, None)
-        if former is None and known is not None:
-            former = self._made.pop(known.fingerprint)
-            self._left[notice.fingerprint] = self._left.pop(known.fingerprint, [])
-        self._made[notice.fingerprint] = notice if former is None else again(former, notice)
-        while len(self._made) > _KEPT:
-            oldest = next(iter(self._made))
-            del self._made[oldest]
-            self._left.pop(oldest, None)
-        if former is None and not self._quiet & {notice.name, ALL}:
+            self._told = ToldNotices()
+        if departures and self._told.has_told(notice):
+            return
+        if self._told.tell(notice, weak, departures) and not self._quiet & {notice.name, *notice.beside, ALL}:
             self._show(notice)

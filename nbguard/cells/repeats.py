@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbguard.memory.counters import Reading
-from nbguard.reports.notices.judge import HeldStorages, held_storages, judge_growth
+from nbguard.reports.notices.growth import judge_growth
+from nbguard.reports.notices.judge import HeldStorages, held_storages
 from nbguard.reports.notices.notice import Notice
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class _Runs:
 
     number: int = 0  # of its runs so far
     held: HeldStorages | None = None  # after the last run, if that left more; None: it did not, or nobody has looked
+    first: int | None = None  # number of the run since which each has left more, or None while they do not
 
 
 class Repeats:
@@ -55,7 +57,7 @@ class Repeats:
         reading, before = self._counters.read(), self._before
         self._before = None
         if reading is None or reading.grown_by(before) < least:
-            runs.held = None
+            runs.held = runs.first = None
             return False
         self._runs = runs
         return True
@@ -67,4 +69,6 @@ class Repeats:
             return None
         analysis = cell.scan.get().analysis
         former, runs.held = runs.held, analysis.once(held_storages)
-        return None if former is None else judge_growth(analysis, cell.number, former, least)
+        growth = None if former is None else judge_growth(analysis, cell.number, former, least)
+        runs.first = None if growth is None else runs.first or cell.number
+        return None if growth is None else replace(growth, shape=f"since In[{runs.first}]: {growth.shape}")

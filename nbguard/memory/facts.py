@@ -162,6 +162,11 @@ class StorageFact:
     nbytes: int
     address: int = 0
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return what tells it from others that are alive at the same time: (device, address)."""
+        return self.device, self.address
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:

@@ -124,9 +124,11 @@ class OomFact:
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
     elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
     earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before this one, the oldest first
+    goes_on: bool = False  # after the request, the cell may allocate more, of bytes that nobody knows
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running
+    trains: bool = True  # False: nothing that ran then, nor the cell, calls a backward pass
     was_released: bool = False  # a cleanup has taken the frames' variables since
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

@@ -13,10 +13,10 @@ from nbguard.out_of_memory.card import batch_that_fits
 
 @dataclass(frozen=True, kw_only=True)
 class _Foreseen:
-    """A batch that fits."""
+    """The result of one search for a batch that fits."""
 
     failure: tuple[object, ...]  # of which failed fit
-    items: int
+    items: int | None  # of the batch, or None if none was found
     kept: int  # bytes that a cleanup left when it was foreseen: with more than that it may not fit
 
 
@@ -29,21 +29,27 @@ class ForeseenBatch:
     def foresee(self, analysis: Analysis, namespace: dict[str, Any], seconds: float) -> None:
         """Tell the analysis the items of a batch that fits after a cleanup, where that can be foreseen.
 
+        It is searched for once for each failure and state of the memory: every card on it says the same.
+
         Args:
             analysis: of the facts after the failure.
             namespace: the user's names: the Learner must be one of them.
             seconds: that the search may take.
         """
-        oom = analysis.facts.oom
-        items = None if oom is None else _search(analysis, oom, namespace, seconds)
-        if oom is not None and items is not None:
-            self._last = _Foreseen(failure=_failure(oom), items=items, kept=_kept(analysis))
+        oom, last = analysis.facts.oom, self._last
+        if oom is None:
+            return
+        failure, kept = _failure(oom), _kept(analysis)
+        if last is None or (last.failure, last.kept) != (failure, kept):
+            self._last = _Foreseen(failure=failure, items=_search(analysis, oom, namespace, seconds), kept=kept)
         self.recall(analysis)
 
     def recall(self, analysis: Analysis) -> None:
         """Tell the analysis what was foreseen of its failure, unless more is held by now."""
         oom, last = analysis.facts.oom, self._last
-        if oom is not None and last is not None and last.failure == _failure(oom) and _kept(analysis) <= last.kept:
+        if oom is None or last is None or last.items is None:
+            return
+        if last.failure == _failure(oom) and _kept(analysis) <= last.kept:
             analysis.know(batch_that_fits, last.items)
 
 

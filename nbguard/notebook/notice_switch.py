@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbguard.cells.hooks import Hooks
     from nbguard.cells.notices import NoticeWatch
+    from nbguard.memory.analysis import Analysis
+    from nbguard.memory.references.explain import Why
     from nbguard.reports.notices.notice import Notice, Notices
 
 
@@ -38,9 +40,13 @@ class NoticeSwitch:
 
         return Notices(notices=(), on=False) if self._watch is None else self._watch.made(on=self.is_on)
 
-    def current(self) -> tuple[Notice, ...]:
-        """Return the notices on what is still in memory, for sidebars."""
-        return () if self._watch is None else self._watch.current()
+    def current(self, analysis: Analysis) -> tuple[Notice, ...]:
+        """Return the notices that hold by a scan made now, for sidebars."""
+        return () if self._watch is None else self._watch.current(analysis)
+
+    def why(self, name: str) -> Why | None:
+        """Return what is left of the object that a deleted name was bound to; None if nobody knows of it."""
+        return None if self._watch is None or not self.is_on else self._watch.why(name)
 
     def turn_on(self) -> None:
         """Make notices from now on, about all names."""

@@ -127,7 +127,7 @@ class Session:
             from nbguard.sidebar.hub.hub import Hub
 
             self._hub = Hub(
-                self._shell, self.memory.simulated_reading, self._next_fit, self.notices.current, self.memory.recall_batch
+                self._shell, self.memory.simulated_reading, self._next_fit, self.notices.current, self.memory.recall_card
             )
             self._hooks.add(self._hub)
         return self._hub

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from nbguard.notebook.display import show_sentence, show_simulated
@@ -32,6 +33,7 @@ class SessionMemory:
         self._hooks = hooks
         self._simulating: Simulating | None = None
         self._foreseen_batch: ForeseenBatch | None = None
+        self._thread = threading.get_ident()  # the cells' own, which alone may ask the simulated device for its blocks
 
     @property
     def simulation(self) -> Simulation | None:
@@ -93,7 +95,7 @@ class SessionMemory:
         """Return the report, whose findings know the batch that was foreseen for the card."""
         from nbguard.reports.report import build_report
 
-        self.recall_batch(analysis)
+        self.recall_card(analysis)
         return build_report(analysis)
 
     def memory_map(self, request: int | str | None) -> MemoryMap:
@@ -106,27 +108,37 @@ class SessionMemory:
 
     def oom(self) -> OomCard | None:
         """Return the card on the last error, if it ran out of memory."""
-        if self.simulation is not None:
-            return self.simulation.oom()
         from nbguard.scan.scan import Notebook, scan
 
         return self._card(scan(Notebook.current(None)).analysis, 2 * PREDICTION_SECONDS)
 
     def oom_after(self, scan: CellScan) -> OomCard | None:
         """Return what `oom` does, of the cell that has just ended."""
-        return self._card(scan.get().analysis, PREDICTION_SECONDS) if self.simulation is None else self.simulation.oom()
+        return self._card(scan.get().analysis, PREDICTION_SECONDS)
 
     def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
         """Return the card on the last error, with a batch that fits where one can be foreseen in so many seconds."""
         from nbguard.notebook.foreseen_batch import ForeseenBatch
         from nbguard.out_of_memory.card import build_card
 
-        if self._foreseen_batch is None:
-            self._foreseen_batch = ForeseenBatch()
-        self._foreseen_batch.foresee(analysis, self._shell.user_ns, seconds)
+        if self.simulation is None:
+            if self._foreseen_batch is None:
+                self._foreseen_batch = ForeseenBatch()
+            self._foreseen_batch.foresee(analysis, self._shell.user_ns, seconds)
+        self.recall_card(analysis)
         return analysis.once(build_card)
 
-    def recall_batch(self, analysis: Analysis) -> None:
-        """Tell an analysis the batch that was foreseen for a card on the same failure."""
-        if self._foreseen_batch is not None:
+    def recall_card(self, analysis: Analysis) -> None:
+        """Have an analysis give the same card on the last error as every other: of the device on which its cell ran."""
+        oom = analysis.facts.oom
+        if oom is None:
+            return
+        from nbguard.memory.simulated import DEVICE
+        from nbguard.out_of_memory.card import build_card
+
+        if self.simulation is not None and threading.get_ident() == self._thread:
+            analysis.know(build_card, self.simulation.card(analysis.facts))
+        elif self._foreseen_batch is not None:
             self._foreseen_batch.recall(analysis)
+        if self.simulation is None and oom.device == DEVICE:
+            analysis.know(build_card, None)  # that device is gone, and the error with it

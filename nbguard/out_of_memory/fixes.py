@@ -15,6 +15,7 @@ from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.out_of_memory.failed_request import FailedRequest
+from nbguard.out_of_memory.growing import growing_container
 from nbguard.out_of_memory.release_candidates import (
     ReleaseCandidate,
     leftover_names,
@@ -40,7 +41,7 @@ class Fix:
     advice: tuple[Advice, ...]  # lines to run one after the other; none where it is nothing to run
     commands: tuple[str, ...] = field(init=False)  # the lines themselves
     nbytes: int | None  # bytes that it gives; None: cannot be known
-    enough: bool | None = field(init=False)  # by the verdict: the cell runs through as far as it came; None: not known
+    enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None: not known
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
 
@@ -136,7 +137,13 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
         is_free = fix.verdict is RerunVerdict.REQUEST and fix.loss <= _LEFT
         return 0 if fix.verdict is RerunVerdict.RERUN else 1 if is_free else 2, fix.loss
 
-    return tuple(sorted(every, key=place))
+    return tuple(_as_known(context, fix) for fix in sorted(every, key=place))
+
+
+def _as_known(context: OomContext, fix: Fix) -> Fix:
+    """Return a fix that is no longer called enough where the cell may allocate more after the request that failed."""
+    is_open = context.request.oom.goes_on or (context.request.oom.elements is not None and not context.rerun.is_list_known)
+    return replace(fix, verdict=RerunVerdict.FURTHER) if is_open and fix.verdict is RerunVerdict.RERUN else fix
 
 
 def _never(context: OomContext) -> Iterator[Fix]:
@@ -278,7 +285,11 @@ def _names(context: OomContext) -> Iterator[Fix]:
         return
     whats = {name: holder.what for holder in context.holders for name in holder.names}
     for candidate in release_candidates(context.rerun, context.holders, context.leftovers):
-        what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in candidate.names))
+        what = ", ".join(f"{name} ({whats[name]})" if whats.get(name) else name for name in candidate.names)
+        if context.leftovers and any(name in line.targets for line in candidate.advice for name in context.leftovers):
+            what += f", and {', '.join(context.leftovers)}, which the same cell makes again"
+        own = context.request.nbytes_here(candidate.after.freed & context.plan.storages)
+        what += f", and {format_bytes(own)} that are stale" if own else ""
         largest = format_bytes(context.largest(candidate.after) or 0)
         words = f"releases {what}; {largest} can be allocated then"
         words += _not_known(context) if candidate.verdict is RerunVerdict.REQUEST else ""
@@ -336,13 +347,45 @@ def _nothing_went(context: OomContext) -> bool:
     return since is not None and since <= (0 if note is None else 2 * note.slack)
 
 
+def _less_kept(context: OomContext) -> Iterator[Fix]:
+    """Yield what keeps less where a batch is not to blame: a list that grows, and graphs that no backward pass will use."""
+    oom = context.request.oom
+    if oom.kind not in ("device", "library") or not (oom.runs_model or oom.learner):
+        return
+    growing = growing_container(context.rerun)
+    if growing is not None:
+        how = (
+            "append loss.item() or t.detach()"
+            if growing.keeps_graph and oom.trains
+            else "append t.detach().cpu(), or keep less"
+        )
+        words = f"{growing.name} grows: {growing.elements} tensors, {format_bytes(growing.nbytes)} by now; {how}"
+        yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+    if not oom.trains and _has_graph(context):
+        words = "nothing here calls backward: under torch.no_grad() no graph is kept"
+        yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+
+
+def _has_graph(context: OomContext) -> bool:
+    """Say whether the failed run holds an autograd graph."""
+    graph, oom = context.request.facts.graph, context.request.oom
+    roots = (n for n, root in enumerate(graph.roots) if root.kind == "error" or root.label in oom.bound)
+    return any(graph.nodes[node].kind == "graph" for node in reach_of_roots(graph, roots))
+
+
 def _smaller(context: OomContext) -> Iterator[Fix]:
-    """Yield asking for less; by how much only where the Learner that failed is known to have held the rest in its batch."""
+    """Yield asking for less; by how much only where the Learner that failed is known to have held the rest in its batch.
+
+    Not where something else is to blame (`_less_kept`).
+    """
+    if less := list(_less_kept(context)):
+        yield from less
+        return
     request, rerun, largest = context.request, context.rerun, context.largest_after_cleanup
     kinds = {"host": "a smaller array or batch", "worker": "fewer or no workers (num_workers=0), or a smaller batch"}
     kinds["shm"] = "fewer or no workers (num_workers=0), or a smaller batch"
     has_batch = request.oom.runs_model or bool(request.oom.learner)
-    training = "a smaller batch, mixed precision or gradient accumulation"
+    training = "a smaller batch, mixed precision or gradient accumulation" if request.oom.trains else "a smaller batch or dtype"
     words = kinds.get(request.oom.kind, training if has_batch else "a smaller tensor, or a smaller dtype,")
     batch, need = request.oom.batch_size, request.nbytes
     if context.fitting and batch:

@@ -30,7 +30,8 @@ _MOST_WASTED = 19 * 1024**2
 class RerunVerdict(str, Enum):
     """The effect of an advice, in JSON and on the wire."""
 
-    RERUN = "rerun"  # the cell, run again from its first line, comes past the request that failed
+    RERUN = "rerun"  # the cell, run again from its first line, runs through
+    FURTHER = "further"  # it comes past the request that failed; whether what it allocates then has room is not known
     REQUEST = "request"  # there is room for the request; whether for all that the cell takes before it is not known
     UNKNOWN = "unknown"  # it may help: what there would be, or what was asked for, is not known
     SHORT = "short"  # the request would fail again
@@ -41,12 +42,13 @@ class RerunVerdict(str, Enum):
 
     @property
     def is_enough(self) -> bool | None:
-        """Return True where the cell runs through as far as it came, False where it fails again, None where either may be."""
+        """Return True where the cell runs through, False where it fails again, None where either may be."""
         return {RerunVerdict.RERUN: True, RerunVerdict.SHORT: False, RerunVerdict.NEVER: False}.get(self)
 
 
 VERDICT_TEXTS: dict[RerunVerdict, str] = {
     RerunVerdict.RERUN: "enough: the cell runs through as far as it got",
+    RerunVerdict.FURTHER: "may be enough: the cell gets past the line that failed",
     RerunVerdict.REQUEST: "lets this request through",
     RerunVerdict.UNKNOWN: "may be enough",
     RerunVerdict.SHORT: "not enough alone",
@@ -270,6 +272,11 @@ class Rerun:
             return None
         made, blocks = counts.made - oom.start.made, counts.made_blocks - oom.start.made_blocks
         return oom.elements - blocks - 1 if 0 < blocks < oom.elements and made == blocks * self._segment else None
+
+    @property
+    def is_list_known(self) -> bool:
+        """Say whether the bytes are known that the rest of the list takes which the failing line builds."""
+        return self._elements_left is not None
 
     @cached_property
     def can_never_fit(self) -> bool:

@@ -210,12 +210,18 @@ class Simulation:
         """Return the card on the last error, or on the one being handled; None if it did not run out of memory."""
         return build_card(Analysis(self._look(namespace)))
 
+    def card(self, facts: Facts) -> OomCard | None:
+        """Return the same of a look that has been made just now."""
+        return build_card(Analysis(self._on_device(facts)))
+
     def _settle(self) -> None:
         self._mode.settle()
         self._device.settle()
 
     def _look(self, namespace: dict[str, Any] | None) -> Facts:
-        facts = scan(Notebook.current(namespace)).facts
+        return self._on_device(scan(Notebook.current(namespace)).facts)
+
+    def _on_device(self, facts: Facts) -> Facts:
         figures = self.figures()
         return on_simulated(facts, self._facts(figures), self._mode.places(), figures)
 

@@ -177,3 +177,45 @@ def test_a_cell_that_asks_for_a_gpu_is_told_how_to_write_it(notebook: Kernel) ->
     assert failed.error == plain  # PyTorch's own error stays as it is; the line stands under it
     assert "device = 'cuda' if torch.cuda.is_available() else 'cpu'  and .to(device) instead of .cuda()" in failed.text
     assert "is_available" not in notebook.run("1 / 0").text
+
+
+def test_one_card_below_the_cell_in_the_panel_and_by_the_magic(kernel: Kernel, panel: Panel) -> None:
+    """The panel's copy has the fixes of the simulated device, and goes with it."""
+    kernel.run("%gpumem simulate 96MiB").ok()
+    kernel.run("def mib(n): return torch.empty(int(n * 2**20), dtype=torch.uint8)\nkeep = mib(60)").ok()
+    shown = kernel.run("x = mib(50)").text
+    heap = panel.heap(lambda heap: heap["oom"] is not None)
+    card = json.loads(kernel.run("%gpumem oom --json").ok().text)
+
+    assert "enough: the cell runs through as far as it got · 60.00 MiB · %reset_gpu keep" in shown
+    fixes = [(fix["commands"], fix["nbytes"]) for fix in card["fixes"]]
+    assert [(fix["commands"], fix["nbytes"]) for fix in heap["oom"]["fixes"]] == fixes
+    assert (["%reset_gpu keep"], 60 * 2**20) in fixes
+    kernel.run("%gpumem simulate off").ok()
+    panel.heap(lambda heap: heap["oom"] is None)
+
+
+def test_what_grows_and_what_keeps_graphs_for_nobody(notebook: Kernel) -> None:
+    """A smaller batch is no remedy for a list of outputs, nor accumulation where nothing calls backward."""
+    notebook.run(
+        "from torch import nn\nnet = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024)); data = torch.randn(4096, 256)\n"
+        "def evaluate(net, data):\n    preds = []\n    for i in range(0, 4096, 512): preds.append(net(data[i:i+512].repeat(4, 1)))\n"
+    ).ok()
+    notebook.run("%gpumem simulate 128MiB").ok()
+    cells = {
+        "evaluate(net, data)": ("evaluate → preds grows: ", "torch.no_grad()"),
+        "for i in range(0, 4096, 512): out = net(data[i:i+512].repeat(12, 1))": ("torch.no_grad()",),
+        "hist = []\nfor i in range(40):\n    loss = net(data[:512]).square(); loss.mean().backward(retain_graph=True); hist.append(loss)": (
+            "hist grows: ",
+            "append loss.item() or t.detach()",
+        ),
+    }
+    for code, expected in cells.items():
+        assert notebook.run(code).error is not None
+        fixes = json.loads(notebook.run("%gpumem oom --json").ok().text)["fixes"]
+        words = " | ".join(fix["words"] for fix in fixes)
+        assert all(part in words for part in expected), words
+        assert "accumulation" not in words
+        assert not [fix for fix in fixes if fix["enough"]], "the rest of the loop is not known"
+        notebook.run("%reset_gpu").ok()
+        notebook.run("out = loss = hist = None").ok()

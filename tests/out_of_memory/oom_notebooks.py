@@ -87,7 +87,7 @@ NOTEBOOKS: tuple[OomNotebook, ...] = (
     ),
     _plain("a loop that rebinds", "old = mib(300)", "for n in (100, 200, 300, 350):\n    x = mib(n)", best="rerun"),
     _plain("a loop with a list", "old = mib(500)", "xs = []\nfor _ in range(6): xs.append(mib(100))", best="rerun"),
-    _plain("while", "old = mib(200)", "xs = []\nwhile len(xs) < 8: xs.append(mib(100))", best="rerun"),
+    _plain("while", "old = mib(200)", "xs = []\nwhile len(xs) < 8: xs.append(mib(100))", best="further"),
     _plain(
         "run twice",
         "xs = [mib(100) for _ in range(4)]",
@@ -126,7 +126,7 @@ NOTEBOOKS: tuple[OomNotebook, ...] = (
     _plain("a function that reads a name", "old = mib(500)", "def use(): return old.numel() + mib(600).numel()", "use()"),
     _plain("a function that takes too much", "def step():\n    hidden = mib(500)\n    return mib(500)", "step()", best="never"),
     _plain(
-        "a generator", "old = mib(400)", "def gen():\n    for _ in range(5): yield mib(150)", "xs = list(gen())", best="rerun"
+        "a generator", "old = mib(400)", "def gen():\n    for _ in range(5): yield mib(150)", "xs = list(gen())", best="further"
     ),
     _plain("exec", "old = mib(500)", "exec('x = mib(600)')"),
     _plain("transient", "old = mib(300)", "t = mib(400); del t\nx = mib(350); y = mib(350)", best="rerun"),

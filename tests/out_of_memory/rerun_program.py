@@ -40,6 +40,11 @@ def made():
     before = start.devices.get(note.device)
     return note.counts.made - (before.made if before else 0), note.counts.made_blocks - (before.made_blocks if before else 0)
 
+def allocated(device):
+    """Return the bytes in tensors on a device."""
+    simulation = session_of(shell).memory.simulation
+    return torch.cuda.memory_allocated(device) if simulation is None else simulation.figures().allocated
+
 def follow(fix):
     for command in fix["commands"]:
         if not command.startswith("PYTORCH_"):
@@ -53,7 +58,7 @@ def last_card():
 def as_dict(card):
     return {"fixes": [{"words": f.words, "commands": list(f.commands), "verdict": str(f.verdict), "nbytes": f.nbytes,
                        "enough": f.enough} for f in card.fixes],
-            "took": card.cell_took, "taken": card.taken, "text": card.mimebundle()["text/plain"]}
+            "device": card.device, "took": card.cell_took, "taken": card.taken, "text": card.mimebundle()["text/plain"]}
 
 ok("%load_ext nbguard")
 if spec["simulated"]:
@@ -77,7 +82,9 @@ for turn in range(spec["loop"]):
     if index >= len(fixes):
         break
     fix = fixes[index]
+    before = allocated(rounds[-1]["card"]["device"])
     follow(fix)
+    rounds[-1]["came_back"] = before - allocated(rounds[-1]["card"]["device"])
     error = run(spec["cell"])
     rounds[-1]["followed"], rounds[-1]["error"] = index, error
     if error is None or last_card() is None:

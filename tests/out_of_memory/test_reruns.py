@@ -46,14 +46,18 @@ def follow(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> Callabl
 
 
 def check(rounds: ROUNDS) -> None:
-    """Assert that each advice that was followed came to what it had said: enough leads beyond all that had failed before."""
+    """Assert that each advice that was followed came to what it had said: after what is enough the cell runs through."""
     for number, one in enumerate(rounds):
         if "followed" not in one:
             continue
         fix, error = one["card"]["fixes"][one["followed"]], one["error"]
+        if fix["words"].startswith(("releases ", "frees what is stale")) and fix["verdict"] != "never":
+            assert one["came_back"] == fix["nbytes"], (number, fix, one["came_back"])
         before = max(earlier["made"] for earlier in rounds[: number + 1])
         came_further = error is None or (number + 1 < len(rounds) and rounds[number + 1]["made"] > before)
         if fix["verdict"] == "rerun":
+            assert error is None, (number, fix, error)
+        if fix["verdict"] == "further":
             assert came_further, (number, fix, error)
             assert error is None or "out of memory" in error, (number, fix, error)
         if fix["verdict"] in ("never", "short"):

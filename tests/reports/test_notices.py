@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
-from nbguard.reports.notices.judge import held_storages, judge_departure, judge_growth
-from nbguard.reports.notices.notice import Departure, Notice, again
-from nbguard.reports.notices.view import notice_line
+from nbguard.reports.notices.growth import judge_growth
+from nbguard.reports.notices.judge import explain_departure, held_storages, judge_departure, judge_departures
+from nbguard.reports.notices.notice import Departure, Notice, known_again
+from nbguard.reports.notices.view import notice_line, notice_sentence
 from nbguard.testing import make_facts, make_graph
 
 MiB = 1024**2
@@ -54,14 +55,41 @@ def test_what_waits_for_the_collector_is_no_notice() -> None:
     assert _judged(graph, _gone(graph, _ref(graph, "model"))) is None
 
 
-def test_a_part_with_a_name_of_its_own_is_wanted_once_the_object_is_gone() -> None:
-    graph = make_graph({"dls": ["dls"]}, {"dls": {".data": "t"}}, {"t": 4 * MiB}, {"dls": "loader", "t": "tensor"})
-    named = frozenset({_ref(graph, "loader")})
+def test_a_part_that_a_name_uses_is_wanted_once_the_object_is_gone() -> None:
+    """Not if only a graph or an optimizer has it for the sake of the object that is gone."""
+    kinds = {"dls": "loader", "opt": "optimizer", "t": "tensor"}
+    for label, expected in (("dls", None), ("opt", "%reset_gpu opt")):
+        graph = make_graph({label: [label]}, {label: {".data": "t"}}, {"t": 4 * MiB}, kinds)
+        notice = _judged(graph, _gone(graph))
+        assert (notice and notice.command) == expected
 
-    assert _judged(graph, _gone(graph, named=named)) is None
-    notice = _judged(graph, _gone(graph))
+
+def test_an_optimizer_of_which_the_rest_is_in_use_is_in_no_command() -> None:
+    """`model = nn.Sequential(*list(model)[:-1], head)`: the optimizer still has the layer that was left out."""
+    edges = {"opt": {".params[0]": "kept", ".params[1]": "gone"}, "net": {".a": "kept", ".b": "head"}}
+    sizes = {"kept": 4 * MiB, "gone": 4 * MiB, "head": 4 * MiB}
+    graph = make_graph({"opt": ["opt"], "model": ["net"]}, edges, sizes, {"opt": "optimizer", "net": "model"})
+    led_to = frozenset((fact.device, fact.address) for fact in graph.storages[:2])
+    notice = _judged(graph, _gone(graph, rebound=True, storages=led_to, nbytes=8 * MiB))
+
     assert notice is not None
-    assert notice_line(notice) == "`model` is deleted, 4.00 MiB of it are not: `dls.data` holds them · `%reset_gpu dls`"
+    assert (notice.nbytes, notice.holders, notice.command) == (4 * MiB, ("opt.params[1]",), "")
+
+
+def test_nothing_is_left_of_what_only_referred_to_a_living_model() -> None:
+    """`opt = Adam(body + head)`, then `opt = Adam(head)`; `parts = list(net.parameters())`, then `parts = parts[:1]`."""
+    edges = {"net": {".body": "body", ".head": "head"}, "opt": {".params[0]": "head"}}
+    sizes = {"body": 64 * MiB, "head": 4 * MiB}
+    graph = make_graph({"net": ["net"], "opt": ["opt"]}, edges, sizes, {"net": "model", "opt": "optimizer"})
+
+    assert _judged(graph, _gone(graph, rebound=True, name="opt")) is None
+    earlier = {**edges, "sched": {".optimizer": "old"}, "old": {".params[0]": "body", ".params[1]": "head", ".state": "avg"}}
+    roots, kinds = {"net": ["net"], "opt": ["opt"], "sched": ["sched"]}, {"net": "model", "old": "optimizer"}
+    graph = make_graph(roots, earlier, {**sizes, "avg": 8 * MiB}, kinds)
+    notice = _judged(graph, _gone(graph, _ref(graph, "optimizer"), rebound=True, name="opt"))
+    assert notice is not None
+    assert (notice.nbytes, notice.frees) == (8 * MiB, 8 * MiB)
+    assert notice.command == "%reset_gpu sched.optimizer"
 
 
 def test_what_the_new_object_leads_to_is_wanted() -> None:
@@ -113,15 +141,16 @@ def test_a_cleanup_that_frees_as_much_of_something_else_is_no_advice() -> None:
 
 
 def test_memory_that_another_name_has_as_well_has_no_command() -> None:
-    """`def on(number, frame, m=model)`, registered and deleted: the function lives, and its memory is the model's."""
-    edges = {"handler": {" → m": "net"}}
-    roots, kinds = {"registry": ["handler"], "model": ["net"]}, {"net": "model", "handler": "code"}
-    graph = make_graph(roots, edges, {"net": 4 * MiB}, kinds)
-    graph = _root_of(graph, "registry", kind="library", ended_by="end()")
-    notice = _judged(graph, _gone(graph, _ref(graph, "code"), name="on"))
+    """A module that a registry keeps, with its parameters in a list; of a function with the model's memory, nothing is left."""
+    edges = {"handler": {" → m": "net"}, "net": {".w": "w"}, "parts": {"[0]": "w"}}
+    kinds = {"net": "model", "handler": "code", "w": "tensor"}
+    roots = {"registry": ["handler"], "parts": ["parts"]}
+    graph = _root_of(make_graph(roots, edges, {"w": 4 * MiB}, kinds), "registry", kind="library", ended_by="end()")
 
+    assert _judged(graph, _gone(graph, _ref(graph, "code"), name="on")) is None
+    notice = _judged(graph, _gone(graph, _ref(graph, "model")))
     assert notice is not None
-    assert notice_line(notice) == "`on` is deleted, its 4.00 MiB are not: `registry` and `model` hold them"
+    assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `registry → m` and `parts` hold them"
     assert (notice.command, notice.frees) == ("", None)
 
 
@@ -220,23 +249,60 @@ def test_what_others_share_with_the_object_is_theirs() -> None:
     assert notice_line(notice) == "`learn` is deleted, its 4.00 MiB are not: the last error holds them · `%reset_gpu`"
 
 
-def test_the_names_that_a_notice_has_told_of_stand_in_the_order_of_their_last_time() -> None:
-    notices = [_notice_on(name) for name in ("a", "b", "a")]
+def test_a_notice_that_has_told_of_it_counts_the_later_names_and_keeps_its_words() -> None:
+    first = _notice_on("a")
 
-    told = again(again(notices[0], notices[1]), notices[2])
+    told = known_again(known_again(first, ("b",)), ("a",))
 
-    assert told.names == ("b", "a")
-    assert told.times == 3
-
-
-def test_the_error_of_another_cell_is_another_cause() -> None:
-    assert _notice_on("a", cell=4).fingerprint == _notice_on("b", cell=4).fingerprint
-    assert _notice_on("a", cell=4).fingerprint != _notice_on("a", cell=5).fingerprint
+    assert (told.names, told.times) == (("a", "b"), 3)
+    assert notice_sentence(told) == notice_sentence(first)
 
 
-def _notice_on(name: str, cell: int = 4) -> Notice:
+def test_each_event_is_one_of_its_own() -> None:
+    """What was deleted, in which cell, by whom it is held: the second accident of a kind is another event."""
+    events = [_notice_on("a"), _notice_on("b"), _notice_on("a", cell=5), _notice_on("a", in_cell=8)]
+
+    assert len({notice.fingerprint for notice in events}) == 4
+    assert _notice_on("a").fingerprint == _notice_on("a").fingerprint
+
+
+def test_one_cell_and_one_holder_are_one_notice() -> None:
+    edges = {"runs": {"[0]": "a", "[1]": "b"}, "kept": {"[0]": "c"}}
+    kinds = dict.fromkeys("abc", "tensor")
+    graph = make_graph(
+        {"runs": ["runs"], "kept": ["kept"]}, edges, {"a": 4 * MiB, "b": 2 * MiB, "c": MiB}, kinds, types={"runs": "list"}
+    )
+    gone = [
+        _gone(graph, node.ref, name=name, storages=frozenset({graph.storages[n].key}), nbytes=graph.storages[n].nbytes)
+        for n, (name, node) in enumerate(zip("abc", (node for node in graph.nodes if node.storages), strict=True))
+    ]
+    notices = [notice for notice, _ in judge_departures(Analysis(make_facts(graph)), gone, MiB, {})]
+
+    assert [(notice.names, notice.nbytes, notice.command) for notice in notices] == [
+        (("a", "b"), 6 * MiB, "%reset_gpu runs[0] runs[1]"),
+        (("c",), MiB, "%reset_gpu kept[0]"),
+    ]
+    assert notice_sentence(notices[0]).startswith("`a` and `b` are deleted, their 6.00 MiB are not: `runs[0]`")
+
+
+def test_what_is_left_of_a_deleted_name() -> None:
+    """What a holder has, what waits for the collector, and nothing: the same memory is a living model's."""
+    held = make_graph({"runs": ["runs"]}, {"runs": {"[0]": "net"}}, {"net": 4 * MiB}, {"net": "model"})
+    why = explain_departure(Analysis(make_facts(held)), _gone(held, _ref(held, "model")), {})
+    assert ([path.text for path in why.paths], why.nbytes, why.deleted) == (["runs[0]"], 4 * MiB, 7)
+
+    garbage = make_graph({"unreachable cycles": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    why = explain_departure(Analysis(make_facts(garbage)), _gone(garbage), {})
+    assert ([path.advice.command for path in why.paths], why.nbytes) == (["%reset_gpu"], 4 * MiB)
+
+    used = make_graph({"net": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    why = explain_departure(Analysis(make_facts(used)), _gone(used, name="opt"), {})
+    assert (why.paths, why.nbytes) == ((), 0)
+
+
+def _notice_on(name: str, cell: int = 4, in_cell: int = 7) -> Notice:
     graph = make_graph({"last error": ["err"]}, {"err": {" → net": "net"}}, {"net": 4 * MiB}, {"net": "model"})
     graph = replace(graph, roots=(replace(graph.roots[0], cell=cell),))
-    notice = _judged(graph, _gone(graph, _ref(graph, "model"), name=name))
+    notice = _judged(graph, _gone(graph, _ref(graph, "model"), name=name, cell=in_cell))
     assert notice is not None
     return notice

@@ -49,6 +49,7 @@ class Why(Result):
     nbytes: int  # bytes that it reaches
     paths: tuple[Path, ...]  # ways to it, at most a few of each root
     more: tuple[tuple[str, int], ...] = ()  # (root, number) of ways that are not among `paths`
+    deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is what is left
 
 
 def explain(facts: Facts, name: str, node: int, what: str) -> Why:

@@ -23,10 +23,14 @@ class _Node:
 
 def why_blocks(why: Why) -> Iterator[Block]:
     """Yield the head and the tree of an explanation."""
-    yield Section(why.name, why.what, f"reaches {format_bytes(why.nbytes)}")
+    if why.deleted is None:
+        yield Section(why.name, why.what, f"reaches {format_bytes(why.nbytes)}")
+    else:
+        left = f"{format_bytes(why.nbytes)} of it are still in memory" if why.nbytes else "nothing of it is left in memory"
+        yield Section(why.name, why.what, f"deleted in In[{why.deleted}]: {left}")
     if why.paths:
         yield Table(rows=tuple(branches(why)), code=(0, 3), chips=(2,), widest=_WIDEST)
-    else:
+    elif why.nbytes or why.deleted is None:
         yield Line("none of your names leads to it", "dim")
 
 

@@ -200,7 +200,8 @@ class GpuMemMagics(Magics):
                     report = _known(report.only(options.device), options.device, devices)
                 return show(self.shell, options, report, limit=options.n)
             case "why":
-                return show(self.shell, options, guarded("%gpumem why", api.why, options.name))
+                left = guarded("%gpumem why", session.notices.why, options.name)
+                return show(self.shell, options, left or guarded("%gpumem why", api.why, options.name))
             case "history":
                 recorded = guarded("%gpumem history", history)
                 if options.device is not None:

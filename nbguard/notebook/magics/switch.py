@@ -119,7 +119,7 @@ class SwitchMagics(Magics):
 
         Loading nbguard switches three things on: a card after a cell that ran out of memory, a line after a cell that
         leaves something in memory that it has deleted or assigned again, and the sidebar's answers, which cost nothing while
-        no view is open. `sidebar` shows a view below the cell, `notices` lists those lines, each once for its cause. `on`
+        no view is open. `sidebar` shows a view below the cell, `notices` lists those lines and says which still hold. `on`
         switches all three on again and records each cell's changes to the memory (`%gpumem history`; `%gpumem cells on`
         prints them after each cell). With --auto-clean-errors, memory that only the error of a failed cell holds is released
         at once, as by `%reset_gpu`; `%tb` and `%debug` keep working; not with `%pdb on`, a debugger attached or a fit

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from nbguard.cleanup.plan.promises import freed_by, promised
 from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
-from nbguard.memory.references.explain import Path, explain, path_to
-from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, shortest_path, storages_of
+from nbguard.memory.references.explain import Path, Why, explain, path_to
+from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, reach_of_roots, shortest_path, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, NoticeKind, StorageKey
+from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, StorageKey
 
 _KEY = re.compile(r"\[[^\]]*\]")
 _WAYS = 20
@@ -22,44 +22,105 @@ _FEW = 4
 """Lines of which each is asked whether it is needed."""
 _SMALL = 4
 """A view is small if its storage is so many times as large."""
+_OWNERS = frozenset({"learner", "model", "tensor", "data"})
+"""Kinds of objects to which the memory belongs that they lead to. Others refer to it: an optimizer, a list, a loader."""
+_USERS = frozenset({"name", "module", "frame"})
+"""Kinds of roots from which the user's own code goes on to use what they lead to."""
+_SERVANTS = frozenset({"graph", "optimizer"})
+"""Kinds of objects that keep memory for the sake of others."""
 
 HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 """Bytes of each storage that something holds, and the labels of the roots that do."""
 
 
-def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
-    """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted.
+@dataclass(frozen=True, kw_only=True)
+class _Left:
+    """What is left of one object whose name has gone, and the ways to it."""
 
-    Wanted is what has a name of its own, what the name's new object leads to, or the one whose part it was; not what the graph
-    of a tensor with a name keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
+    gone: Departure
+    storages: frozenset[int]  # numbers of those that are left
+    paths: tuple[Path, ...]  # the most telling first
+    is_complete: bool = True  # there are no other ways
+    is_whole: bool = False  # the object itself is alive
+    notice: Notice | None = None  # where that is made otherwise: a view keeps it, or something that Python does not show
+
+
+def judge_departures(
+    analysis: Analysis, departures: Iterable[Departure], least: int, views: Mapping[str, int]
+) -> Iterator[tuple[Notice, tuple[Departure, ...]]]:
+    """Yield the notices on the names that one cell has deleted or bound anew: one for all those that one root holds."""
+    groups = dict[tuple[str, ...], list[_Left]]()
+    for gone in sorted(departures, key=lambda one: -one.nbytes):  # the whole before its parts
+        left = _left_of(analysis, gone, least, views)
+        if left is not None:
+            own = (gone.name,) if left.notice is not None else left.paths[0].steps[:1]
+            groups.setdefault((str(gone.is_rebound), str(left.notice is not None), *own), []).append(left)
+    for group in groups.values():
+        yield _notice(analysis, group), tuple(left.gone for left in group)
+
+
+def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
+    """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted."""
+    return judge_again(analysis, (gone,), least, views)
+
+
+def judge_again(analysis: Analysis, departures: Iterable[Departure], least: int, views: Mapping[str, int]) -> Notice | None:
+    """Return the notice that has told of these names as it would be told now; None if nothing is left of them."""
+    found = [left for gone in departures if (left := _left_of(analysis, gone, least, views)) is not None]
+    return _notice(analysis, found) if found else None
+
+
+def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, int]) -> Why:
+    """Return what is left of the object that a deleted name was bound to, and the ways to it."""
+    left, graph = _left_of(analysis, gone, 1, views), analysis.facts.graph
+    paths, storages = ((), frozenset[int]()) if left is None else (left.paths, left.storages)
+    if left is None:  # what waits for the collector
+        waiting = {n for n, root in enumerate(graph.roots) if root.kind == "garbage"}
+        owners, alive = analysis.once(_storage_owners), storage_numbers(graph, gone.storages)
+        storages = frozenset(n for n in alive if owners[n] and waiting.issuperset(bits_of(owners[n])))
+        roots = {root for n in storages for root in bits_of(owners[n])}
+        paths = tuple(paths_to(analysis.facts, None, set(storages), roots)[0]) if storages else ()
+    nbytes = left.notice.nbytes if left is not None and left.notice is not None else nbytes_of(graph, storages)
+    return Why(name=gone.name, what=gone.type_name, nbytes=nbytes, paths=paths, deleted=gone.cell)
+
+
+def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> _Left | None:
+    """Return what is left of an object whose name has gone; None if that is less than `least` bytes.
+
+    Not what only the next collection frees, and not what is wanted: what has a name of its own, what the name's new object
+    leads to, or the one whose part it was. Where the object itself is gone, or only referred to the memory of others, so is
+    what any name uses (`_used`). `views` are the bytes of tensors by their names.
     """
     graph = analysis.facts.graph
     alive = storage_numbers(graph, gone.storages)
-    held_by = {storage: _roots_of(analysis, storage) for storage in alive}
+    held_by = {storage: roots_of(analysis, storage) for storage in alive}
     node = _node_of(analysis, gone.ref, alive)
-    if notice := _of_view(analysis, gone, held_by, views, least):
-        return notice
+    if view := _of_view(analysis, gone, held_by, views, least):
+        return view
     names = [(n, root) for n, root in enumerate(graph.roots) if root.kind == "name"]
     wanted = {n for n, root in names if _is_wanted(graph, root, gone, node)}
-    own = set[int]() if node is not None else _storages_of_tensors(graph, views)
-    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted and storage not in own}
+    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted}
+    if node is None:
+        left -= analysis.once(_used)
     holding = frozenset(n for storage in left for n in held_by[storage])
     if node is not None:  # who holds the object itself; what others share with it is theirs
         holding &= _holding(graph, analysis.once(_node_owners)[node])
         apart = {storage for storage in left if held_by[storage] <= holding}
-        left = apart if nbytes_of(graph, apart) >= least else {storage for storage in left if held_by[storage] & holding}
+        is_owner = graph.nodes[node].kind in _OWNERS
+        shared = {storage for storage in left if held_by[storage] & holding} if is_owner else set[int]()
+        left = apart if nbytes_of(graph, apart) >= least else shared
     hidden = gone.nbytes - nbytes_of(graph, alive) if graph.rest is None else 0
     if nbytes_of(graph, left) < least:
-        return None if hidden < least else _of_hidden(gone, hidden)
-    paths, is_complete = _paths(analysis.facts, node, left, holding)
-    return _notice("rebound" if gone.is_rebound else "deleted", gone, left, paths, analysis, is_complete, node is not None)
+        return None if hidden < least else _hidden(gone, hidden, graph, alive)
+    paths, is_complete = paths_to(analysis.facts, node, left, holding)
+    return _Left(gone=gone, storages=frozenset(left), paths=tuple(paths), is_complete=is_complete, is_whole=node is not None)
 
 
 def held_storages(analysis: Analysis) -> HeldStorages:
     """Return the storages of a scan that something holds, without those that only wait for the collector."""
     graph = analysis.facts.graph
     labels = {n: root.label for n, root in enumerate(graph.roots)}
-    held_by = ((storage, _roots_of(analysis, n)) for n, storage in enumerate(graph.storages))
+    held_by = ((storage, roots_of(analysis, n)) for n, storage in enumerate(graph.storages))
     return {
         (storage.device, storage.address): (storage.nbytes, frozenset(map(labels.__getitem__, roots)))
         for storage, roots in held_by
@@ -67,53 +128,11 @@ def held_storages(analysis: Analysis) -> HeldStorages:
     }
 
 
-def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int) -> Notice | None:
-    """Return the notice on a cell that leaves more at each run; None if nothing holds more than after the run before.
-
-    `former` is what was held then.
-    """
-    graph, held = analysis.facts.graph, analysis.once(held_storages)
-    grown = _by_label(held)
-    grown.subtract(_by_label(former))
-    growing = {label for label, nbytes in grown.items() if nbytes >= least}
-    came = {key for key, (_, labels) in held.items() if key not in former and labels & growing}
-    nbytes = min(
-        sum(held[key][0] for key in came), sum(nbytes for nbytes, _ in held.values()) - sum(n for n, _ in former.values())
-    )
-    if nbytes < least:
-        return None
-    left = storage_numbers(graph, came)
-    roots = {n for storage in left for n in _roots_of(analysis, storage) if graph.roots[n].label in growing}
-    paths, _ = _paths(analysis.facts, None, left, roots)
-    paths.sort(key=lambda path: -grown[path.steps[0]])
-    return Notice(
-        kind="growth",
-        name=paths[0].steps[0],
-        names=(paths[0].steps[0],),
-        cell=cell,
-        nbytes=nbytes,
-        holders=tuple(dict.fromkeys(path.text.partition(GRAPH)[0] for path in paths)),
-        advice=(),
-        shape=_shape(graph, paths[0]),
-        holder_cell=paths[0].cell,
-        keeps_graph=any(GRAPH in step for step in paths[0].steps),
-        roots=frozenset(growing),
-    )
-
-
 def telling_path(analysis: Analysis, label: str, keys: Collection[StorageKey]) -> Path:
     """Return the way from the root with a label to the largest of these storages that it leads to."""
     graph = analysis.facts.graph
     roots = [n for n, root in enumerate(graph.roots) if root.label == label]
-    return _paths(analysis.facts, None, storage_numbers(graph, keys), roots)[0][0]
-
-
-def _by_label(held: HeldStorages) -> Counter[str]:
-    nbytes = Counter[str]()
-    for size, labels in held.values():
-        for label in labels:
-            nbytes[label] += size
-    return nbytes
+    return paths_to(analysis.facts, None, storage_numbers(graph, keys), roots)[0][0]
 
 
 def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
@@ -121,7 +140,7 @@ def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
     return {n for n, storage in enumerate(graph.storages) if (storage.device, storage.address) in keys}
 
 
-def _roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
+def roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
     """Return the numbers of the roots that lead to a storage, without what waits for the collector or ends by itself."""
     return _holding(analysis.facts.graph, analysis.once(_storage_owners)[storage])
 
@@ -162,16 +181,21 @@ def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> b
     )
 
 
-def _storages_of_tensors(graph: Graph, names: Collection[str]) -> set[int]:
-    """Return the storages of the tensors with these names themselves."""
-    roots = (root for root in graph.roots if root.kind == "name" and root.label in names)
-    return {storage for root in roots for node in root.nodes for storage in graph.nodes[node].storages}
+def _used(analysis: Analysis) -> frozenset[int]:
+    """Return the storages that names, the user's modules or running code use: not by way of a graph, nor of an optimizer.
+
+    An optimizer is there for the parameters of a model: what it alone still refers to, nobody else uses.
+    """
+    graph = analysis.facts.graph
+    blocked = {n for n, node in enumerate(graph.nodes) if node.kind in _SERVANTS}
+    starts = (node for root in graph.roots if root.kind in _USERS for node in root.nodes)
+    return frozenset(storages_of(graph, reach(graph, starts, blocked=blocked)))
 
 
 def _of_view(
     analysis: Analysis, gone: Departure, held_by: Mapping[int, frozenset[int]], views: Mapping[str, int], least: int
-) -> Notice | None:
-    """Return the notice on the one tensor with a name that keeps the storage alive, and is a small part of it."""
+) -> _Left | None:
+    """Return what the one tensor with a name that keeps the storage alive, and is a small part of it, leaves."""
     graph = analysis.facts.graph
     kept = {storage: next(iter(roots)) for storage, roots in held_by.items() if len(roots) == 1}
     for number in set(kept.values()):
@@ -182,27 +206,33 @@ def _of_view(
         if root.kind != "name" or own is None or nbytes < max(least, own * _SMALL):
             continue
         has_graph = any(graph.nodes[child].kind == "graph" for n in root.nodes for child in graph.nodes[n].children)
-        return Notice(
+        storages = frozenset(storage for storage, n in kept.items() if n == number)
+        line = copy_of_view(root.label, has_graph=has_graph, frees=nbytes - own)
+        notice = Notice(
             kind="view",
             name=gone.name,
             names=(gone.name,),
             cell=gone.cell,
             nbytes=nbytes,
             holders=(root.label,),
-            advice=(copy_of_view(root.label, has_graph=has_graph, frees=nbytes - own),),
+            holder_kind=root.kind,
+            advice=(line,),
             frees=nbytes - own,
-            shape=f"view {root.label}",
+            shape=_event(gone, f"view {root.label}"),
             bound=gone.bound,
             holder_cell=root.cell,
             view_nbytes=own,
-            storages=_keys(graph, (storage for storage, n in kept.items() if n == number)),
+            storages=_keys(graph, storages),
             roots=frozenset({root.label}),
         )
+        path = Path(steps=(root.label,), cell=root.cell, stale=False, advice=line, storages_only=True)
+        return _Left(gone=gone, storages=storages, paths=(path,), notice=notice)
     return None
 
 
-def _of_hidden(gone: Departure, nbytes: int) -> Notice:
-    return Notice(
+def _hidden(gone: Departure, nbytes: int, graph: Graph, alive: set[int]) -> _Left:
+    """Return what something keeps that Python does not show: memory that is alive, and that no scan has met."""
+    notice = Notice(
         kind="rebound" if gone.is_rebound else "deleted",
         name=gone.name,
         names=(gone.name,),
@@ -210,12 +240,14 @@ def _of_hidden(gone: Departure, nbytes: int) -> Notice:
         nbytes=nbytes,
         holders=(NOT_SHOWN,),
         advice=(),
-        shape=f"{NOT_SHOWN}: {gone.name}",
+        shape=_event(gone, NOT_SHOWN),
         bound=gone.bound,
+        storages=gone.storages - _keys(graph, alive),
     )
+    return _Left(gone=gone, storages=frozenset(), paths=(), notice=notice)
 
 
-def _paths(facts: Facts, node: int | None, left: set[int], roots: Collection[int]) -> tuple[list[Path], bool]:
+def paths_to(facts: Facts, node: int | None, left: set[int], roots: Collection[int]) -> tuple[list[Path], bool]:
     """Return a way from each of these roots to the object or, where it has none, to its storages; and whether that is all."""
     graph = facts.graph
     labels = {graph.roots[n].label for n in roots}
@@ -237,10 +269,14 @@ def _paths(facts: Facts, node: int | None, left: set[int], roots: Collection[int
     return paths, not more
 
 
-def _notice(
-    kind: NoticeKind, gone: Departure, left: set[int], paths: list[Path], analysis: Analysis, is_complete: bool, is_whole: bool
-) -> Notice:
-    graph = analysis.facts.graph
+def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
+    """Return the notice on what is left of some objects, whose names one cell has deleted or bound anew."""
+    if found[0].notice is not None:
+        return found[0].notice
+    graph, gone = analysis.facts.graph, found[0].gone
+    left = {storage for one in found for storage in one.storages}
+    is_complete, is_whole = all(one.is_complete for one in found), all(one.is_whole for one in found)
+    paths = list({path.text: path for one in found for path in one.paths}.values())
     roots = {root.label: root for root in graph.roots}
     lines = _cuts(paths, roots, is_complete)
     if not lines and (own := [path for path in paths if roots[path.steps[0]].kind != "library"]):
@@ -250,26 +286,35 @@ def _notice(
     first, lines = paths[0], _needed(analysis.facts, lines)
     freed = freed_by(analysis.facts, lines) if lines else None
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free
-    if is_shared:
+    if is_shared or (not is_whole and _deletes_what_is_in_use(analysis, lines)):
         lines = []
     others = _others(analysis, left, paths) if is_shared else ()
+    holder = roots[first.steps[0]]
+    names = tuple(dict.fromkeys(one.gone.name for one in found))
     return Notice(
-        kind=kind,
+        kind="rebound" if gone.is_rebound else "deleted",
         name=gone.name,
-        names=(gone.name,),
+        beside=names[1:],
+        names=names,
+        times=len(names),
         cell=gone.cell,
         nbytes=nbytes_of(graph, left),
         holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
+        holder_kind=holder.kind,
         advice=_joined(lines),
         frees=promised(analysis.facts, lines) if lines else None,
-        shape=_shape(graph, first) if roots[first.steps[0]].is_shown else f"{NOT_SHOWN}: {gone.name}",
+        shape=_event(gone, shape_of(graph, first) if holder.is_shown else NOT_SHOWN),
         bound=gone.bound,
         holder_cell=first.cell,
         is_whole=is_whole,
         keeps_graph=any(GRAPH in step for step in first.steps),
         storages=_keys(graph, left),
-        roots=frozenset(graph.roots[n].label for storage in left for n in _roots_of(analysis, storage)),
+        roots=frozenset(graph.roots[n].label for storage in left for n in roots_of(analysis, storage)),
     )
+
+
+def _event(gone: Departure, holder: str) -> str:
+    return f"{gone.name} in In[{gone.cell}]: {holder}"
 
 
 def _keys(graph: Graph, numbers: Iterable[int]) -> frozenset[StorageKey]:
@@ -279,7 +324,7 @@ def _keys(graph: Graph, numbers: Iterable[int]) -> frozenset[StorageKey]:
 def _others(analysis: Analysis, left: set[int], paths: list[Path]) -> tuple[str, ...]:
     """Return the roots, besides those of the paths, that lead to what is left."""
     known = {path.steps[0] for path in paths}
-    labels = (analysis.facts.graph.roots[n].label for storage in sorted(left) for n in sorted(_roots_of(analysis, storage)))
+    labels = (analysis.facts.graph.roots[n].label for storage in sorted(left) for n in sorted(roots_of(analysis, storage)))
     return tuple(label for label in dict.fromkeys(labels) if label not in known)
 
 
@@ -290,7 +335,8 @@ def _holder(path: Path, root: Root) -> str:
     return path.text if root.kind in ("name", "module", "out", "library") else root.label
 
 
-def _shape(graph: Graph, path: Path) -> str:
+def shape_of(graph: Graph, path: Path) -> str:
+    """Return the root of a way and its steps without keys."""
     root = next(root for root in graph.roots if root.label == path.steps[0])
     which = f" (In[{root.cell}])" if root.kind == "error" and root.cell is not None else ""  # the next error is another cause
     return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}{which}"
@@ -318,6 +364,14 @@ def _needed(facts: Facts, lines: list[Advice]) -> list[Advice]:
         if others and promised(facts, others) == nbytes:
             lines = others
     return lines
+
+
+def _deletes_what_is_in_use(analysis: Analysis, lines: list[Advice]) -> bool:
+    """Say whether one of the names that these lines delete leads to what other names use as well: it is in use itself."""
+    graph = analysis.facts.graph
+    names = {line.ends for line in lines} | {text for line in lines for text in line.targets}
+    gone = [n for n, root in enumerate(graph.roots) if root.label in names]
+    return not analysis.once(_used).isdisjoint(storages_of(graph, reach_of_roots(graph, gone)))
 
 
 def _joined(lines: list[Advice]) -> tuple[Advice, ...]:

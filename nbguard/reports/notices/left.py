@@ -11,10 +11,10 @@ from nbguard.cleanup.plan.promises import promised
 from nbguard.memory.advice import Advice, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Root
-from nbguard.memory.references.graph import shortest_path
+from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, shortest_path
 from nbguard.memory.references.releases import release_of_way
 from nbguard.reports.notices.judge import HeldStorages, held_storages, storage_numbers, telling_path
-from nbguard.reports.notices.notice import Notice, StorageKey
+from nbguard.reports.notices.notice import Notice, NoticeKind, StorageKey
 
 _STEPS = ("out", "leftovers", "cache")
 """Steps of a cleanup that let go of what a cell that ended well has left."""
@@ -31,24 +31,33 @@ def judge_left(analysis: Analysis, cell: int, former: HeldStorages | None, least
     return _of_result(analysis, cell, former, least) or _of_library(analysis, cell, former, least)
 
 
+def is_still_held(analysis: Analysis, notice: Notice, alive: Collection[StorageKey]) -> bool:
+    """Say whether a notice that is about no name still holds: its holders have some of these storages, or they are stale."""
+    if release_stale() in notice.advice:
+        return not analysis.once(default_plan).storages.isdisjoint(storage_numbers(analysis.facts.graph, alive))
+    held = analysis.once(held_storages)
+    return any(held[key][1] & notice.roots for key in alive if key in held)
+
+
 def _of_error(analysis: Analysis, cell: int, least: int) -> Notice | None:
     plan = analysis.once(default_plan)
     nbytes = sum(action.nbytes or 0 for action in plan.actions if action.kind in ("error", "leftovers"))
     if nbytes < least:
         return None
-    return _stale(analysis, "error", cell, nbytes, "last error", f"error: In[{cell}]")
+    return _stale(analysis, "error", cell, nbytes, "last error", "error")
 
 
 def _of_result(analysis: Analysis, cell: int, former: HeldStorages | None, least: int) -> Notice | None:
     """Return the notice on an experiment that the cell has shown or left, and that no name leads to."""
-    plan = analysis.once(default_plan)
+    plan, graph = analysis.once(default_plan), analysis.facts.graph
     actions = [action for action in plan.actions if action.kind in _STEPS and (action.nbytes or 0) >= least]
-    has_come = former is not None and sum(analysis.once(held_storages)[key][0] for key in _came(analysis, former)) >= least
+    come = set[int]() if former is None else plan.storages & storage_numbers(graph, _came(analysis, former))
+    has_come = nbytes_of(graph, come) >= least
     own = [action for action in actions if f"Out[{cell}]" in action.names or (action.kind == "leftovers" and has_come)]
     if not own:
         return None
     action = max(own, key=lambda one: one.nbytes or 0)
-    return _stale(analysis, "left", cell, action.nbytes or 0, _holder(action), f"{action.kind}: {action.subject}")
+    return _stale(analysis, "left", cell, action.nbytes or 0, _holder(action), action.kind)
 
 
 def _holder(action: Action) -> str:
@@ -85,7 +94,9 @@ def _of_library(analysis: Analysis, cell: int, former: HeldStorages | None, leas
                 holders=(text,),
                 advice=(line,),
                 frees=line.frees,
-                shape=f"library: {label}",
+                shape=f"In[{cell}]: {label}",
+                storages=frozenset(keys),
+                roots=frozenset({label}),
             )
     return None
 
@@ -98,10 +109,11 @@ def _line(analysis: Analysis, root: Root, keys: Collection[StorageKey]) -> Advic
     return replace(line, frees=promised(analysis.facts, (line,))) if line.is_code and line.cut else None
 
 
-def _stale(analysis: Analysis, kind: str, cell: int, nbytes: int, holder: str, shape: str) -> Notice:
+def _stale(analysis: Analysis, kind: NoticeKind, cell: int, nbytes: int, holder: str, step: str) -> Notice:
     frees = promised(analysis.facts, (release_stale(),))
+    graph = analysis.facts.graph
     return Notice(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         name=holder,
         names=(holder,),
         cell=cell,
@@ -109,5 +121,7 @@ def _stale(analysis: Analysis, kind: str, cell: int, nbytes: int, holder: str, s
         holders=(holder,),
         advice=(release_stale(frees),),
         frees=frees,
-        shape=shape,
+        shape=f"In[{cell}]: {step} {holder}",
+        storages=frozenset((graph.storages[n].device, graph.storages[n].address) for n in analysis.once(default_plan).storages),
+        roots=frozenset(root.label for root in graph.roots if root.kind in STALE_KINDS),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from nbguard.memory.advice import Advice
+from nbguard.memory.facts import RootKind
 from nbguard.render.result import Result
 
 NoticeKind = Literal["deleted", "rebound", "view", "growth", "error", "left"]
@@ -47,17 +49,20 @@ class Notice:
     nbytes: int  # bytes that are left; of a growth, by each run of the cell
     holders: tuple[str, ...]  # as one would write them, the most telling first
     advice: tuple[Advice, ...]  # lines that free these bytes, one after the other; none where nothing short does
-    shape: str  # the holder's kind and its path without keys: equal of notices with one cause
+    shape: str  # the event: the name, the cell, and the holder by its path without keys
     bound: int | None = None  # number of the cell that had bound the name
     holder_cell: int | None = None  # number of the cell that the first holder stems from
+    holder_kind: RootKind | None = None  # kind of the root of the first holder, or None where Python does not show it
+    beside: tuple[str, ...] = ()  # further names that the same cell has deleted or bound anew, and that the same root holds
     is_whole: bool = True  # the object itself is alive; False: parts of it are
     keeps_graph: bool = False  # an autograd graph keeps it
     command: str = field(init=False)  # the lines of the advice; empty where there are none
     frees: int | None = None  # bytes of tensors that these lines give back together; None: there are none, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
-    names: tuple[str, ...] = ()  # all names that have gone and left something for this cause, the latest last
-    times: int = 1  # how often it has been noticed
-    storages: frozenset[StorageKey] = field(default=frozenset(), metadata={"json": False})  # that are left; of a growth, none
+    names: tuple[str, ...] = ()  # all names that have gone and left this, those of later cells last
+    times: int = 1  # how often it has been noticed: by the names, or by the runs of a growth
+    is_left: bool = True  # it is still there; False: what it has told of is gone since, or has become wanted
+    storages: frozenset[StorageKey] = field(default=frozenset(), metadata={"json": False})  # that are left
     roots: frozenset[str] = field(default=frozenset(), metadata={"json": False})  # labels of all roots that lead to them
 
     def __post_init__(self) -> None:
@@ -66,7 +71,7 @@ class Notice:
 
     @property
     def fingerprint(self) -> tuple[str, str]:
-        """Return what notices with one cause have in common: only the first of them is shown."""
+        """Return the event that it is about: each event is shown once, and the next is as loud."""
         return self.kind, self.shape
 
 
@@ -93,7 +98,7 @@ def is_part_of(notice: Notice, other: Notice) -> bool:
     return bool(notice.roots) and notice.roots <= other.roots and (is_growth or is_told)
 
 
-def again(former: Notice, notice: Notice) -> Notice:
-    """Return a notice whose cause has been noticed before: it keeps the cell of the first time, and the names so far."""
-    names = (*(name for name in former.names if name not in notice.names), *notice.names)[-_NAMES:]
-    return replace(notice, cell=former.cell, times=former.times + 1, names=names)
+def known_again(former: Notice, names: Iterable[str]) -> Notice:
+    """Return a notice that has told already of what other names have left now: it keeps its words and gets their names."""
+    later = [name for name in names if name not in former.names]
+    return replace(former, times=former.times + 1, names=(*former.names, *later)[-_NAMES:])

@@ -12,6 +12,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.references.graph import GRAPH
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.render.result import Result
+from nbguard.reports.notices.growth import by_label
 from nbguard.reports.notices.judge import HeldStorages, telling_path
 from nbguard.reports.notices.notice import StorageKey
 from nbguard.units import counted, format_bytes
@@ -50,19 +51,26 @@ def compare_rounds(
 ) -> RoundsReport:
     """Return the report on rounds: `held` is what was held before the first and after each of them, `last` the last scan.
 
+    What each round replaces counts once: a global that it binds anew is at another address, and leaves no more than before.
     `lines` are the lines that allocated the storages, as far as they are known.
     """
     came = [{key for key in after if key not in before and key in held[-1]} for before, after in pairwise(held)]
     counting = came[1:] or came
-    rounds = tuple(sum(held[-1][key][0] for key in keys) for keys in came)
+    whole = [sum(nbytes for nbytes, _ in state.values()) for state in held]
+    new = (sum(held[-1][key][0] for key in keys) for keys in came)
+    rounds = tuple(max(0, min(nbytes, after - before)) for nbytes, (before, after) in zip(new, pairwise(whole), strict=True))
+    grown = by_label(held[-1])
+    grown.subtract(by_label(held[-1 - len(counting)]))
     piled_up: dict[str, set[StorageKey]] = {}
     for key in set().union(*counting):
         for label in held[-1][key][1]:
             piled_up.setdefault(label, set()).add(key)
     left = []
     for label, keys in piled_up.items():
+        nbytes = min(grown[label], sum(held[-1][key][0] for key in keys)) // len(counting)
+        if nbytes <= 0:
+            continue
         path = telling_path(last, label, keys)
-        nbytes = sum(held[-1][key][0] for key in keys) // len(counting)
         text = path.text.partition(GRAPH)[0]
         left.append(
             LeftByRounds(

@@ -9,6 +9,9 @@ from nbguard.render.blocks import Block, Table, TableRow, Title
 from nbguard.reports.notices.notice import NOT_SHOWN, Notice, Notices
 from nbguard.units import format_bytes
 
+_NAMED = 3
+"""Names, besides the first, that a sentence lists."""
+
 
 def notice_line(notice: Notice) -> str:
     """Return a notice as the line after a cell, with its command."""
@@ -33,13 +36,26 @@ def notice_sentence(notice: Notice) -> str:
         case "left":
             return f"In[{notice.cell}] has left {amount} that no name leads to: {holders} {'hold' if many else 'holds'} them"
         case "rebound":
-            earlier = f"the earlier `{notice.name}`" + (f" (In[{notice.bound}])" if notice.bound is not None else "")
+            earlier = f"the earlier {_names(notice)}"
+            earlier += f" (In[{notice.bound}])" if notice.bound is not None and not notice.beside else ""
             if notice.is_whole:
-                return f"{earlier} is still alive ({amount}), held by {holders}"
+                return f"{earlier} {'are' if notice.beside else 'is'} still alive ({amount}), held by {holders}"
             return f"{amount} of {earlier} are still alive, held by {holders}"
         case _:
-            whose = f"its {amount}" if notice.is_whole else f"{amount} of it"
-            return f"`{notice.name}` is deleted, {whose} are not: {holders} {'hold' if many else 'holds'} them"
+            its, it = ("their", "them") if notice.beside else ("its", "it")
+            whose = f"{its} {amount}" if notice.is_whole else f"{amount} of {it}"
+            verb = "are" if notice.beside else "is"
+            return f"{_names(notice)} {verb} deleted, {whose} are not: {holders} {'hold' if many else 'holds'} them"
+
+
+def _names(notice: Notice) -> str:
+    """Return the names whose deletion the notice is about: `a`, `b` and 2 more."""
+    first, *others = (f"`{name}`" for name in (notice.name, *notice.beside))
+    if not others:
+        return first
+    if len(others) > _NAMED:
+        return f"{', '.join((first, *others[: _NAMED - 1]))} and {len(others) - _NAMED + 1} more"
+    return f"{', '.join((first, *others[:-1]))} and {others[-1]}"
 
 
 def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
@@ -57,13 +73,14 @@ def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
                 f"In[{one.cell}]",
                 format_bytes(one.nbytes),
                 notice_sentence(one),
-                f"{one.times} times" if one.times > 1 else "",
-                _advice(one).replace("`", ""),
+                "" if one.is_left else "no longer",
+                f"{one.times} times" if one.kind == "growth" and one.times > 1 else "",
+                _advice(one).replace("`", "") if one.is_left else "",
             )
         )
         for one in notices.notices[-limit:]
     )
-    yield Table(rows=tuple(rows), figures=(1,), code=(4,), widest=200)
+    yield Table(rows=tuple(rows), figures=(1,), code=(5,), widest=200)
     if state:
         yield Title(state, "dim")
 
@@ -89,6 +106,6 @@ def _advice(notice: Notice) -> str:
     if notice.advice:
         return " and ".join(line.code for line in notice.advice)
     first = notice.holders[0]
-    if len(notice.holders) > 2 and notice.shape.startswith("name:") and is_python(first) and " " not in first:
+    if len(notice.holders) > 2 and notice.holder_kind == "name" and is_python(first) and " " not in first:
         return f"see {why(first).code}"
     return "append `loss.item()` or `t.detach()`" if notice.kind == "growth" and notice.keeps_graph else ""

@@ -18,6 +18,7 @@ from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
 from nbguard.scan.oom.failed_runs import earlier_failures
 from nbguard.scan.oom.names import length_of_list, made_by, names_in, names_of_functions, reached_by
 from nbguard.scan.oom.notes import note_of
+from nbguard.scan.oom.rest_of_cell import may_go_on
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.scan.roots.tracebacks import error_holders
 
@@ -30,6 +31,8 @@ _OF_A_MODEL = {
     "torch.optim.optimizer": ("wrapper", "_use_grad"),
 }
 """Functions of PyTorch through which a model runs, its gradients are computed, or its parameters are changed."""
+_OF_TRAINING = frozenset({"backward", "_backward", "manual_backward", "_do_epoch_train", "training_step"})
+"""Names of functions by which code trains: PyTorch's, fastai's, Accelerate's, Lightning's and Transformers'."""
 
 
 def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
@@ -73,13 +76,21 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         has_replaced=run.has_replaced,
         elements=run.elements,
         earlier=run.earlier,
+        goes_on=shell is not None and may_go_on(error, numbers_of_cells(shell)),
         learner=learner,
         batch_size=batch_size,
         runs_model=trace.runs_model(),
+        trains=trace.trains(inputs),
         was_released=trace.was_released(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )
+
+
+def numbers_of_cells(shell: Any) -> dict[str, int]:
+    """Return the number of each cell by the name of the file that stands for its source."""
+    numbers: dict[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return numbers
 
 
 def _cell_of(traced: int | None, noted: int | None, inputs: Sequence[str]) -> int | None:
@@ -149,7 +160,7 @@ class _Trace:
     @classmethod
     def of(cls, errors: Sequence[BaseException], shell: Any) -> _Trace:
         """Return the frames of the first of `errors` that passed through the user's own code."""
-        numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+        numbers: dict[str, Any] = numbers_of_cells(shell)
         for error in errors:
             frames = list(_frames(error))
             if shell is None:
@@ -182,6 +193,12 @@ class _Trace:
         """Say whether a module was called, or gradients computed or used: there a batch decides on what is asked for."""
         functions = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in self.frames)
         return any(name in _OF_A_MODEL.get(module, ()) for module, name in functions if type(module) is str)
+
+    def trains(self, inputs: Sequence[str]) -> bool:
+        """Say whether the cell, or a function that ran, speaks of a backward pass or is a library's training loop."""
+        source = inputs[self.cell] if self.cell is not None and 0 <= self.cell < len(inputs) else ""
+        words = {word for frame, _ in self.frames for word in (frame.f_code.co_name, *frame.f_code.co_names)}
+        return not _OF_TRAINING.isdisjoint(words) or "backward" in source
 
     def was_released(self) -> bool:
         """Say whether a cleanup has put placeholders in the place of the frames' variables."""

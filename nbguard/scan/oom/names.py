@@ -182,21 +182,34 @@ def reached_by(source: str, namespace: dict[str, Any], global_names: Names | Non
 
 
 def length_of_list(source: str, at: int) -> int | None:
-    """Return the number of elements of the list that line `at` builds, where it is written down: `[f() for _ in range(9)]`."""
+    """Return the number of elements of the list that line `at` builds, where it is written down.
+
+    `[f() for _ in range(9)]`, or `for _ in range(9): xs.append(f())`.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    lists = (node for node in ast.walk(tree) if isinstance(node, ast.ListComp) and node.lineno <= at <= (node.end_lineno or at))
-    lengths = [_length(node) for node in lists]
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.ListComp | ast.For))
+    lengths = [counted_loop(node) for node in loops if node.lineno <= at <= (node.end_lineno or at)]
     return lengths[0] if len(lengths) == 1 else None
 
 
-def _length(node: ast.ListComp) -> int | None:
-    """Return the number of elements of a list comprehension over one `range` of a constant; None of any other."""
-    (first, *more) = node.generators
-    call = first.iter
-    if more or first.ifs or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "range":
+def counted_loop(node: ast.ListComp | ast.For) -> int | None:
+    """Return how often a loop that makes one element each time does so: over one `range` of a constant; None of any other."""
+    if isinstance(node, ast.For):
+        call = node.iter
+        match node.body:
+            case [ast.Expr(ast.Call(func=ast.Attribute(attr="append"), args=[_], keywords=[]))]:
+                pass
+            case _:
+                return None
+    else:
+        (first, *more) = node.generators
+        call = first.iter
+        if more or first.ifs:
+            return None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "range":
         return None
     count = call.args[0] if len(call.args) == 1 else None
     return count.value if isinstance(count, ast.Constant) and type(count.value) is int else None

@@ -65,7 +65,7 @@ class Hub:
         shell: Any,
         simulated: Callable[[], TickReading | None],
         foresee: Callable[[str], str],
-        notices: Callable[[], tuple[Notice, ...]],
+        notices: Callable[[Analysis], tuple[Notice, ...]],
         recall: Callable[[Analysis], None],
     ) -> None:
         self._shell = shell

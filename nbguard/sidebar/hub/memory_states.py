@@ -42,7 +42,7 @@ class MemoryStates:
         notebook: Callable[[], Notebook],
         boot: str,
         cells: Callable[[], tuple[int | None, int | None]],
-        notices: Callable[[], tuple[Notice, ...]] = tuple,
+        notices: Callable[[Analysis], tuple[Notice, ...]] = lambda _: (),
         recall: Callable[[Analysis], None] = lambda _: None,
         passed: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
@@ -140,7 +140,7 @@ class MemoryStates:
             during=during,
             passed=self._seen_passed,
         )
-        state = replace(state, notices=notice_lines(self._notices()))
+        state = replace(state, notices=notice_lines(self._notices(scan.analysis)))
         is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first
         self.last = state if is_same else replace(state, heap=state.heap + 1)
         return not is_same

@@ -1,0 +1,56 @@
+"""A container that the failed run has filled: the list of outputs that grows with each batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbguard.memory.facts import Graph, Root
+from nbguard.memory.references.graph import GRAPH, nbytes_of, path_text, reach, shortest_path, storages_of
+from nbguard.out_of_memory.rerun import Rerun
+
+_CONTAINERS = frozenset({"list", "dict", "deque", "defaultdict"})
+_FEWEST = 3
+"""Elements from which on a container is said to grow."""
+_MOST = 4
+"""It holds at least this part of what the failed run still holds: a quarter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing:
+    """The container, as one would write it, and what it holds."""
+
+    name: str
+    elements: int
+    nbytes: int  # where the request was made
+    keeps_graph: bool  # its elements keep autograd graphs
+
+
+def growing_container(rerun: Rerun) -> Growing | None:
+    """Return the container that holds most of what the failed run still holds; None if no such is there.
+
+    It is one of tensors, each with memory of its own, and it is in the run's hands: in a variable of a frame of the error, or
+    in a name that the run uses. What holds others, a model with its layers, is none.
+    """
+    facts, oom = rerun.request.facts, rerun.request.oom
+    graph, found = facts.graph, list[tuple[int, Growing]]()
+    for root in graph.roots:
+        if root.kind != "error" and not (root.kind == "name" and root.label in {*oom.uses, *oom.bound}):
+            continue
+        for number in reach(graph, root.nodes):
+            if graph.nodes[number].type_name in _CONTAINERS and (one := _growing(rerun, graph, root, number)) is not None:
+                found.append((one.nbytes, one))
+    most = max(found, key=lambda one: one[0], default=(0, None))
+    return most[1] if most[0] * _MOST >= max(rerun.own_bytes, rerun.taken, 1) else None
+
+
+def _growing(rerun: Rerun, graph: Graph, root: Root, number: int) -> Growing | None:
+    tensors = [child for child in graph.nodes[number].children if graph.nodes[child].kind == "tensor"]
+    if len(tensors) < _FEWEST:
+        return None
+    nbytes = rerun.request.nbytes_here(storages_of(graph, reach(graph, tensors)))
+    shown = {storage for child in tensors for storage in graph.nodes[child].storages}
+    keeps_graph = nbytes_of(graph, shown) < nbytes and any(
+        graph.nodes[n].kind == "graph" for child in tensors for n in graph.nodes[child].children
+    )
+    text = path_text(graph, root, shortest_path(graph, root, {number}), shorten=4).partition(GRAPH)[0]
+    return Growing(name=text, elements=len(tensors), nbytes=nbytes, keeps_graph=keeps_graph)

@@ -1,0 +1,55 @@
+"""Judging a cell that is run again: whether each of its runs leaves more in memory, and where it piles up. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.references.graph import GRAPH
+from nbguard.reports.notices.judge import HeldStorages, held_storages, paths_to, roots_of, shape_of, storage_numbers
+from nbguard.reports.notices.notice import Notice
+
+
+def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int) -> Notice | None:
+    """Return the notice on a cell that leaves more at each run; None if nothing holds more than after the run before.
+
+    `former` is what was held then.
+    """
+    graph, held = analysis.facts.graph, analysis.once(held_storages)
+    grown = by_label(held)
+    grown.subtract(by_label(former))
+    growing = {label for label, nbytes in grown.items() if nbytes >= least}
+    came = {key for key, (_, labels) in held.items() if key not in former and labels & growing}
+    nbytes = min(
+        sum(held[key][0] for key in came), sum(nbytes for nbytes, _ in held.values()) - sum(n for n, _ in former.values())
+    )
+    if nbytes < least:
+        return None
+    left = storage_numbers(graph, came)
+    roots = {n for storage in left for n in roots_of(analysis, storage) if graph.roots[n].label in growing}
+    paths, _ = paths_to(analysis.facts, None, left, roots)
+    paths.sort(key=lambda path: -grown[path.steps[0]])
+    return Notice(
+        kind="growth",
+        name=paths[0].steps[0],
+        names=(paths[0].steps[0],),
+        cell=cell,
+        nbytes=nbytes,
+        holders=tuple(dict.fromkeys(path.text.partition(GRAPH)[0] for path in paths)),
+        holder_kind=next(root.kind for root in graph.roots if root.label == paths[0].steps[0]),
+        advice=(),
+        shape=shape_of(graph, paths[0]),
+        holder_cell=paths[0].cell,
+        keeps_graph=any(GRAPH in step for step in paths[0].steps),
+        storages=frozenset(came),
+        roots=frozenset(growing),
+    )
+
+
+def by_label(held: HeldStorages) -> Counter[str]:
+    """Return the bytes that each root leads to, by its label."""
+    nbytes = Counter[str]()
+    for size, labels in held.values():
+        for label in labels:
+            nbytes[label] += size
+    return nbytes

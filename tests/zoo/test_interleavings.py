@@ -1,0 +1,140 @@
+"""Accident, notice, cleanup, in any order: each accident is told, with its own cell, and the list is true after each step.
+
+60 in a thorough run, else 10. By hand, more of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tests.kernels import Zygote
+from tests.thorough import THOROUGH
+
+SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "10"))
+
+# In a process of its own. The truth is torch's weak references, kept apart from nbguard.
+PROGRAM = r'''
+import contextlib, gc, io, json, random, types, warnings
+warnings.filterwarnings("ignore")
+from IPython.core.interactiveshell import InteractiveShell
+import nbguard, torch
+from nbguard.notebook.session import session_of
+from torch.multiprocessing.reductions import StorageWeakRef
+shell = InteractiveShell.instance(user_module=types.ModuleType("__main__"))
+shell.history_manager.enabled = False
+PRELUDE = """
+import gc, torch
+from torch import nn
+def T(): return torch.ones(1 << 19)
+def Net(): return nn.Linear(1024, 512)
+class Box: pass
+def closure(data): return lambda: data.sum()
+def generator(data):
+    yield 1
+    yield data.sum()
+async def waiting(data):
+    import asyncio
+    await asyncio.sleep(0)
+    return data
+def begun(made):
+    made.send(None)
+    return made
+def failing(batch): raise ValueError("no")
+"""
+# (the cell before, the cell of the accident, the name of what holds it then); {k} is the number of the accident
+ACCIDENTS = [
+    ("x{k} = T(); h{k} = [0, x{k}]", "del x{k}", "h{k}"),
+    ("x{k} = T(); h{k} = {{'a': x{k}}}", "x{k} = None", "h{k}"),
+    ("x{k} = Net(); h{k} = Box(); h{k}.net = x{k}", "x{k} = Net()", "h{k}"),
+    ("x{k} = Net(); h{k} = x{k}.forward", "del x{k}", "h{k}"),
+    ("x{k} = T(); h{k} = closure(x{k})", "del x{k}", "h{k}"),
+    ("x{k} = T(); h{k} = begun(generator(x{k}))", "exec('del x{k}')", "h{k}"),
+    ("x{k} = T(); h{k} = begun(waiting(x{k}))", "del x{k}", "h{k}"),
+    ("x{k} = T(); h{k} = x{k}[:9]", "del x{k}", "h{k}"),
+    ("x{k} = Net(); h{k} = torch.optim.SGD(x{k}.parameters(), 0.1)", "del x{k}", "h{k}"),
+    ("x{k} = T(); w{k} = torch.ones(1, requires_grad=True); h{k} = (w{k} * x{k}).sum()", "x{k} = 0", "h{k}"),
+    ("x{k} = Net(); x{k}", "del x{k}", ""),
+    ("x{k} = T(); failing(x{k})", "del x{k}", ""),
+]
+
+def run(source):
+    """Run a cell; return what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        result = shell.run_cell(source, store_history=True)
+    assert result.error_before_exec is None, source
+    assert result.error_in_exec is None or "failing(" in source, (source, result.error_in_exec)
+    return out.getvalue()
+
+def refs(name):
+    value = shell.user_ns[name]
+    tensors = [value] if isinstance(value, torch.Tensor) else list(value.parameters())
+    return [StorageWeakRef(one.untyped_storage()) for one in tensors]
+
+class Accident:
+    def __init__(self, kind, number):
+        before, self.code, self.holder = (text.format(k=number) for text in ACCIDENTS[kind])
+        self.name = f"x{number}"
+        run(before)
+        self.refs = refs(self.name)
+        self.cell = shell.execution_count
+        said = run(self.code)
+        mine = [n for n in nbguard.notices() if n.cell == self.cell]
+        assert [n.name for n in mine] == [self.name], (self.code, said, mine)
+        assert mine[0].is_left and f"`{self.name}`" in said, (self.code, said, mine)
+    @property
+    def is_left(self):
+        return not all(ref.expired() for ref in self.refs)
+    def cure(self, how):
+        now = [n for n in nbguard.notices() if n.cell == self.cell][0]
+        if how == "magic" or not self.holder:
+            for line in (now.command or f"%reset_gpu {self.holder}").splitlines(): run(line)
+        elif how == "panel":
+            nbguard.release(self.holder, namespace=None)
+        else:
+            run(("del {0}" if how == "del" else "{0} = None").format(self.holder))
+        gc.collect()
+        assert not self.is_left, (self.code, how, now)
+
+def check(accidents, when):
+    rows = {n.cell: n for n in nbguard.notices()}
+    for one in accidents:
+        row = rows[one.cell]
+        assert row.is_left == one.is_left, (when, one.code, row)
+        assert not row.is_left or row.holders, row
+
+def play(seed):
+    dice, open_ones, accidents = random.Random(seed), [], []
+    steps = [True] * 4 + [False] * 3
+    dice.shuffle(steps)
+    for is_accident in steps:
+        if is_accident or not open_ones:
+            one = Accident(dice.randrange(len(ACCIDENTS)), f"{seed}_{len(accidents)}")
+            accidents.append(one); open_ones.append(one)
+            open_ones = [each for each in open_ones if each.is_left]  # the last error is the next one's
+            check(accidents, f"after {one.code}")
+        else:
+            one = open_ones.pop(dice.randrange(len(open_ones)))
+            how = dice.choice(["magic", "magic", "panel", "del", "rebind"])
+            one.cure(how)
+            check(accidents, f"after the cure of {one.code} by {how}")
+            open_ones = [each for each in open_ones if each.is_left]
+
+run(PRELUDE); run("%load_ext nbguard")
+failed = {}
+for seed in SEEDS:
+    try:
+        play(seed)
+    except AssertionError as error:
+        failed[seed] = str(error)[:1500]
+    run("for name in [n for n in globals() if n[:1] in 'xhw' and n[1:2].isdigit()]: del globals()[name]"); run("%reset_gpu")
+print("RESULT" + json.dumps(failed))
+'''
+
+
+def test_interleavings(fastai_zygote: Zygote) -> None:
+    out, errors = fastai_zygote.run(f"SEEDS = range({SEEDS})\n{PROGRAM}", {}, 600)
+    _, mark, result = out.rpartition("RESULT")
+
+    assert mark, errors[-3000:] + out[-1000:]
+    assert json.loads(result) == {}
