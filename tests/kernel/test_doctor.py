@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.kernels import Kernel
@@ -219,3 +221,15 @@ def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
     kernel.run("ctx.__exit__(None, None, None)").ok()
     refused = kernel.run("%nbguard fix determinism model --batch bad").error
     assert "--batch goes with nan and export, as in  %nbguard fix nan learn --batch xb" in str(refused)
+
+
+@pytest.mark.parametrize("name", ["tabular", "vision"])
+def test_nothing_of_a_diagnosis_stays_behind(kernel: Kernel, name: str) -> None:
+    """Seen: the report had a cycle of PyTorch's exporter, and said that it kept an experiment alive."""
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(f"from tests.doctor import learners\nlearn, _, _ = learners.make({name!r})").ok()
+    before = kernel.run("%gpumem --json").ok().text
+    for topic in ("--determinism", "--export"):
+        kernel.run(f"%nbguard doctor learn {topic} -o found").ok()
+        kernel.run("del found").ok()
+        assert json.loads(kernel.run("%gpumem --json").ok().text) == json.loads(before)
