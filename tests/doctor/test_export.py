@@ -527,3 +527,44 @@ def test_the_line_at_which_a_size_becomes_a_number_is_named() -> None:
     (finding,) = traced(Sized(), torch.randn(6, 4)).findings
     assert "refuses a batch of 7" in finding.what
     assert f"test_export.py:{line}" in finding.evidence
+
+
+def test_a_callback_that_changes_the_batch_or_the_prediction_is_named_without_being_run() -> None:
+    from fastai.callback.core import Callback
+    from fastai.callback.mixup import MixUp
+
+    from nbguard.doctor.export.callbacks import batch_changes
+    from nbguard.doctor.subject import subject_of
+
+    class Doubles(Callback):
+        def before_batch(self) -> None:
+            self.learn.xb = tuple(x * 2 for x in self.xb)
+
+    class InPlace(Callback):
+        def before_batch(self) -> None:
+            self._scale()
+
+        def _scale(self) -> None:
+            self.xb[0].mul_(2)
+
+    class Squashes(Callback):
+        def after_pred(self) -> None:
+            self.learn.pred = self.pred.sigmoid()
+
+    class Looks(Callback):
+        def before_batch(self) -> None:
+            self.seen = self.xb[0].mean().item()
+
+        def after_pred(self) -> None:
+            self.seen = self.pred.shape
+
+    class OnlyInTraining(Doubles):
+        run_valid = False
+
+    learn, _, _ = learners.make("xresnet")
+    learn.add_cbs([Doubles(), InPlace(), Squashes(), Looks(), OnlyInTraining(), MixUp()])
+    changes = batch_changes(subject_of(learn))
+    found = [(change.callback, change.event) for change in changes]
+    assert found == [("Doubles", "before_batch"), ("InPlace", "before_batch"), ("Squashes", "after_pred")]
+    first = inspect.getsourcelines(Squashes)[1]
+    assert f"test_export.py:{first + 2} in after_pred()" in changes[2].line

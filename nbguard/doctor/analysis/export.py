@@ -75,6 +75,15 @@ class ExportAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChange:
+    """A callback that changes what goes into the model or comes out of it."""
+
+    callback: str  # its class
+    event: str  # before_batch or after_pred
+    line: str  # at which it does so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFacts:
     """All attempts, and what belongs to the model outside of it."""
 
@@ -82,6 +91,7 @@ class ExportFacts:
     eager: int  # nanoseconds of a call of the eager model
     items: int  # of the batch
     preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
+    changes: tuple[BatchChange, ...] = ()  # by callbacks, which no export has
     is_learner: bool = True  # a model without a Learner is not written by `learn.export()`
     unpicklable: tuple[str, ...] = ()  # what `learn.export()` writes by name, and a server has not
     notes: tuple[str, ...] = ()
@@ -97,7 +107,8 @@ def export_checks(facts: ExportFacts, learn: str = "learn", batch: str = "") -> 
     """
     repair = repair_export(learn, batch).command
     checks = [_attempt(attempt, facts, repair) for attempt in facts.attempts]
-    return (*checks, _preprocessing(facts), _pickled(facts))
+    callbacks = (_callbacks(facts),) if facts.is_learner else ()
+    return (*checks, _preprocessing(facts), *callbacks, _pickled(facts))
 
 
 def no_export(reason: str) -> tuple[Check, ...]:
@@ -233,6 +244,23 @@ def _preprocessing(facts: ExportFacts) -> Check:
         command="learn.dls.test_dl([item])   # gives the batch that the exported model wants",
     )
     return checked("export", "preprocessing", counted(len(facts.preprocessing), "step"), finding)
+
+
+def _callbacks(facts: ExportFacts) -> Check:
+    findings = [
+        CheckFinding(
+            severity="advice",
+            what=f"{change.callback} changes {_CHANGED[change.event]} in {change.event}: the exported model does not",
+            evidence=f"at {change.line}; what is exported is the model alone, without callbacks",
+            command="# do the same in forward() of the model, or on the server",
+        )
+        for change in facts.changes
+    ]
+    return checked("export", "callbacks", "those that change a batch or a prediction", *findings) if findings else _CONTENT
+
+
+_CHANGED = {"before_batch": "each batch", "after_pred": "each prediction"}
+_CONTENT = checked("export", "callbacks", "none of yours is seen to change a batch or a prediction outside of training")
 
 
 def _pickled(facts: ExportFacts) -> Check:

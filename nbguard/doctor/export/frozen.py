@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -73,11 +74,11 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
 def _line() -> Line | None:
     """Return the innermost line that runs and is not PyTorch's; None if the call comes from here through PyTorch alone."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and is_inner(frame.f_code.co_filename):
         if frame.f_code is _called.__code__:
             return None
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
@@ -148,7 +149,8 @@ def _differing(
     one, other = _by_line(before), _by_line(reads)
     others = [line for line in one | other if one.get(line) != other.get(line)]
     branches = [line for line in others if line and _kind(line) == "branch"]
-    found_at = {line: _frozen(line) for line in branches or others if line} or {None: FrozenValue(kind="value")}
+    found_at: dict[Line | None, FrozenValue] = {line: _frozen(line) for line in branches or others if line}
+    found_at = found_at or {None: FrozenValue(kind="value")}
     return {line: replace(value, batch=what, largest=largest) for line, value in found_at.items()}
 
 

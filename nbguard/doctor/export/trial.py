@@ -22,6 +22,7 @@ from nbguard.doctor.determinism.batch import TrialBatch
 from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.apply_repair import apply_repair
+from nbguard.doctor.export.callbacks import batch_changes
 from nbguard.doctor.export.difference import difference, plain
 from nbguard.doctor.export.draft import drafted_failures
 from nbguard.doctor.export.failures import failure_of
@@ -87,6 +88,7 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
         items=batch.items or 0,
         is_learner=subject.learn is not None,
         preprocessing=preprocessing(subject),
+        changes=batch_changes(subject),
         unpicklable=pickled_by_name(subject),
         notes=tuple(notes),
     )
