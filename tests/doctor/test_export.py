@@ -503,19 +503,16 @@ def test_what_a_trace_freezes_is_named_with_its_line(make: type[nn.Module], seve
 
 
 @pytest.mark.parametrize(
-    ("make", "batch"),
+    ("make", "shape"),
     [
-        (Checked, torch.randn(6, 4)),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Softmax(1)), torch.randn(6, 4)),
-        (lambda: nn.LSTM(4, 3, batch_first=True), torch.randn(6, 5, 4)),
-        (
-            lambda: nn.Sequential(nn.Embedding(9, 4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)),
-            torch.arange(6)[:, None],
-        ),
+        (Checked, (6, 4)),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Softmax(1)), (6, 4)),
+        (lambda: nn.LSTM(4, 3, batch_first=True), (6, 5, 4)),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (6, 3, 4)),
     ],
 )
-def test_a_model_without_frozen_values_is_in_order(make: Callable[[], nn.Module], batch: Any) -> None:
-    check = traced(make(), batch)
+def test_a_model_without_frozen_values_is_in_order(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    check = traced(make(), torch.randn(shape))
 
     assert (check.state, check.findings) == ("ok", ())
 

@@ -77,7 +77,7 @@ def predict_script(
         )
     predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
     return CellPrediction(
-        executed="the script has run up to its fit, which has not",
+        executed="the script has run up to its fit; the fit itself was not run",
         fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),
     )
 
