@@ -71,7 +71,11 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     gpus = add("gpus", help="list this machine's GPUs and the processes on them")
     gpus.add_argument("--json", action="store_true", help="as JSON, bytes as integers")
     gpus.set_defaults(run=commands.list_gpus)
-    doctor = add("doctor", help="check this machine, and the model that a script makes")
+    doctor = add(
+        "doctor",
+        help="check this machine, and the model that a script makes before its first fit",
+        epilog="The script runs up to its first fit, which is not run.",
+    )
     doctor.add_argument(
         "target", nargs="?", metavar="MODULE:NAME", help="a Learner, or a function that makes one, or a model and a batch"
     )

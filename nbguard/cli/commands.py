@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbguard.cli.terminal import show, show_blocks, show_json, show_result
 from nbguard.errors import NbguardError
+
+if TYPE_CHECKING:
+    from nbguard.prediction.code.target import Made
 
 _STATUS = {"problem": 3, "advice": 1}
 """Exit status of `doctor --strict` by the severity of its gravest finding; a note is no reason to fail."""
@@ -23,6 +27,8 @@ def startup(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it does not or may not."""
+    if not Path(options.script).is_file():
+        raise NbguardError(f"{options.script} cannot be read: there is no such file")
     try:
         from nbguard.prediction.code.script import predict_script
     except ImportError:
@@ -40,16 +46,23 @@ def doctor(options: argparse.Namespace) -> int:
     from nbguard.doctor.analysis.diagnosis import chosen
     from nbguard.doctor.diagnose import diagnose
     from nbguard.doctor.diagnose_launch import diagnose_launch
-    from nbguard.doctor.target import import_torch, made_by
+    from nbguard.doctor.target import import_torch
     from nbguard.memory import advice
     from nbguard.render.in_calls import in_calls
 
+    if options.target and ":" not in options.target:
+        raise NbguardError(
+            f"{options.target} is not a target: name a module and what it makes, as in  nbguard doctor train:learn"
+        )
     import_torch()
     if options.ranks or options.self_test:
         diagnosis = diagnose_launch(self_test=options.self_test)
     else:
-        subject, batch = made_by(options.target) if options.target else (None, None)
-        diagnosis = diagnose(subject, batch, **chosen(options.topics))  # type: ignore[arg-type]
+        made = _made(options.target)
+        diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
+        if made is not None and made.stopped:
+            note = f"the script has run up to its first fit ({made.stopped}); the fit itself was not run"
+            diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
         target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
         checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
         diagnosis = replace(diagnosis, checks=tuple(checks))
@@ -58,6 +71,21 @@ def doctor(options: argparse.Namespace) -> int:
     else:
         show_blocks(in_calls(diagnosis.blocks()))
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
+
+
+def _made(target: str | None) -> Made | None:
+    """Return what a target stands for; None for no target.
+
+    Raises:
+        NbguardError: it cannot be made.
+    """
+    if not target:
+        return None
+    try:
+        from nbguard.prediction.code.target import made_by
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here: there is no model to try") from None
+    return made_by(target)
 
 
 def list_gpus(options: argparse.Namespace) -> int:

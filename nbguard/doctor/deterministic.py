@@ -25,11 +25,8 @@ class DeterministicSwitch:
     """
 
     def __init__(self, seed: int, learn: Any = None, *, warn_only: bool = False) -> None:
-        torch: Any = sys.modules.get("torch")
-        if torch is None:
-            raise UndiagnosableError("PyTorch is not imported in this kernel: there is nothing to set")
-        if type(seed) is not int or not 0 <= seed < _MOST:
-            raise UndiagnosableError(f"a seed is a whole number from 0 to {_MOST - 1}, not {seed!r}")
+        refuse_unsettable(seed)
+        torch: Any = sys.modules["torch"]
         from nbguard.doctor.determinism.seeds import loaders_of
         from nbguard.doctor.subject import subject_of
         from nbguard.scan.devices.generators import LibraryGenerators
@@ -39,16 +36,20 @@ class DeterministicSwitch:
         loaders = [] if learn is None else _loaders(learn, loaders_of, subject_of)
         generators = LibraryGenerators()
         self._undo.append(generators.restore)
-        self._set_switches(torch, warn_only)
-        self._seed_libraries(torch)
-        self._own_generators = [] if learn is None or _is_loader(torch, learn) else self._seed_own(learn, subject_of)
-        self._loaders = [name for number, loader in enumerate(loaders) for name in self._seed_loader(torch, loader, number)]
+        try:
+            self._set_switches(torch, warn_only)
+            self._seed_libraries(torch)
+            own = [] if learn is None or _is_loader(torch, learn) else self._seed_own(learn, subject_of)
+            seeded = [name for number, loader in enumerate(loaders) for name in self._seed_loader(torch, loader, number)]
+        except BaseException:
+            self.undo()
+            raise
         self.state = Deterministic(
             is_on=True,
             seed=seed,
             mode="warn only" if warn_only else "on",
-            loaders=tuple(self._loaders),
-            generators=tuple(self._own_generators),
+            loaders=tuple(seeded),
+            generators=tuple(own),
             has_hash_seed=not sys.flags.hash_randomization,
         )
 
@@ -60,6 +61,9 @@ class DeterministicSwitch:
 
     def undo(self) -> Deterministic:
         """Put everything back that was set, the last first."""
+        from nbguard.doctor.determinism.generators import SEEDED
+
+        SEEDED.pop(self, None)
         while self._undo:
             self._undo.pop()()
         return Deterministic(is_on=False, seed=self.seed)
@@ -86,7 +90,7 @@ class DeterministicSwitch:
 
     def _seed_own(self, learn: Any, subject_of: Callable[[Any], Any]) -> list[str]:
         """Seed the generators that the model has of its own; return their names."""
-        from nbguard.doctor.determinism.generators import seed_generator, state_of
+        from nbguard.doctor.determinism.generators import SEEDED, seed_generator, state_of
         from nbguard.doctor.determinism.kept_state import KeptState
 
         model = subject_of(learn).model
@@ -97,6 +101,7 @@ class DeterministicSwitch:
                 state, put = kept
                 self._undo.append(partial(put, state))
                 seed_generator(generator, self.seed + len(names) + 1)
+                SEEDED.setdefault(self, set()).add(id(generator))
                 names.append(name)
         return names
 
@@ -129,6 +134,18 @@ class DeterministicSwitch:
         if torch.utils.data.RandomSampler in mro_of(type(sampler)):
             sampler.generator = generator
         return [("the training loader", "the validation loader")[number]] if number < 2 else []
+
+
+def refuse_unsettable(seed: Any) -> None:
+    """Refuse what cannot be set, before anything is.
+
+    Raises:
+        UndiagnosableError: the seed is none, or there is no PyTorch whose switches could be set.
+    """
+    if "torch" not in sys.modules:
+        raise UndiagnosableError("PyTorch is not imported in this kernel: there is nothing to set")
+    if type(seed) is not int or not 0 <= seed < _MOST:
+        raise UndiagnosableError(f"a seed is a whole number from 0 to {_MOST - 1}, not {seed!r}")
 
 
 def _set(loader: Any, generator: Any) -> None:

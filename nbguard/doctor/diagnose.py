@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -69,6 +70,7 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
         made, left_out = _export(subject, name, batch_name)
         checks += made
         notes += left_out
+        gc.collect()  # exporters leave cycles that lead to the parameters: a report would show them as the user's
     return Diagnosis(
         subject="" if subject is None else subject.name,
         checks=tuple(checks),

@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
-from nbguard.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, PortOwner, SelfTest
+from nbguard.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, SelfTest
 from nbguard.ranks.analysis.launcher import number
+from nbguard.ranks.meeting_point import addresses_of, has_agent, is_this_host, listener_at
 from nbguard.render.words import clean
 
 _PORT = 29500
@@ -35,14 +36,17 @@ dist.barrier(); dist.destroy_process_group()
 def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
     """Return the facts of a launch. Nothing is initialised, no connection made; one name is resolved if it is set."""
     port = number(variables.get("MASTER_PORT")) or _PORT
+    addresses = addresses_of(variables.get("MASTER_ADDR"))
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return LaunchFacts(
         variables=tuple(sorted((name, value) for name, value in variables.items() if name.startswith(PREFIXES))),
         pid=os.getpid(),
         port=port,
-        listener=_listener(port),
-        addresses=_addresses(variables.get("MASTER_ADDR")),
+        listener=listener_at(port, variables),
+        addresses=addresses,
+        is_here=is_this_host(addresses),
+        has_agent=has_agent(variables),
         interfaces=_interfaces(),
         has_group=has_group,
         group_rank=distributed.get_rank() if has_group else None,
@@ -56,30 +60,6 @@ def _has_accelerator() -> bool:
     """Say whether accelerate's state is made: `notebook_launcher` looks at the same dictionary."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return bool(getattr(state, "_shared_state", None))
-
-
-def _listener(port: int) -> PortOwner | None:
-    """Return the process that listens at a port of this host; None: nobody, or the system does not say."""
-    with suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-                return PortOwner(connection.pid, _command(connection.pid))
-    return None
-
-
-def _command(pid: int | None) -> str:
-    with suppress(psutil.Error, OSError):
-        return clean(" ".join(psutil.Process(pid).cmdline()[:4]), 80) if pid is not None else ""
-    return ""
-
-
-def _addresses(host: str | None) -> tuple[str, ...]:
-    if not host:
-        return ()
-    try:
-        return tuple(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None)))
-    except (OSError, UnicodeError):
-        return ()
 
 
 def _interfaces() -> tuple[tuple[str, bool], ...]:

@@ -28,7 +28,8 @@ class watch_ranks:  # noqa: N801 - used like a function
 
     Where a collective makes no progress for `timeout` seconds, a rank dies or one raises, each rank of this host logs a
     warning: which rank, which collective, which line, and what to do. In a program of one process nothing is done. The
-    process group may be made before the block or in it; a rank that no launcher numbers (RANK, WORLD_SIZE) makes it before.
+    process group may be made before the block or in it, where a wait for other ranks is told, too; a rank that no launcher
+    numbers (RANK, WORLD_SIZE) makes it before.
 
     Args:
         timeout: seconds without progress after which all ranks are asked where they stand.

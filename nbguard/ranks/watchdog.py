@@ -13,11 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from nbguard.errors import RankFactsError
-from nbguard.ranks.analysis.diagnosis import RankDiagnosis
+from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState, from_text, to_text
 from nbguard.ranks.analysis.judge import diagnosed
+from nbguard.ranks.analysis.meeting_point import CALL, rendezvous_wait
 from nbguard.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
 from nbguard.ranks.job_board import JobBoard
+from nbguard.ranks.meeting_point import is_meeting, meeting_point
 from nbguard.ranks.nccl_file import notes_of_nccl
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
@@ -70,11 +72,12 @@ class HangWatchdog:
             self._board.join()
             groups = progress()
             self._main.look()
-            now = groups, self._board.own.calls.count, self._waits(groups)
+            meets = not groups and is_meeting()
+            now = groups, self._board.own.calls.count, meets or self._waits(groups)
             if now != state:
                 state, moved, is_reported = now, time.monotonic(), False
             waited = time.monotonic() - moved if now[2] else 0.0
-            if self._warming is None and (waited >= self._timeout / 2 or self._board.is_alarm_near()):
+            if self._warming is None and not meets and (waited >= self._timeout / 2 or self._board.is_alarm_near()):
                 self._board.own.warn()
                 self._warming = threading.Thread(target=warm_up, name="nbguard-warm-up", daemon=True)
                 self._warming.start()
@@ -82,6 +85,10 @@ class HangWatchdog:
             asked = self._board.alarm()
             if asked > self._handled:
                 self.report(asked)
+            elif meets:
+                if is_stuck and not is_reported:
+                    is_reported = True
+                    self._say(self._meeting())
             elif not is_reported and (is_stuck or (waited > _EVERY / 2 and self._lost_one())):
                 is_reported = True
                 self.report(self._board.raise_alarm())
@@ -118,14 +125,25 @@ class HangWatchdog:
             diagnosis = diagnosed(JobFacts(self._own.world, tuple(sorted((own, *others), key=lambda facts: facts.rank))))
             if not diagnosis.faults:
                 return None
-            cause = diagnosis.faults[0]
-            key = cause.kind, cause.ranks, cause.place
-            if key not in self._said:
-                self._said.add(key)
-                self._found(diagnosis)
-                words = blocks_text(tuple(diagnosis.blocks()))
-                _log.warning("nbguard, rank %d: %s\n%s", self._own.rank, cause.what, words)
+            self._say(diagnosis)
             return diagnosis
+
+    def _say(self, diagnosis: RankDiagnosis) -> None:
+        """Log the cause of a diagnosis, and hand it on, once for each cause."""
+        cause = diagnosis.faults[0]
+        key = cause.kind, cause.ranks, cause.place
+        if key not in self._said:
+            self._said.add(key)
+            self._found(diagnosis)
+            words = blocks_text(tuple(diagnosis.blocks()))
+            _log.warning("nbguard, rank %d: %s\n%s", self._own.rank, cause.what, words)
+
+    def _meeting(self) -> RankDiagnosis:
+        """Return the diagnosis of this rank, which waits for the others to meet it."""
+        standing = self._main.standing()
+        line, stack = ("", ()) if standing is None else (standing.line, standing.stack)
+        place = RankPlace(rank=self._own.rank, state="running", calls=0, waits_in=CALL, stands=line, stack=stack)
+        return rendezvous_wait(place, self._own.world, meeting_point())
 
     def publish(self, facts: RankFacts) -> None:
         """Let the other ranks read facts of this one."""

@@ -251,6 +251,63 @@ def test_a_call_of_a_parked_model_says_how_to_bring_it_back() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_parked_learner_does_nothing() -> None:
+    import fastai.callback.progress
+
+    from tests.doctor import learners
+
+    assert fastai.callback.progress.ProgressCallback  # gives Learners no_bar()
+    learn, _, _ = learners.make("tabular")
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        before = [tensor.clone() for tensor in learn.model.state_dict().values()]
+        _park({"learn": learn}, "learn")
+        for use in (lambda: learn.fit(1), learn.validate, learn.get_preds, lambda: learn.model(*learn.dls.one_batch()[:2])):
+            with pytest.raises(nbguard.ParkedError, match=re.escape('nbguard.unpark("learn")')):
+                use()
+            assert all(map(torch.equal, learn.model.state_dict().values(), before))
+        nbguard.unpark()
+        learn.fit(1)
+
+
+class Wrapped(nn.Module):
+    """A model that looks at its parameters before it hands its call on, as wrappers for several devices do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("the wrapper ran")
+
+
+def test_what_only_contains_what_is_parked_is_stopped_too() -> None:
+    model = Wrapped(nn.Linear(4, 1))
+    _park({"model": model}, "model")
+
+    with pytest.raises(nbguard.ParkedError):
+        model(torch.ones(1, 4))
+    before = model.inner.weight.data_ptr()
+    model.to("cpu").double().float()  # stays on the host
+    assert before != 0
+    nbguard.unpark()
+    with pytest.raises(RuntimeError, match="the wrapper ran"):
+        model(torch.ones(1, 4))
+
+
+def test_a_move_to_a_device_is_stopped_and_others_are_not() -> None:
+    model, other = nn.LSTM(4, 4), nn.Linear(4, 1)
+    _park({"model": model}, "model")
+
+    with pytest.raises(nbguard.ParkedError):
+        model.to("meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert other.to("meta").weight.is_meta
+    nbguard.unpark()
+    assert next(model.to("meta").parameters()).is_meta
+    assert type(nn.Module._apply).__name__ == "function"
+
+
 class Noisy(torch.Tensor):
     """A tensor whose every use is code of the user's own, which fails."""
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cuda.conftest import Notebook
+
 _PRELUDE = """
 import gc, hashlib, torch, nbguard
 from pathlib import Path
@@ -144,3 +146,21 @@ assert {tensor.device.type for tensor in tensors} == {"cpu"}, tensors
 assert moved.module()(torch.ones(3, 4)).shape == (3, 2)
 """
     )
+
+
+def test_the_mode_that_only_warns_comes_after_the_one_that_raises(notebook: Notebook) -> None:
+    """fastai's usual head has an operation that CUDA has no deterministic way for."""
+    kernel = notebook(fastai=True)
+    kernel.run("from fastai.layers import AdaptiveConcatPool2d, Flatten\nfrom fastai.basics import *").ok()
+    kernel.run(
+        "data = [(torch.randn(3, 8, 8), torch.tensor(number % 3)) for number in range(8)]\n"
+        "dls = DataLoaders.from_dsets(data, data, bs=4, num_workers=0, device='cuda')\n"
+        "model = nn.Sequential(nn.Conv2d(3, 4, 3), AdaptiveConcatPool2d(), Flatten(), nn.Linear(8, 3))\n"
+        "learn = Learner(dls, model, loss_func=CrossEntropyLossFlat())"
+    ).ok()
+    for line in ("", "", "--warn-only", "", "--warn-only"):
+        fixed = kernel.run(f"%nbguard fix determinism learn {line} -o state").ok()
+        assert ("adaptive_max_pool2d_backward_cuda" in fixed.text) == (not line)
+    kernel.run("with learn.no_bar(), learn.no_logging(): learn.fit(1)").ok()
+    kernel.run("%nbguard doctor learn --determinism -o found").ok()
+    assert kernel.value("[each.command for each in found.findings if 'determinism' in each.command]") == []

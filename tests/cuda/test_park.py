@@ -129,12 +129,73 @@ def test_what_the_user_has_moved_back_is_parked_no_more(notebook: Notebook) -> N
     kernel.run("run, rest = train(), mib(2); allocated = torch.cuda.memory_allocated()").ok()
     reset(kernel, "--park run rest")
 
-    kernel.run("run[0].cuda(); y = run[0](torch.ones(1, 512).cuda())").ok()
+    kernel.run("for p in run[0].parameters(): p.data = p.data.cuda()\ny = run[0](torch.ones(1, 512).cuda())").ok()
     assert "nothing is parked" not in kernel.run("%reset_gpu --unpark run").ok().text  # the optimizer's state was
     assert kernel.run("%gpumem").ok().text.count("--unpark") == 1
-    kernel.run("rest = rest.cuda(); del y").ok()
+    kernel.run("rest = rest.cuda(); del y, p").ok()
     assert "nothing is parked" in kernel.run("%reset_gpu --unpark").stderr
     assert kernel.value("torch.cuda.memory_allocated() == allocated")
+
+
+_LEARNER = """
+from fastai.basics import *
+from fastai.callback.schedule import *
+from fastai.callback.progress import ProgressCallback
+items = [(torch.full((8,), float(number)), torch.tensor([number % 2.])) for number in range(16)]
+dls = DataLoaders.from_dsets(items, items, bs=4, num_workers=0, device='cuda')
+model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 1))
+learn = Learner(dls, model, loss_func=nn.MSELoss(), path=Path('.'))
+learn.remove_cb(ProgressCallback); learn.logger = noop
+learn.fit(1)
+parallel = nn.DataParallel(learn.model)
+def every():
+    tensors = [*learn.model.parameters(), *learn.model.buffers()]
+    states = [t for p in learn.opt.state.values() for t in p.values() if isinstance(t, torch.Tensor)]
+    return tensors + states
+def state(): return [(t.device.type, t.detach().cpu().numpy().tobytes()) for t in every()]
+x = torch.ones(4, 8).cuda()
+"""
+
+_USES = [
+    "learn.fit(1)",
+    "learn.fit_one_cycle(1)",
+    "learn.get_preds()",
+    "learn.validate()",
+    "learn.predict(items[0][0])",
+    "learn.lr_find(show_plot=False)",
+    "learn.show_results()",
+    "learn.model(x)",
+    "learn.model[2](torch.ones(4, 64).cuda())",
+    "parallel(x)",
+    "learn.model.cuda()",
+    "parallel.to('cuda')",
+    "learn.model.to_empty(device='cuda')",
+    "nn.DataParallel(learn.model)",
+    "Learner(dls, learn.model, loss_func=nn.MSELoss()).fit(1)",
+]
+
+
+def test_a_parked_learner_does_nothing_and_says_how_to_bring_it_back(notebook: Notebook) -> None:
+    """Seen: fit() failed of a device, and get_preds() moved the model back without the optimizer's state."""
+    kernel = notebook(fastai=True)
+    kernel.run(_LEARNER).ok()
+    reset(kernel, "--park learn")
+    kernel.run("before = state()").ok()
+    assert kernel.value("{device for device, _ in before}") == {"cpu"}
+    for use in _USES:
+        kind, message = kernel.run(use).error or ("", "")
+        assert kind == "ParkedError", use
+        assert message.endswith("learn is parked in host memory: `%reset_gpu --unpark learn` brings it back"), use
+        assert kernel.value("state() == before"), use
+    kernel.run("learn.model.cpu().float().eval(); assert state() == before").ok()
+    kernel.run("import copy; copy.deepcopy(learn.model).cuda()(x); nn.Linear(8, 1).cuda()(x);").ok()  # of its own: free to move
+
+    kernel.run("%reset_gpu --unpark learn").ok()
+    assert kernel.value("[bits for _, bits in state()] == [bits for _, bits in before]")
+    assert kernel.value("{device for device, _ in state()}") == {"cuda"}
+    assert kernel.value("type(nn.Module._apply).__name__") == "function"
+    for use in [use for use in _USES if not any(word in use for word in ("show_results", "to_empty", "predict", "lr_find"))]:
+        kernel.run(use).ok()
 
 
 _DISTRIBUTED = """

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nbguard.cli import main
 
@@ -112,3 +113,56 @@ def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_wrong_target_is_one_line(target: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", target]) == 2
     assert capsys.readouterr().err.strip() == line
+
+
+_FITS = {
+    "fastai": """
+from fastai.basics import *
+data = DataLoader([(torch.ones(3), torch.zeros(2))] * 8, bs=4)
+learn = Learner(DataLoaders(data, data), nn.Linear(3, 2), loss_func=nn.MSELoss())
+learn.fit(1)
+open("fitted", "w").close()
+after = 1
+""",
+    "a loop": """
+import torch
+learn = torch.nn.Linear(3, 2)
+for _ in range(3):
+    learn(torch.ones(4, 3)).sum().backward()
+    open("fitted", "w").close()
+after = 1
+""",
+    "a function": """
+import torch
+learn = torch.nn.Linear(3, 2)
+def train():
+    for _ in range(3):
+        loss = learn(torch.ones(4, 3)).sum()
+        open("fitted", "w").close()
+        loss.backward()
+train()
+after = 1
+""",
+}
+
+
+@pytest.mark.parametrize("name", _FITS)
+def test_a_script_runs_up_to_its_first_fit(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: the diagnosis of a script that trains for hours took hours."""
+    (folder / "train.py").write_text(_FITS[name])
+    backward = torch.Tensor.backward
+    assert main(["doctor", "train:learn", "--determinism", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert sum("the fit itself was not run" in note for note in notes) == 1
+    assert not (folder / "fitted").exists()
+    assert torch.Tensor.backward is backward
+
+    del sys.modules["train"]
+    assert main(["doctor", "train:after"]) == 2
+    assert "train:after is not made before the script's first fit (line " in capsys.readouterr().err
+
+
+def test_a_function_that_fits_is_no_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.py").write_text(_FITS["fastai"].replace("learn.fit(1)", "def make():\n    learn.fit(1)\n    return learn"))
+    assert main(["doctor", "train:make"]) == 2
+    assert "train:make fits before it returns (line 6: fit() of Learner)" in capsys.readouterr().err

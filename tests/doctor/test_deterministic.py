@@ -107,10 +107,42 @@ def drawn_state() -> tuple[Any, ...]:
 
 def test_it_is_shown_with_the_measured_slow_down() -> None:
     state = Deterministic(is_on=True, seed=4, mode="on", loaders=("the training loader",))
-    text = state.timed(StepTimes(plain=10_000_000, deterministic=12_500_000)).mimebundle()["text/plain"]
+    times = StepTimes(plain=10_000_000, deterministic=12_500_000, change=0.25, margin=0.02)
+    text = state.timed(times).mimebundle()["text/plain"]
     refused = state.timed(StepTimes(plain=1, refused=("put_",))).mimebundle()["text/plain"]
 
-    assert "a step took 10.0 ms, now 12.5 ms (+25%)" in text
+    assert "+25 % ± 2: a step took 10.0 ms, now 12.5 ms" in text
     assert "put_ has no deterministic implementation and will raise; --warn-only lets it pass" in refused
     assert "not measured: %nbguard fix determinism learn measures it" in state.mimebundle()["text/plain"]
+    assert "not measurable" in state.timed(StepTimes(plain=1, deterministic=1)).mimebundle()["text/plain"]
     assert "as it was before" in Deterministic(is_on=False, seed=4).mimebundle()["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "deterministic", "change", "margin"),
+    [
+        ([100] * 10, [103] * 10, 0.03, 0.0),
+        ([100] * 6, [100, 101, 102, 103, 104, 105], 0.025, 0.025),  # of six pairs the interval is all of them
+        ([100] * 5, [103] * 5, None, None),  # too few for an interval
+        ([100, 300] * 8, [300, 100] * 8, None, 4 / 3),  # another program took the processor now and then
+        ([100, 900] * 8, [110, 990] * 8, 0.1, 0.0),  # a machine that is slow for a while slows both of a pair
+    ],
+)
+def test_a_slow_down_is_known_with_its_interval_or_is_no_figure(
+    plain: list[int], deterministic: list[int], change: float | None, margin: float | None
+) -> None:
+    times = StepTimes.of(plain, deterministic)
+
+    assert times.change == (None if change is None else pytest.approx(change))
+    assert times.margin == (None if margin is None else pytest.approx(margin))
+
+
+def test_what_cannot_be_seeded_leaves_no_mode_on() -> None:
+    learn, _, _ = learners.make("tabular")
+    before = fingerprint(learn.model, learn)
+    learn.dls.loaders.append(3)
+
+    with pytest.raises(TypeError):
+        nbguard.deterministic(5, learn)
+    learn.dls.loaders.pop()
+    assert fingerprint(learn.model, learn) == before

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.doctor.analysis.environment import DriverFacts, EnvironmentFacts, GpuFact, ProcessLimits
 from nbguard.doctor.analysis.gpu_checks import runs_on
 from nbguard.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
@@ -195,3 +197,14 @@ def test_what_could_not_be_looked_at_is_not_in_order() -> None:
 )
 def test_code_for_a_gpu(capability: tuple[int, int], architectures: tuple[str, ...], runs: bool) -> None:
     assert runs_on(capability, architectures) is runs
+
+
+@pytest.mark.parametrize("text", ["max_split_sz_mb:128", "expandable_segments:Tru", "max_split_size_mb:1", "nonsense", ""])
+def test_settings_that_pytorch_refuses_are_no_advice(text: str) -> None:
+    """Seen: the note about the old name of the variable advised the settings that had just been refused."""
+    found = findings(environment(variables=(("PYTORCH_CUDA_ALLOC_CONF", text),)))
+
+    assert found
+    for finding in found:
+        for setting in re.findall(r'ALLOC_CONF="([^"]*)"', finding.command):
+            AllocatorSettings.parse(setting, (2, 13))

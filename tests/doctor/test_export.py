@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -419,3 +420,148 @@ def test_a_model_that_takes_any_number_of_inputs_is_exported_for_any_batch() -> 
 
     check = next(check for check in exported(_Many(), batch).checks if check.name == "dynamic batch")
     assert check.state == "ok", check
+
+
+class SignBranch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:  # the branch
+            return x * 2
+        return -x
+
+
+class Loop(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while x.norm() > 1:  # the branch
+            x = x / 2
+        return x
+
+
+class Number(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        scale = x.abs().max().item()  # the number
+        return {"out": x / scale, "parts": x + scale}
+
+
+class Array(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - torch.from_numpy(x.numpy().mean(0))  # the number
+
+
+class Unseen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() > 1e9:  # the branch
+            return x * 0
+        return x
+
+
+class Checked(nn.Module):
+    """Reads shapes, chooses with tensors, and asserts: nothing of it is frozen to any harm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.isfinite().all()
+        batch, width = x.shape
+        if width % 2:
+            raise ValueError("odd")
+        x = x.view(batch, 2, width // 2).transpose(1, 2).reshape(batch, -1)
+        return torch.where(x.sum() > 0, x, -x)
+
+
+class Sized(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(int(x.shape[0]), 2, -1)  # the size
+
+
+def traced(model: nn.Module, batch: Any) -> Any:
+    (check,) = (
+        check
+        for check in nbguard.diagnose(model, batch, environment=False, determinism=False).checks
+        if check.name == "jit.trace"
+    )
+    return check
+
+
+@pytest.mark.parametrize(
+    ("make", "severity", "kind"),
+    [
+        (SignBranch, "problem", "branch"),
+        (Loop, "problem", "branch"),
+        (Number, "problem", "number"),
+        (Array, "problem", "number"),
+        (Unseen, "note", "branch"),
+    ],
+)
+def test_what_a_trace_freezes_is_named_with_its_line(make: type[nn.Module], severity: str, kind: str) -> None:
+    """Seen: a model with a branch on values was ok, and its trace computed something else for the other sign."""
+    torch.manual_seed(0)
+    lines, first = inspect.getsourcelines(make)
+    line = first + next(number for number, text in enumerate(lines) if f"# the {kind}" in text)
+
+    check = traced(make(), torch.rand(6, 4) + 0.1)
+    found = [finding for finding in check.findings if f"test_export.py:{line} in forward()" in finding.what]
+    assert [(finding.severity, kind in finding.what) for finding in found] == [(severity, True)]
+    assert check.state == severity
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (Checked, (6, 4)),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Softmax(1)), (6, 4)),
+        (lambda: nn.LSTM(4, 3, batch_first=True), (6, 5, 4)),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (6, 3, 4)),
+    ],
+)
+def test_a_model_without_frozen_values_is_in_order(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    check = traced(make(), torch.randn(shape))
+
+    assert (check.state, check.findings) == ("ok", ())
+
+
+def test_the_line_at_which_a_size_becomes_a_number_is_named() -> None:
+    lines, first = inspect.getsourcelines(Sized)
+    line = first + next(number for number, text in enumerate(lines) if "# the size" in text)
+
+    (finding,) = traced(Sized(), torch.randn(6, 4)).findings
+    assert "refuses a batch of 7" in finding.what
+    assert f"test_export.py:{line}" in finding.evidence
+
+
+def test_a_callback_that_changes_the_batch_or_the_prediction_is_named_without_being_run() -> None:
+    from fastai.callback.core import Callback
+    from fastai.callback.mixup import MixUp
+
+    from nbguard.doctor.export.callbacks import batch_changes
+    from nbguard.doctor.subject import subject_of
+
+    class Doubles(Callback):
+        def before_batch(self) -> None:
+            self.learn.xb = tuple(x * 2 for x in self.xb)
+
+    class InPlace(Callback):
+        def before_batch(self) -> None:
+            self._scale()
+
+        def _scale(self) -> None:
+            self.xb[0].mul_(2)
+
+    class Squashes(Callback):
+        def after_pred(self) -> None:
+            self.learn.pred = self.pred.sigmoid()
+
+    class Looks(Callback):
+        def before_batch(self) -> None:
+            self.seen = self.xb[0].mean().item()
+
+        def after_pred(self) -> None:
+            self.seen = self.pred.shape
+
+    class OnlyInTraining(Doubles):
+        run_valid = False
+
+    learn, _, _ = learners.make("xresnet")
+    learn.add_cbs([Doubles(), InPlace(), Squashes(), Looks(), OnlyInTraining(), MixUp()])
+    changes = batch_changes(subject_of(learn))
+    found = [(change.callback, change.event) for change in changes]
+    assert found == [("Doubles", "before_batch"), ("InPlace", "before_batch"), ("Squashes", "after_pred")]
+    first = inspect.getsourcelines(Squashes)[1]
+    assert f"test_export.py:{first + 2} in after_pred()" in changes[2].line

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ import pytest
 import nbguard
 from nbguard.doctor.analysis.diagnosis import Check
 from nbguard.doctor.analysis.launch.checks import launch_checks
-from nbguard.doctor.analysis.launch.facts import LaunchFacts, PortOwner, SelfTest
+from nbguard.doctor.analysis.launch.facts import LaunchFacts, SelfTest
 from nbguard.doctor.launch import launch_facts
 from nbguard.ranks.analysis.launcher import launch_of
+from nbguard.ranks.analysis.meeting_point import PortOwner
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",
@@ -26,7 +29,10 @@ TORCHRUN = {
 
 
 def checks(tried: SelfTest | None = None, *, variables: dict[str, str] | None = None, **facts: Any) -> dict[str, Check]:
-    given = {"pid": 1, "port": 29500, "interfaces": (("eth0", True), ("ib0", False)), "addresses": ("10.0.0.1",), **facts}
+    interfaces = (("eth0", True), ("ib0", False))
+    listener = PortOwner(7, "torchrun", is_job=True) if "RANK" in (variables or {}) else None
+    here = {"addresses": ("10.0.0.1",), "is_here": True, "listener": listener}
+    given = {"pid": 1, "port": 29500, "interfaces": interfaces, **here, **facts}
     made = launch_checks(LaunchFacts(variables=tuple((variables or {}).items()), **given), tried)
     return {check.name: check for check in made}
 
@@ -94,7 +100,56 @@ def test_a_bad_launch_has_a_finding_with_a_command(check: str, says: str, facts:
 
 
 def test_a_port_that_the_job_itself_listens_at_is_in_order() -> None:
-    assert checks(variables=TORCHRUN, listener=PortOwner(7, "python"))["port"].state == "ok"
+    assert checks(variables=TORCHRUN, listener=PortOwner(7, "python", is_job=True))["port"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({"variables": TORCHRUN, "listener": None}, "advice"),  # rank 1, and nobody listens
+        ({"variables": {**TORCHRUN, "RANK": "0"}, "listener": None}, "ok"),  # it opens the port itself
+        ({"variables": {**TORCHRUN, "RANK": "0"}, "has_agent": True, "listener": None}, "advice"),
+        ({"variables": TORCHRUN, "listener": None, "has_group": True, "group_world": 4, "group_rank": 1}, "ok"),
+        ({"variables": TORCHRUN, "listener": PortOwner(7, "nc -l", is_job=False)}, "problem"),
+        ({"variables": {**TORCHRUN, "RANK": "0"}, "listener": PortOwner(7, "nc -l", is_job=False)}, "problem"),
+        ({"variables": TORCHRUN, "listener": PortOwner(None, "")}, "not checked"),
+        ({"variables": TORCHRUN, "is_here": False}, "not checked"),
+    ],
+)
+def test_a_port_is_in_order_where_the_job_meets_there(facts: dict[str, Any], state: str) -> None:
+    assert checks(**facts)["port"].state == state
+
+
+def test_an_address_of_another_host_is_not_in_order_unless_it_was_tried() -> None:
+    assert checks(variables=TORCHRUN, is_here=False)["address"].state == "not checked"
+
+
+@pytest.mark.parametrize("given", [{"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}])
+def test_numbers_that_contradict_the_launchers_are_told(given: dict[str, str]) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+
+    (finding,) = checks(variables={**place, **given})["launcher"].findings
+    assert "SLURM_NTASKS=4" in finding.evidence
+    assert checks(variables={**place, "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})["launcher"].findings == ()
+
+
+def test_a_foreign_process_at_the_port_is_told_from_a_rank() -> None:
+    listens = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('up', flush=True)"
+    for is_rank in (False, True):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        kept = {name: value for name, value in os.environ.items() if name not in ("RANK", *place)}
+        program = [sys.executable, "-c", f"{listens}; sys.stdin.read()", port]
+        env = {**kept, **place, "RANK": "0"} if is_rank else kept
+        with subprocess.Popen(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "up\n"
+            facts = launch_facts({**place, "RANK": "1"})
+            assert facts.listener is not None
+            assert (facts.listener.pid, facts.listener.is_job) == (other.pid, is_rank)
+            other.communicate("")
 
 
 def test_the_facts_are_those_of_this_host() -> None:

@@ -23,6 +23,7 @@ CLEAN = {
     "by column": ("set_seed(1); TextDataLoaders.from_df(df, valid_col='v')",),
     "generator": ("seed_everything(3)", "random_split(data, [8, 2], generator=g); DataLoader(data)"),
     "magic": ("%matplotlib inline\nset_seed(1)", "set_seed(2)\nDataLoader(data)"),
+    "nbguard's line": ("get_ipython().run_line_magic('nbguard', 'fix determinism --seed 3')", "DataLoaders(a, b)"),
     "nbguard's": ("nbguard.deterministic(3)", "DataLoaders(a, b)"),
 }
 
@@ -98,3 +99,11 @@ def test_outside_of_a_notebook_cells_are_not_checked() -> None:
 
     assert checks["seeds in cells"].state == "not checked"
     assert checks["loaders' seeds"].state == "not checked"
+
+
+def test_loaders_that_were_given_a_seed_do_not_depend_on_the_cells_before() -> None:
+    seeded = LoaderSeeds(name="the training loader", is_fastai=True, shuffles=True, workers=2, has_generator=True)
+    other = LoaderSeeds(name="the validation loader", is_fastai=True)
+
+    assert findings("dls = block.dataloaders(path)", loaders=(seeded,)) == []
+    assert len(findings("dls = block.dataloaders(path)", loaders=(seeded, other))) == 1

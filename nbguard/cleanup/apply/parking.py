@@ -6,7 +6,6 @@ ordinary error about devices, never memory that is gone. One storage at a time: 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
@@ -17,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbguard.cleanup.apply.parked_calls import let_go, stop_calls
 from nbguard.cleanup.plan.parking import Unparked
-from nbguard.errors import NbguardError, ParkedError, TargetError, in_one_line
+from nbguard.errors import NbguardError, TargetError, in_one_line
 from nbguard.memory import advice
 from nbguard.scan.devices.host import host_facts
-from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.scan.objects.plain_torch import plain_torch
@@ -58,7 +57,7 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
             moved.setdefault(device, Parked(label, device)).tensors += map(weakref.ref, tensors)
     modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]
     for parked in moved.values():
-        _stop_calls(parked, modules)
+        stop_calls(parked, modules)
         PARKED.append(parked)
     return failure
 
@@ -207,42 +206,7 @@ def _in_a_file(nbytes: int) -> Any:
         return torch.UntypedStorage.from_file(str(handle) if handle.exists() else file.name, shared=True, nbytes=nbytes)
 
 
-class _Stop:
-    """Stands before the `forward` of a parked module. In a pickle or a copy of the module it does nothing."""
-
-    def __init__(self, parked: Parked) -> None:
-        self.parked = parked
-
-    def __call__(self, module: Any, _args: Any) -> None:
-        label = self.parked.label
-        if not _tensors_of(module).isdisjoint(map(id, self.parked.alive())):  # else the user has put others in their place
-            raise ParkedError(f"{label} is parked in host memory: {advice.unpark((label,)).code} brings it back")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (dict.get, {})  # called with (module, args) it gives args back
-
-
-def _stop_calls(parked: Parked, modules: Sequence[Any]) -> None:
-    """Make a call of a parked module an error that says how to bring it back, rather than one about devices."""
-    torch: Any = sys.modules["torch"]
-    ids = {id(tensor) for tensor in parked.alive()}
-    hook = _Stop(parked)
-    for module in modules:
-        if ids.isdisjoint(_tensors_of(module)):
-            continue
-        with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks of Python's
-            parked.hooks.append(torch.nn.Module.register_forward_pre_hook(module, hook))
-
-
-def _tensors_of(module: Any) -> set[int]:
-    """Return the ids of a module's own parameters and buffers, not of the modules in it; empty for any other object."""
-    spaces = attributes_of(module) or {}
-    spaces_of_tensors = (spaces.get(name) for name in ("_parameters", "_buffers"))
-    return {id(tensor) for space in spaces_of_tensors if isinstance(space, dict) for tensor in dict.values(space)}
-
-
 def _forget_if_empty(parked: Parked) -> None:
     if not parked.alive():
-        for hook in parked.hooks:
-            hook.remove()
         PARKED.remove(parked)
+        let_go(parked)

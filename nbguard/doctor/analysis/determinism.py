@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nbguard.doctor.analysis.deterministic import Mode, StepTimes, slow_down
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.step_trace import StepDifference, module_name
 from nbguard.memory.advice import make_deterministic
@@ -45,7 +46,8 @@ class DeterminismFacts:
 
     runs: int
     tensors: int  # that were compared in each run
-    step: int  # nanoseconds of both passes, the least of the runs
+    times: StepTimes  # of both passes
+    mode: Mode = "off"  # in which the fit would run
     difference: StepDifference | None = None  # the first place in which runs differ; None: they do not
     cure: Cure | None = None  # with this the runs agree; "none": with nothing that was tried
     refused: str = ""  # the operation for which deterministic mode has no implementation
@@ -54,7 +56,6 @@ class DeterminismFacts:
     known: tuple[OperationFact, ...] = ()  # operations that PyTorch says have no deterministic implementation
     hidden: tuple[HiddenState, ...] = ()  # state that changes the bits of the next step
     suspects: tuple[str, ...] = ()  # where runs differ: state that is there and cannot be put back
-    deterministic_step: int | None = None  # nanoseconds of both passes in deterministic mode; None: it refuses
     threads: int = 1
     notes: tuple[str, ...] = ()  # what was left out
 
@@ -62,10 +63,12 @@ class DeterminismFacts:
 def step_checks(facts: DeterminismFacts, learn: str = "learn") -> tuple[Check, ...]:
     """Return the checks of a step that was tried."""
     seen = f"{facts.runs} runs of one step from one state, {counted(facts.tensors, 'tensor')} compared by their bytes"
-    cost = "" if facts.deterministic_step is None else f"; deterministic mode: {format_time(facts.deterministic_step)}"
-    time = f"{format_time(facts.step)} each{cost}"
+    cost = slow_down(facts.times)
+    time = f"{format_time(facts.times.plain)} each{f'; deterministic mode: {cost}' if cost else ''}"
     hidden = counted(len(facts.hidden), "place") if facts.hidden else "a step leaves nothing behind that changes the next"
     known = ", ".join(sorted({fact.name for fact in facts.known})) or "PyTorch knows a deterministic way for each"
+    if facts.known and facts.mode == "warn only":
+        known += ": no deterministic implementation, and let pass, as the mode only warns; the bits agreed here"
     return (
         checked("determinism", "one step", f"{seen}; {time}", *_difference(facts, learn)),
         checked("determinism", "operations", known, *_known(facts, learn)),
@@ -129,12 +132,16 @@ def _command(facts: DeterminismFacts, learn: str) -> str:
 def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
     if facts.difference is not None and facts.refused:
         return  # it is the finding of the step
+    if facts.mode == "warn only":
+        return  # what could be done about them has been done
     for fact in facts.known:
         where = ", ".join(part for part in (fact.module and f"`{module_name(fact.module)}`", fact.line) if part)
         yield CheckFinding(
-            severity="advice",
+            severity="problem" if facts.mode == "on" else "advice",
             what=f"{fact.name} has no deterministic implementation" + (f": {where}" if where else ""),
-            evidence="its bits agreed here; PyTorch does not promise that, and raises in deterministic mode",
+            evidence="deterministic mode is on: each fit raises here"
+            if facts.mode == "on"
+            else "its bits agreed here; PyTorch does not promise that, and raises in deterministic mode",
             command=make_deterministic(learn, warn_only=True).command,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
+from typing import Literal
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.repairs import ModuleRepair, repair_of, repair_of_output
@@ -11,7 +13,7 @@ from nbguard.doctor.analysis.step_trace import module_name
 from nbguard.memory.advice import repair_export
 from nbguard.units import counted, format_time
 
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 """Of the largest output: from here on values of an exported model are other ones."""
 FORMATS = ("torch.export", "dynamic batch", "strict", "jit.trace", "jit.script", "ONNX")
 """What is tried, in this order."""
@@ -48,6 +50,17 @@ class ValueDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenValue:
+    """Something of the batch that was traced and stays in the trace for good."""
+
+    kind: Literal["branch", "number", "size", "value"]  # the last: the line is not known
+    line: str = ""  # as In[7], line 3 in forward()
+    code: str = ""  # that line's text
+    batch: str = ""  # a batch for which the trace computes something else, as in: with the signs turned; empty: none did
+    largest: float | None = None  # the largest difference for that batch; infinite where the trace fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAttempt:
     """One way of export, tried."""
 
@@ -56,8 +69,18 @@ class ExportAttempt:
     seconds: float = 0.0
     failures: tuple[ExportFailure, ...] = ()
     differences: tuple[ValueDifference, ...] = ()
+    frozen: tuple[FrozenValue, ...] = ()  # of a trace
     latency: int | None = None  # nanoseconds of a call of the exported model; the least of some
     reason: str = ""  # why it was not tried; then it neither passes nor fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChange:
+    """A callback that changes what goes into the model or comes out of it."""
+
+    callback: str  # its class
+    event: str  # before_batch or after_pred
+    line: str  # at which it does so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +91,7 @@ class ExportFacts:
     eager: int  # nanoseconds of a call of the eager model
     items: int  # of the batch
     preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
+    changes: tuple[BatchChange, ...] = ()  # by callbacks, which no export has
     is_learner: bool = True  # a model without a Learner is not written by `learn.export()`
     unpicklable: tuple[str, ...] = ()  # what `learn.export()` writes by name, and a server has not
     notes: tuple[str, ...] = ()
@@ -83,7 +107,8 @@ def export_checks(facts: ExportFacts, learn: str = "learn", batch: str = "") -> 
     """
     repair = repair_export(learn, batch).command
     checks = [_attempt(attempt, facts, repair) for attempt in facts.attempts]
-    return (*checks, _preprocessing(facts), _pickled(facts))
+    callbacks = (_callbacks(facts),) if facts.is_learner else ()
+    return (*checks, _preprocessing(facts), *callbacks, _pickled(facts))
 
 
 def no_export(reason: str) -> tuple[Check, ...]:
@@ -102,7 +127,8 @@ def _attempt(attempt: ExportAttempt, facts: ExportFacts, repair: str) -> Check:
     values = f"; batches of {sizes}: values differ by {worst:.2g} at most" if sizes else ""
     speed = f"; {format_time(attempt.latency)} a call, eager {format_time(facts.eager)}" if attempt.latency else ""
     until = "; TorchScript is on its way out" if attempt.name in OUTDATED else ""
-    return checked("export", attempt.name, f"passes in {attempt.seconds:.1f} s{values}{speed}{until}", *_values(attempt))
+    evidence = f"passes in {attempt.seconds:.1f} s{values}{speed}{until}"
+    return checked("export", attempt.name, evidence, *_values(attempt), *_frozen(attempt))
 
 
 def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> CheckFinding:
@@ -121,7 +147,7 @@ def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> Che
     return CheckFinding(
         severity="note" if attempt.name in ("strict", *OUTDATED) else "advice",
         what=what,
-        evidence=f"{failure.error}: {failure.message}{code}",
+        evidence=f"{failure.error}: {failure.message}{code}{_sizes(attempt) if failure.refused is not None else ''}",
         command=repair if is_repaired else _advice(attempt, failure),
     )
 
@@ -160,14 +186,52 @@ _BY_MESSAGE = (
 
 def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
     for each in attempt.differences:
-        if not each.relative <= _TOLERANCE:
+        if not each.relative <= TOLERANCE:
             yield CheckFinding(
                 severity="problem",
                 what=f"{attempt.name}: the exported model computes other values for a batch of {each.items}",
-                evidence=f"they differ by up to {each.largest:.3g}, {each.relative:.1e} of the largest value",
+                evidence=f"they differ by up to {each.largest:.3g}, {each.relative:.1e} of the largest value{_sizes(attempt)}",
                 command="# a value or a branch of the traced batch is fixed in it: make it a tensor's",
             )
             return
+
+
+def _frozen(attempt: ExportAttempt) -> Iterator[CheckFinding]:
+    """Yield what a trace holds of one batch's values, the branches that are known to matter first."""
+    for value in attempt.frozen:
+        if value.kind == "size":
+            continue
+        where = f"the {_FROZEN[value.kind]} at {value.line}" if value.line else "something"
+        code = f"`{value.code}`; " if value.code else ""
+        if value.largest is None:
+            yield CheckFinding(
+                severity="note",
+                what=f"{attempt.name}: {where} is frozen for this batch",
+                evidence=f"{code}batches of other values that were tried came out the same",
+                command=_UNFROZEN[value.kind],
+            )
+            continue
+        wrong = "the trace fails" if value.largest == inf else f"values differ by up to {value.largest:.3g}"
+        yield CheckFinding(
+            severity="problem",
+            what=f"{attempt.name}: {where} is frozen for this batch",
+            evidence=f"{code}for a batch {value.batch} {wrong}",
+            command=_UNFROZEN[value.kind],
+        )
+
+
+_FROZEN = {"branch": "branch", "number": "number that is read", "value": "value"}
+_UNFROZEN = {
+    "branch": "# torch.where or torch.cond instead of `if`, and torch.export instead of a trace",
+    "number": "# compute with the tensor instead of the number, or export with torch.export",
+    "value": "# a value or a branch of the traced batch is fixed in it: make it a tensor's",
+}
+
+
+def _sizes(attempt: ExportAttempt) -> str:
+    """Return the lines at which a trace takes a size for a number, to go on with; empty if there are none."""
+    sizes = [f"{value.line} (`{value.code}`)" for value in attempt.frozen if value.kind == "size"]
+    return f"; a size becomes a number at {', '.join(sizes[:3])}" if sizes else ""
 
 
 def _preprocessing(facts: ExportFacts) -> Check:
@@ -180,6 +244,23 @@ def _preprocessing(facts: ExportFacts) -> Check:
         command="learn.dls.test_dl([item])   # gives the batch that the exported model wants",
     )
     return checked("export", "preprocessing", counted(len(facts.preprocessing), "step"), finding)
+
+
+def _callbacks(facts: ExportFacts) -> Check:
+    findings = [
+        CheckFinding(
+            severity="advice",
+            what=f"{change.callback} changes {_CHANGED[change.event]} in {change.event}: the exported model does not",
+            evidence=f"at {change.line}; what is exported is the model alone, without callbacks",
+            command="# do the same in forward() of the model, or on the server",
+        )
+        for change in facts.changes
+    ]
+    return checked("export", "callbacks", "those that change a batch or a prediction", *findings) if findings else _CONTENT
+
+
+_CHANGED = {"before_batch": "each batch", "after_pred": "each prediction"}
+_CONTENT = checked("export", "callbacks", "none of yours is seen to change a batch or a prediction outside of training")
 
 
 def _pickled(facts: ExportFacts) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nbguard.doctor.analysis.deterministic import Mode
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.memory.advice import make_deterministic
 from nbguard.runs.analysis.cell_seeds import CellCall, CellSeeds
@@ -18,14 +19,14 @@ class LoaderSeeds:
     is_fastai: bool = False  # its order comes from a generator that it made when it was made itself
     shuffles: bool = False
     workers: int = 0
-    has_generator: bool = False  # torch's: an order and workers' seeds from a generator of its own
+    has_generator: bool = False  # a seed of its own was given to it: for its workers, and of torch's loader for the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchStates:
     """The switches of deterministic computing."""
 
-    mode: str = "off"  # of torch.use_deterministic_algorithms: off, warn only, on
+    mode: Mode = "off"
     benchmark: bool = False  # cudnn.benchmark
     uses_gpu: bool = False  # the model is on a GPU
     hash_seed: str = ""  # PYTHONHASHSEED; empty: another one in each process
@@ -36,7 +37,8 @@ def seed_checks(
     loaders: tuple[LoaderSeeds, ...], switches: SwitchStates, cells: CellSeeds | None, name: str = ""
 ) -> tuple[Check, ...]:
     """Return the checks. `cells` are None outside of a notebook."""
-    return (_loaders(loaders, name), _cells(cells, name), _switches(switches), _hash_seed(switches))
+    is_seeded = bool(loaders) and all(loader.has_generator for loader in loaders)
+    return (_loaders(loaders, name), _cells(cells, name, is_seeded=is_seeded), _switches(switches), _hash_seed(switches))
 
 
 def _loaders(loaders: tuple[LoaderSeeds, ...], learn: str) -> Check:
@@ -68,7 +70,8 @@ def _workers(loader: LoaderSeeds) -> str:
     return f"the worker of {loader.name} is" if loader.workers == 1 else f"the {loader.workers} workers of {loader.name} are"
 
 
-def _cells(cells: CellSeeds | None, learn: str) -> Check:
+def _cells(cells: CellSeeds | None, learn: str, *, is_seeded: bool) -> Check:
+    """Return the check of a notebook's cells; loaders that have got a seed since do not depend on what ran before them."""
     name = "seeds in cells"
     if cells is None:
         return not_checked(
@@ -77,7 +80,7 @@ def _cells(cells: CellSeeds | None, learn: str) -> Check:
     if not cells.loaders and not cells.splits:
         return checked("determinism", name, "no cell makes loaders or splits")
     seeds = f"seeds are set in {', '.join(call.place for call in cells.seeds[-2:])}" if cells.seeds else "no cell sets a seed"
-    findings = [*_splits(cells), *_order(cells, learn)]
+    findings = [*_splits(cells), *(() if is_seeded else _order(cells, learn))]
     return checked("determinism", name, seeds, *findings)
 
 

@@ -61,7 +61,9 @@ def _allocator(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             severity="note",
             what=f"{old} is the old name of {_NEW}",
             evidence=f"PyTorch {torch.version if torch else ''} still reads it",
-            command=f'unset {old}; export {_NEW}="{variables[old]}"   # before Jupyter starts',
+            command=f'unset {old}; export {_NEW}="{variables[old]}"   # before Jupyter starts'
+            if _is_accepted(variables[old], version)
+            else f"unset {old}   # before Jupyter starts; {_NEW} has its place, with settings that PyTorch knows",
         )
     for name in (_NEW, old):
         if name in variables:
@@ -94,6 +96,15 @@ def _settings(name: str, text: str, version: tuple[int, int] | None) -> Iterator
             evidence="a block above the limit is never split, and an expandable segment is one large block",
             command=f'export {name}="expandable_segments:True"   # before Jupyter starts',
         )
+
+
+def _is_accepted(text: str, version: tuple[int, int] | None) -> bool:
+    """Say whether PyTorch takes settings as they are: what it refuses is no advice."""
+    try:
+        AllocatorSettings.parse(text, version)
+    except SettingsError:
+        return False
+    return True
 
 
 def _plain(text: str) -> str:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from nbguard.scan.heap.kinds import mro_of
+
+SEEDED: weakref.WeakKeyDictionary[object, set[int]] = weakref.WeakKeyDictionary()
+"""Ids of the generators that have been seeded, by whatever did so, which keeps them: numpy's cannot be held weakly."""
+
+
+def is_seeded(generator: Any) -> bool:
+    """Say whether a generator has its state from a seed that nbguard has set and not undone."""
+    return any(id(generator) in ids for ids in SEEDED.values())
 
 
 def state_of(generator: Any) -> tuple[Any, Callable[[Any], object]] | None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.doctor.analysis.determinism import OperationFact
+from nbguard.doctor.analysis.deterministic import Mode
 from nbguard.doctor.determinism.digest import digest, tensors_in
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.libraries import library_paths
@@ -74,22 +75,41 @@ def warned_operations(paths: dict[int, str], seen: list[OperationFact]) -> Itera
             if fact not in seen:
                 seen.append(fact)
 
-    with stack.following(), deterministic_mode(warn_only=True), warnings.catch_warnings():
+    with stack.following(), warnings.catch_warnings(), algorithms("warn only"):
         warnings.simplefilter("always")
         warnings.showwarning = show
         yield
 
 
+def mode_now() -> Mode:
+    """Return PyTorch's deterministic mode."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
 @contextlib.contextmanager
-def deterministic_mode(*, warn_only: bool) -> Iterator[None]:
-    """Switch PyTorch's deterministic mode on; afterwards it is as before, and cuDNN's switches, too."""
+def unrefused() -> Iterator[None]:
+    """Let operations without a deterministic implementation pass, and without a warning, where the mode refuses them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f"(?s).*({_NAME.pattern}|{_DEFAULT.pattern})")
+        with contextlib.nullcontext() if mode_now() == "off" else algorithms("warn only"):
+            yield
+
+
+@contextlib.contextmanager
+def algorithms(mode: Mode) -> Iterator[None]:
+    """Set PyTorch's deterministic mode and cuDNN's switches; afterwards they are as before.
+
+    With the mode off `cudnn.benchmark` stays as it is: it is the user's.
+    """
     was_on, was_warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn: Any = torch.backends.cudnn
     was_benchmark, was_deterministic = cudnn.benchmark, cudnn.deterministic
     fills = torch.utils.deterministic.fill_uninitialized_memory
     try:
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
-        cudnn.benchmark, cudnn.deterministic = False, True
+        torch.use_deterministic_algorithms(mode != "off", warn_only=mode == "warn only")
+        cudnn.benchmark, cudnn.deterministic = was_benchmark and mode == "off", mode != "off"
         yield
     finally:
         torch.use_deterministic_algorithms(was_on, warn_only=was_warn_only)

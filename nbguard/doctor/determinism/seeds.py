@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nbguard.doctor.analysis.seed_checks import LoaderSeeds, SwitchStates
+from nbguard.doctor.determinism.operations import mode_now
 from nbguard.doctor.subject import TrialSubject
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of
@@ -32,7 +33,13 @@ def loader_seeds(subject: TrialSubject) -> tuple[LoaderSeeds, ...]:
 def _seeds(loader: Any, name: str) -> LoaderSeeds:
     inner = attribute_of(loader, "fake_l")
     if inner is not None:
-        return LoaderSeeds(name=name, is_fastai=True, shuffles=attribute_of(loader, "shuffle") is True, workers=_workers(inner))
+        return LoaderSeeds(
+            name=name,
+            is_fastai=True,
+            shuffles=attribute_of(loader, "shuffle") is True,
+            workers=_workers(inner),
+            has_generator=attribute_of(inner, "generator") is not None,
+        )
     sampler = attribute_of(loader, "sampler")
     return LoaderSeeds(
         name=name,
@@ -49,9 +56,8 @@ def _workers(loader: Any) -> int:
 
 def switch_states(subject: TrialSubject) -> SwitchStates:
     """Return the switches as they are."""
-    mode = {0: "off", 1: "warn only", 2: "on"}[torch.get_deterministic_debug_mode()]
     return SwitchStates(
-        mode=mode,
+        mode=mode_now(),
         benchmark=bool(torch._C._get_cudnn_benchmark()),
         uses_gpu=any(parameter.device.type == "cuda" for parameter in subject.model.parameters()),
         hash_seed=os.environ.get("PYTHONHASHSEED", "") if not sys.flags.hash_randomization else "",

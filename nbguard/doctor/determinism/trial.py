@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,15 +13,18 @@ from typing import Any
 import torch
 
 from nbguard.doctor.analysis.determinism import Cure, DeterminismFacts, HiddenState, OperationFact
-from nbguard.doctor.analysis.deterministic import StepTimes
+from nbguard.doctor.analysis.deterministic import Mode, StepTimes
 from nbguard.doctor.analysis.step_trace import StepDifference, StepEvent, first_difference
 from nbguard.doctor.determinism.batch import TrialBatch
+from nbguard.doctor.determinism.generators import is_seeded
 from nbguard.doctor.determinism.kept_state import KeptState, Place
 from nbguard.doctor.determinism.operations import (
     OperationTrace,
-    deterministic_mode,
+    algorithms,
     first_other,
+    mode_now,
     traced_operations,
+    unrefused,
     warned_operations,
 )
 from nbguard.doctor.determinism.step import StepRunner
@@ -30,8 +34,10 @@ from nbguard.scan.devices.generators import LibraryGenerators
 
 _RUNS = 3
 """Runs of the step: two that race can agree by chance."""
-_ENOUGH = 200_000_000
-"""Nanoseconds of steps in which their times are known well enough: a step that takes long is timed once each way."""
+_PAIRS = 60
+"""Pairs of steps that are timed at most."""
+_QUICKLY, _WELL = 200_000_000, 3_000_000_000
+"""Nanoseconds in which steps are timed beside other checks, and where their times are what is asked for."""
 _TRACES = 4
 """Traces of operations until two differ."""
 _PLACES = 24
@@ -48,14 +54,14 @@ def tried(subject: TrialSubject, batch: TrialBatch) -> DeterminismFacts:
         return trial.facts()
 
 
-def step_times(subject: TrialSubject, batch: TrialBatch) -> StepTimes:
-    """Return how long a step takes as it is and in deterministic mode. The user's objects are as before.
+def step_times(subject: TrialSubject, batch: TrialBatch, mode: Mode = "on") -> StepTimes:
+    """Return how long a step takes without and in a deterministic mode. The user's objects are as before.
 
     Raises:
         UndiagnosableError: the step cannot be run; the message has the model's own error.
     """
     with _Trial(subject, batch) as trial:
-        return trial.times()
+        return trial.times(mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +106,25 @@ class _Trial:
 
     def facts(self) -> DeterminismFacts:
         """Return what came of all runs."""
+        mode = mode_now()
+        with unrefused():
+            return self._facts(mode)
+
+    def _facts(self, mode: Mode) -> DeterminismFacts:
         known = self._known()  # first: what a first call makes (caches, plans) is not what is asked about
         plain = _Outcome(tuple(self._run_once() for _ in range(_RUNS)))
         difference = plain.difference
         cure, refused = self._cure() if difference is not None else (None, "")
         operation, is_pythons = self._operation() if difference is not None else (None, False)
         hidden = self._hidden(plain.traces[0]) if difference is None else ()
-        step, deterministic_step = self._times(is_refused=bool(refused or known))
+        lacking = {fact.name for fact in known} | ({refused} if refused else set())
+        times = self._times("on", tuple(sorted(lacking)), _QUICKLY)
         suspects = [place.name for place in self._kept.changed()] + self._kept.opaque if is_pythons else []
         return DeterminismFacts(
             runs=_RUNS,
             tensors=len(plain.traces[0]),
-            step=step,
+            times=times,
+            mode=mode,
             difference=difference,
             cure=cure,
             refused=refused,
@@ -120,16 +133,15 @@ class _Trial:
             known=known,
             hidden=hidden,
             suspects=tuple(suspects),
-            deterministic_step=deterministic_step,
             threads=torch.get_num_threads(),
             notes=tuple(self._notes()),
         )
 
-    def times(self) -> StepTimes:
-        """Return the times of a step."""
-        known = self._known()
-        plain, deterministic = self._times(is_refused=bool(known))
-        return StepTimes(plain=plain, deterministic=deterministic, refused=tuple(sorted({fact.name for fact in known})))
+    def times(self, mode: Mode) -> StepTimes:
+        """Return the times of a step, without and in a deterministic mode."""
+        with unrefused():
+            known = () if mode == "warn only" else self._known()
+            return self._times(mode, tuple(sorted({fact.name for fact in known})), _WELL)
 
     def _run_once(self, observe: Callable[[], Any] | None = None, *, restores: bool = True) -> list[StepEvent]:
         """Run the step from the state at the beginning; with `restores` False from the state that the last run left."""
@@ -143,14 +155,13 @@ class _Trial:
         """Return what makes the runs agree, and the operation that deterministic mode refuses."""
         refused = ""
         try:
-            with deterministic_mode(warn_only=False):
+            with algorithms("on"):
                 if _Outcome(tuple(self._run_once() for _ in range(_RUNS))).difference is None:
                     return "deterministic mode", ""
         except UndiagnosableError as error:
-            name, is_refusal, _ = str(error.__cause__ or error).partition(" does not have a deterministic implementation")
-            if not is_refusal:
+            refused = _refused_operation(error)
+            if not refused:
                 raise
-            refused = name.split()[-1]
         if torch.get_num_threads() > 1:
             with _threads(1):
                 if _Outcome(tuple(self._run_once() for _ in range(_RUNS))).difference is None:
@@ -188,6 +199,10 @@ class _Trial:
 
     def _hidden(self, expected: list[StepEvent]) -> tuple[HiddenState, ...]:
         """Return the state that a step leaves changed and by which the next step differs: the last run has just left it."""
+        seeded = {name for name, generator in self._kept.generators if is_seeded(generator)}
+        for place in self._kept.places:
+            if place.name in seeded:
+                place.restore()
         changed = self._kept.changed()
         if not changed or first_difference(expected, self._run_once(restores=False)) is None:
             return ()
@@ -203,26 +218,41 @@ class _Trial:
                 alone.append(place)
         yield from alone or changed[:_PLACES]
 
-    def _times(self, *, is_refused: bool) -> tuple[int, int | None]:
-        """Return nanoseconds of both passes, as they are and in deterministic mode: in turn, the least of each."""
-        plain: list[int] = []
-        deterministic: list[int] = []
-        while len(plain) < _RUNS and sum(plain) + sum(deterministic) < _ENOUGH:
-            plain.append(self._time())
-            if not is_refused:
-                with deterministic_mode(warn_only=False):
-                    deterministic.append(self._time())
-        return min(plain), min(deterministic, default=None)
+    def _times(self, mode: Mode, refused: tuple[str, ...], budget: int) -> StepTimes:
+        """Return the times of both passes in pairs, one step without and one in the mode, for `budget` nanoseconds.
 
-    def _time(self) -> int:
+        The mode that is set is left out of it, and so is the order in a pair: each kind goes first in every other one.
+        """
+        modes: tuple[Mode, ...] = ("off",) if refused else ("off", mode)
+        times: dict[Mode, list[int]] = {each: [] for each in modes}
+        first = self._time("off")  # what a first step in a mode makes, such as cuDNN's plans, is no part of a step
+        try:
+            if not refused:
+                self._time(mode)
+        except UndiagnosableError as error:
+            operation = _refused_operation(error)
+            if not operation:
+                raise
+            return StepTimes.of([first], (), (operation,))
+        ends = time.perf_counter_ns() + budget
+        for number in range(_PAIRS):
+            for each in modes if number % 2 else reversed(modes):
+                times[each].append(self._time(each))
+            if time.perf_counter_ns() > ends:
+                break
+        return StepTimes.of(times["off"], times.get(mode, ()), refused)
+
+    def _time(self, mode: Mode) -> int:
+        """Return nanoseconds of both passes in a mode, without the collector's."""
         self._kept.restore()
         self._generators.restore()
         run = self._runner.timed()
-        _wait()
-        start = time.perf_counter_ns()
-        run()
-        _wait()
-        return time.perf_counter_ns() - start
+        with algorithms(mode), _uncollected(), _plain_errors(self._subject.name):
+            _wait()
+            start = time.perf_counter_ns()
+            run()
+            _wait()
+            return time.perf_counter_ns() - start
 
     def _notes(self) -> Iterator[str]:
         """Yield what the trial left out or could not look at."""
@@ -239,6 +269,12 @@ class _Trial:
             yield f"iterators cannot be put back: a step that asks {names} has moved it on"
 
 
+def _refused_operation(error: UndiagnosableError) -> str:
+    """Return the operation that deterministic mode has refused to run; empty if a step failed of something else."""
+    name, is_refusal, _ = str(error.__cause__ or error).partition(" does not have a deterministic implementation")
+    return name.split()[-1] if is_refusal else ""
+
+
 def _roots(subject: TrialSubject) -> Iterable[tuple[str, Any]]:
     """Return what a step can change: the model with its hooks, and the loss."""
     return [("model", subject.model), ("loss_func", subject.loss)]
@@ -248,6 +284,18 @@ def _wait() -> None:
     """Wait for the work of a GPU, where one is in use: the trial's own, so that it can be timed."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's cyclic collector from running."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

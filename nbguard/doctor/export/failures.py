@@ -35,7 +35,7 @@ def failure_of(error: BaseException, model: nn.Module) -> ExportFailure:
     text = str(error)
     if module is None:
         frames = [(file, int(number), function) for file, number, function in _FROM_USER_CODE.findall(text)]
-        own = [frame for frame in frames if not _is_inner(frame[0])]
+        own = [frame for frame in frames if not is_inner(frame[0])]
         if own and not own[0][2]:
             own.reverse()
         module, line = _of_frames(own or ([line] if line else []), model)
@@ -52,7 +52,7 @@ def _by_class(text: str, model: nn.Module) -> tuple[str, Any] | None:
 
 def failure_at(kind: str, message: str, frames: Iterable[Line], model: nn.Module) -> ExportFailure:
     """Return a failure by a stack without live frames, the outermost first."""
-    return _failure(kind, message, *_of_frames([frame for frame in frames if not _is_inner(frame[0])], model))
+    return _failure(kind, message, *_of_frames([frame for frame in frames if not is_inner(frame[0])], model))
 
 
 def failure_in(model: nn.Module, module: nn.Module, line: Line, *, output: str) -> ExportFailure:
@@ -78,9 +78,19 @@ def _failure(kind: str, message: str, module: tuple[str, Any] | None, line: Line
         message=clean(message, 220),
         module="" if module is None else module[0],
         module_class=name,
-        line="" if line is None else line_words(_place(line[0]), line[1], line[2]),
-        code="" if line is None else linecache.getline(line[0], line[1]).strip()[:100],
+        line="" if line is None else words_of(line),
+        code="" if line is None else code_at(line[0], line[1]),
     )
+
+
+def words_of(line: Line) -> str:
+    """Return a line as it is shown, as in In[7], line 3 in forward()."""
+    return line_words(_place(line[0]), line[1], line[2])
+
+
+def code_at(file: str, number: int) -> str:
+    """Return the text of a line; empty where no source is to be had."""
+    return linecache.getline(file, number).strip()[:100]
 
 
 def _of_traceback(trace: TracebackType | None, paths: dict[int, str]) -> tuple[tuple[str, Any] | None, Line | None]:
@@ -88,7 +98,7 @@ def _of_traceback(trace: TracebackType | None, paths: dict[int, str]) -> tuple[t
     module, line, last = None, None, None
     for frame, number in traceback.walk_tb(trace):
         here = frame.f_code.co_filename, number, frame.f_code.co_name
-        if not _is_inner(here[0]):
+        if not is_inner(here[0]):
             last = here
             own = frame.f_locals.get("self")
             if id(own) in paths and isinstance(own, nn.Module):
@@ -96,7 +106,8 @@ def _of_traceback(trace: TracebackType | None, paths: dict[int, str]) -> tuple[t
     return module, line or last
 
 
-def _is_inner(file: str) -> bool:
+def is_inner(file: str) -> bool:
+    """Say whether a file is PyTorch's, or of others whose lines are not the reason."""
     parts = Path(file).parts
     if "site-packages" in parts:
         return parts[len(parts) - 1 - parts[::-1].index("site-packages") + 1].removesuffix(".py") in _INNER

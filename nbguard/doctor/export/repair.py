@@ -13,9 +13,10 @@ from nbguard.doctor.analysis.repairs import repair_of
 from nbguard.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.apply_repair import apply_repair
+from nbguard.doctor.export.difference import difference, plain
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.outputs import unknown_output
-from nbguard.doctor.export.trial import difference, exported, plain
+from nbguard.doctor.export.trial import exported
 from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.fit_device import on_fit_device
 from nbguard.doctor.subject import TrialSubject, subject_of

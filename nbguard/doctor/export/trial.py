@@ -10,19 +10,23 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from nbguard.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure, ValueDifference
+from nbguard.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure
 from nbguard.doctor.analysis.repairs import ModuleRepair
 from nbguard.doctor.determinism.batch import TrialBatch
 from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.apply_repair import apply_repair
+from nbguard.doctor.export.callbacks import batch_changes
+from nbguard.doctor.export.difference import difference, plain
 from nbguard.doctor.export.draft import drafted_failures
 from nbguard.doctor.export.failures import failure_of
+from nbguard.doctor.export.frozen import tracer_warnings, with_frozen
 from nbguard.doctor.export.left_globals import left_globals_removed
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.onnx import onnx_attempt
@@ -84,6 +88,7 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
         items=batch.items or 0,
         is_learner=subject.learn is not None,
         preprocessing=preprocessing(subject),
+        changes=batch_changes(subject),
         unpicklable=pickled_by_name(subject),
         notes=tuple(notes),
     )
@@ -178,9 +183,13 @@ def _dynamic(model: nn.Module, batch: TrialBatch, size: Any) -> dict[str, Any]:
 def _traced(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
     """Return an attempt with TorchScript's tracer, which fixes the branches that the batch takes."""
     inputs = {"example_inputs": batch.inputs} if batch.named_inputs is None else {"example_kwarg_inputs": batch.named_inputs}
-    return _torchscript(
-        "jit.trace", subject, batch, lambda model: torch.jit.trace(model, **inputs, check_trace=False, strict=False)
-    )
+    warned: list[tuple[str, int]] = []
+
+    def make(model: nn.Module) -> Any:
+        with tracer_warnings(warned):
+            return torch.jit.trace(model, **inputs, check_trace=False, strict=False)
+
+    return _torchscript("jit.trace", subject, batch, make, partial(with_frozen, subject=subject, batch=batch, warned=warned))
 
 
 def _scripted(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
@@ -189,16 +198,23 @@ def _scripted(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
         return _torchscript("jit.script", subject, batch, torch.jit.script)
 
 
-def _torchscript(name: str, subject: TrialSubject, batch: TrialBatch, make: Callable[[nn.Module], Any]) -> ExportAttempt:
+def _torchscript(
+    name: str,
+    subject: TrialSubject,
+    batch: TrialBatch,
+    make: Callable[[nn.Module], Any],
+    judge: Callable[..., ExportAttempt] | None = None,
+) -> ExportAttempt:
     started = time.perf_counter()
     model, _ = shared_copy(subject.model)
     try:
         made = make(model)
         attempt = ExportAttempt(name=name, passes=True, seconds=time.perf_counter() - started)
-        return _compared(attempt, subject, batch, made, [batch.items or 1, (batch.items or 1) + 1, 1])
+        attempt = _compared(attempt, subject, batch, made, [batch.items or 1, (batch.items or 1) + 1, 1])
     except Exception as error:  # noqa: BLE001 - an exporter raises what it likes
         failure = failure_of(error, model)
         return ExportAttempt(name=name, passes=False, seconds=time.perf_counter() - started, failures=(failure,))
+    return attempt if judge is None else judge(attempt, made=made)
 
 
 @contextlib.contextmanager
@@ -252,21 +268,6 @@ def _eager(subject: TrialSubject, batch: TrialBatch) -> list[torch.Tensor] | Non
         return None
 
 
-def difference(items: int, mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> ValueDifference:
-    """Return the largest difference of two lists of outputs."""
-    largest, scale = 0.0, 0.0
-    if [tensor.shape for tensor in mine] != [tensor.shape for tensor in theirs]:
-        return ValueDifference(items=items, largest=float("inf"), relative=float("inf"))
-    for one, other in zip(mine, theirs, strict=True):
-        if not one.numel():
-            continue
-        exact, close = (tensor.detach().double().cpu() for tensor in (plain(one), plain(other)))
-        gap = (exact - close).abs()
-        largest = max(largest, float(gap[~(exact.isnan() & close.isnan())].max()) if gap.numel() else 0.0)
-        scale = max(scale, float(exact.nan_to_num().abs().max()))
-    return ValueDifference(items=items, largest=largest, relative=largest / scale if scale else largest)
-
-
 def _latency(call: Callable[[], Any]) -> int:
     """Return the nanoseconds of the quickest of some calls."""
     times = []
@@ -282,13 +283,6 @@ def _latency(call: Callable[[], Any]) -> int:
 def _plain(batch: TrialBatch) -> TrialBatch:
     """Return a batch of plain tensors: an exported program must not know fastai's classes."""
     return batch.each(lambda tensor: plain(tensor).detach().clone())
-
-
-def plain(tensor: Any) -> torch.Tensor:
-    """Return a tensor of a subclass as one of PyTorch's own, without a copy."""
-    with torch._C.DisableTorchFunctionSubclass():
-        own: torch.Tensor = tensor.as_subclass(torch.Tensor)
-        return own
 
 
 @contextlib.contextmanager

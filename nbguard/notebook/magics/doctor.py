@@ -10,9 +10,10 @@ from nbguard.errors import UndiagnosableError
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
-    from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
+    from nbguard.doctor.analysis.deterministic import Deterministic, Mode, StepTimes
     from nbguard.doctor.analysis.diagnosis import Diagnosis
     from nbguard.doctor.analysis.repairs import RepairedModel
+    from nbguard.doctor.subject import TrialSubject
     from nbguard.notebook.session import Session
     from nbguard.profiler.analysis.health.nan_repair import NanRepair
 
@@ -102,8 +103,12 @@ def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
 
 
 def _determined(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic:
-    """Set what makes a run repeat, or put it back; with a Learner's name, measure the slow-down first."""
-    from nbguard.doctor.deterministic import deterministic
+    """Set what makes a run repeat, or put it back; with a Learner's name, measure the slow-down first.
+
+    An earlier fix is undone before that, so that steps without it are compared with steps in its mode.
+    """
+    from nbguard.doctor.deterministic import deterministic, refuse_unsettable
+    from nbguard.doctor.subject import subject_of
 
     if options.undo:
         if session.deterministic is None:
@@ -112,24 +117,25 @@ def _determined(shell: Any, session: Session, options: argparse.Namespace) -> De
         session.deterministic = None
         return state
     learn = named(shell, options.name)
-    times = None if learn is None else _times(learn)
+    refuse_unsettable(options.seed)
+    subject = None if learn is None else subject_of(learn)
     if session.deterministic is not None:
         session.deterministic.undo()
+        session.deterministic = None
+    times = None if subject is None else _times(subject, "warn only" if options.warn_only else "on")
     session.deterministic = deterministic(options.seed, learn, warn_only=options.warn_only)
     return session.deterministic.state.timed(times)
 
 
-def _times(learn: Any) -> StepTimes | None:
-    """Return how long a step of a Learner takes, as it is and in deterministic mode; None if none can be run."""
+def _times(subject: TrialSubject, mode: Mode) -> StepTimes | None:
+    """Return how long a step takes, without and in a deterministic mode; None if none can be run."""
     from nbguard.doctor.determinism.batch import trial_batch
     from nbguard.doctor.determinism.trial import step_times
     from nbguard.doctor.fit_device import on_fit_device
-    from nbguard.doctor.subject import subject_of
 
-    subject = subject_of(learn)
     try:
         with on_fit_device(subject):
-            return step_times(subject, trial_batch(subject))
+            return step_times(subject, trial_batch(subject), mode)
     except UndiagnosableError:
         return None
 

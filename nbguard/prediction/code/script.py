@@ -7,7 +7,7 @@ import builtins
 import multiprocessing.process
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -39,8 +39,8 @@ _AFTER = "what the script does after this fit is not counted"
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-class _ReachedError(BaseException):
-    """The script has come to its fit. No `except Exception` of the script's is to catch it."""
+class ReachedError(BaseException):
+    """The script has come to its fit, which it names. No `except Exception` of the script's is to catch it."""
 
 
 def predict_script(
@@ -69,15 +69,8 @@ def predict_script(
         NbguardError: the file cannot be read, is no Python, fails before its fit, or has none that can be foreseen.
     """
     path = Path(file)
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NbguardError(f"{file} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise NbguardError(f"{file} cannot be read: it is not a text in UTF-8") from None
-    except SyntaxError as error:
-        raise NbguardError(f"{file} is not valid Python: {error.msg}, line {error.lineno}") from None
-    script = _Script(path, tree)
+    tree = parsed(path)
+    script = Script(path, tree)
     with _as_main(path, arguments), script.marks():
         fits = script.run()
         predictions = [
@@ -90,16 +83,32 @@ def predict_script(
         )
     predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
     return CellPrediction(
-        executed="the script has run up to its fit, which has not",
+        executed="the script has run up to its fit; the fit itself was not run",
         fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),
     )
 
 
-class _Script:
-    """A script that runs up to its fit."""
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a script.
 
-    def __init__(self, path: Path, tree: ast.Module) -> None:
-        self._path, self._tree = path, tree
+    Raises:
+        NbguardError: the file cannot be read, or is no Python.
+    """
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NbguardError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise NbguardError(f"{path} cannot be read: it is not a text in UTF-8") from None
+    except SyntaxError as error:
+        raise NbguardError(f"{path} is not valid Python: {error.msg}, line {error.lineno}") from None
+
+
+class Script:
+    """A script that runs up to its first fit, which is noted to be foreseen, or is where it stops and nothing else."""
+
+    def __init__(self, path: Path, tree: ast.Module, *, foresees: bool = True) -> None:
+        self._path, self._tree, self._foresees = path, tree, foresees
         self._fits: list[CellFit] = []
         self._loops = Loops.of(tree, path.resolve().parent)
 
@@ -126,8 +135,8 @@ class _Script:
             patched.enter_context(_replaced(torch.Tensor, "backward", _refused_backward))
             patched.enter_context(_replaced(process, "start", self._started(process.start)))
             try:
-                self._execute(namespace, patched)
-            except _ReachedError:
+                self._execute(namespace, patched, _statements(self._marked))
+            except ReachedError:
                 pass
             except NbguardError:
                 raise
@@ -140,14 +149,35 @@ class _Script:
                     raise UnpredictableError(f"{self._path} ends before its fit (exit {error.code})") from None
         return self._fits
 
-    def _execute(self, namespace: dict[str, Any], patched: ExitStack) -> None:
+    @contextmanager
+    def executed(self, namespace: dict[str, Any]) -> Iterator[str]:
+        """Run the script as a module up to its first fit; give that fit's place, empty where there is none.
+
+        Until the context ends no fit starts, either: it raises a ReachedError.
+        """
+        process, stopped = multiprocessing.process.BaseProcess, ""
+        with self.marks(), ExitStack() as patched:
+            patched.enter_context(_replaced(torch.Tensor, "backward", _stopping("backward()")))
+            patched.enter_context(_replaced(process, "start", self._started(process.start)))
+            try:
+                self._execute(namespace, patched, self._marked)
+            except ReachedError as reached:
+                stopped = str(reached)
+            yield stopped
+
+    @property
+    def _marked(self) -> list[ast.stmt]:
+        return self._loops.mark(self._tree, str(self._path)).body
+
+    def _execute(self, namespace: dict[str, Any], patched: ExitStack, statements: Iterable[ast.stmt]) -> None:
         wanted = list(_FITTED)
-        for statement in _statements(self._loops.mark(self._tree, str(self._path)).body):
+        for statement in statements:
             exec(compile(ast.Module([statement], []), str(self._path), "exec"), namespace)  # noqa: S102 - the user's script, as asked
             for module, name, method in tuple(wanted):
                 if module in sys.modules:
                     kind = getattr(sys.modules[module], name)
-                    patched.enter_context(_replaced(kind, method, _noting(self._fits, method)))
+                    instead = _noting(self._fits, method) if self._foresees else _stopping(f"{method}() of {name}")
+                    patched.enter_context(_replaced(kind, method, instead))
                     wanted.remove((module, name, method))
 
     def _reached(self, number: int, outer: dict[str, Any], inner: dict[str, Any]) -> None:
@@ -155,9 +185,11 @@ class _Script:
         if is_tracing():
             return
         loop = self._loops.marked[number]
+        if not self._foresees:
+            raise ReachedError(f"line {loop.line}: {loop.text:.80}")
         source = LoopSource.of(_as_step(loop, {**outer, **inner} if inner is not outer else outer))
         self._fits.append(CellFit(text=f"line {loop.line}: {loop.text:.80}", source=source))
-        raise _ReachedError
+        raise ReachedError
 
     def _started(self, former: Callable[..., Any]) -> Callable[..., Any]:
         """Return what starts processes that load data, and refuses those that run the user's functions."""
@@ -165,15 +197,22 @@ class _Script:
         def start(process: Any) -> Any:
             code: CodeType | None = getattr(process._target, "__code__", None)
             if code is not None and _is_beside(self._loops.folder, Path(code.co_filename)):
+                if not self._foresees:
+                    raise ReachedError(f"a process of its own, {code.co_name}()")
                 raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): predict it in one")
             return former(process)
 
         return start
 
 
+def is_installed(file: Path) -> bool:
+    """Say whether a file is an installed package's."""
+    return any(part in file.parts for part in _INSTALLED)
+
+
 def _is_beside(folder: Path, file: Path) -> bool:
     """Say whether a file is a script's or beside it, and no installed package's."""
-    return folder in file.resolve().parents and not any(part in file.parts for part in _INSTALLED)
+    return folder in file.resolve().parents and not is_installed(file)
 
 
 def _as_step(loop: MarkedLoop, namespace: dict[str, Any]) -> Callable[[], None]:
@@ -252,9 +291,20 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
         else:
             fits.append(CellFit(text=f"{line}{method}() of {name}", source=source))
         if stages != ["freeze"]:
-            raise _ReachedError
+            raise ReachedError
 
     stages: list[str] = []
+    return fit
+
+
+def _stopping(what: str) -> Callable[..., None]:
+    def fit(*_: Any, **__: Any) -> None:
+        """End the script at the line, outside of libraries, from which it fits."""
+        caller: Any = sys._getframe(1)
+        while caller is not None and is_installed(Path(caller.f_code.co_filename)):
+            caller = caller.f_back
+        raise ReachedError(what if caller is None else f"line {caller.f_lineno}: {what}")
+
     return fit
 
 

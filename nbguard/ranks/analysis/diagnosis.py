@@ -10,7 +10,7 @@ from nbguard.render.result import Result
 
 FaultKind: TypeAlias = Literal[
     "left out", "extra", "order", "type", "size", "dtype", "root or operation", "uneven batches", "unused parameters",
-    "raised", "died", "ended", "slow", "stuck", "point to point", "same call", "unknown",
+    "raised", "died", "ended", "slow", "stuck", "point to point", "same call", "rendezvous", "unknown",
 ]  # fmt: skip
 
 

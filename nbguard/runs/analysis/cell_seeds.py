@@ -62,7 +62,7 @@ def seeds_in(cells: Sequence[str]) -> CellSeeds:
             here = CellCall(
                 cell=number, line=call.lineno, name=ast.unparse(call.func), column=call.col_offset, text=ast.unparse(call)
             )
-            if name in _SEEDING:
+            if name in _SEEDING or _is_fix(call):
                 seeds.append(here)
             if missing := _missing(call, name):
                 splits.append(replace(here, argument=missing))
@@ -78,6 +78,14 @@ def _calls(source: str) -> Iterator[ast.Call]:
         return
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     yield from sorted(calls, key=lambda call: (call.lineno, call.col_offset))
+
+
+def _is_fix(call: ast.Call) -> bool:
+    """Say whether a call is the line `%nbguard fix determinism`, as IPython keeps it."""
+    if _name(call.func) != "run_line_magic":
+        return False
+    words = " ".join(str(argument.value) for argument in call.args if isinstance(argument, ast.Constant)).split()
+    return words[:3] == ["nbguard", "fix", "determinism"] and "--undo" not in words
 
 
 def _name(function: ast.expr) -> str:

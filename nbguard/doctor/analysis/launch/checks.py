@@ -36,6 +36,7 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
             evidence=f"{names[0]}={variables.get(names[0])}, and RANK is not set",
             command=f'import os; os.environ.update(RANK=os.environ["{names[0]}"], WORLD_SIZE=os.environ["{names[1]}"])',
         )
+    yield from _contradiction(facts, launch.launcher)
     set_ones = [name for name in _PLACE if name in variables]
     if 0 < len(set_ones) < len(_PLACE) and "RANK" in variables:
         missing = ", ".join(name for name in _PLACE if name not in variables)
@@ -75,20 +76,60 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
         )
 
 
+def _contradiction(facts: LaunchFacts, launcher: str) -> Iterator[CheckFinding]:
+    """Yield that RANK and WORLD_SIZE say something else than the launcher that has numbered this process."""
+    variables = facts.variable
+    if launcher not in RANK_VARIABLES or "RANK" not in variables:
+        return
+    names = ("RANK", "WORLD_SIZE"), RANK_VARIABLES[launcher]
+    own, launchers = (tuple(number(variables.get(name)) for name in pair) for pair in names)
+    if any(one is not None and other is not None and one != other for one, other in zip(own, launchers, strict=True)):
+        yield CheckFinding(
+            severity="advice",
+            what=f"RANK and WORLD_SIZE contradict {launcher}, which has numbered this process otherwise",
+            evidence=", ".join(f"{name}={variables[name]}" for pair in names for name in pair if name in variables),
+            command=f'import os; os.environ.update(RANK=os.environ["{names[1][0]}"], WORLD_SIZE=os.environ["{names[1][1]}"])',
+        )
+
+
 def _port(facts: LaunchFacts) -> Check:
+    rank = launch_of(facts.variable).rank
+    is_rank = rank is not None or facts.has_group
+    if is_rank and not facts.is_here and facts.variable.get("MASTER_ADDR"):
+        return not_checked("ranks", "port", f"who listens at {facts.port} of another host cannot be seen from here")
     listener = facts.listener
     if listener is None:
-        return checked("ranks", "port", f"nobody listens at {facts.port} of this host")
-    who = "a process that is another user's" if listener.pid is None else f"process {listener.pid} {listener.command}".strip()
-    evidence = f"{who} listens at {facts.port}"
-    if launch_of(facts.variable).rank is not None or facts.has_group:
+        return _unheard(facts, number(facts.variable.get("RANK")))
+    evidence = f"{listener.words} listens at {facts.port}"
+    if is_rank and listener.is_job:
         return checked("ranks", "port", f"{evidence}: the job's own meeting point")
+    if is_rank and listener.is_job is None:
+        return not_checked("ranks", "port", f"{evidence}: whether it is of this job cannot be told")
     other = facts.port + 1
     finding = CheckFinding(
         severity="problem",
-        what=f"port {facts.port} is in use: a launch on it fails with 'address already in use', or meets a foreign job",
+        what=f"port {facts.port} is taken by a process that is none of the job: its ranks cannot meet there"
+        if is_rank
+        else f"port {facts.port} is in use: a launch on it fails with 'address already in use', or meets a foreign job",
         evidence=evidence,
-        command=f'notebook_launcher(train, use_port="{other}")   # in a terminal: torchrun --standalone train.py',
+        command=f'import os; os.environ["MASTER_PORT"] = "{other}"   # on all ranks, before the process group is made'
+        if is_rank
+        else f'notebook_launcher(train, use_port="{other}")   # in a terminal: torchrun --standalone train.py',
+    )
+    return checked("ranks", "port", evidence, finding)
+
+
+def _unheard(facts: LaunchFacts, rank: int | None) -> Check:
+    """Return the check of a port at which nobody listens: in order before a launch, and until rank 0 opens it."""
+    evidence = f"nobody listens at {facts.port} of this host"
+    if rank is None or facts.has_group or (rank == 0 and not facts.has_agent):
+        return checked("ranks", "port", f"{evidence}{' yet: rank 0 opens it' if rank == 0 and not facts.has_group else ''}")
+    who = "its launcher" if facts.has_agent else "rank 0"
+    finding = CheckFinding(
+        severity="advice",
+        what=f"rank {rank} would wait for {who} at port {facts.port}, where nobody listens",
+        evidence=f"{evidence}: {who} has not come as far, has ended, or was given another MASTER_ADDR or MASTER_PORT",
+        command="torchrun --standalone --nproc-per-node=2 train.py   # starts all ranks, with one address and port",
     )
     return checked("ranks", "port", evidence, finding)
 
@@ -116,6 +157,8 @@ def _address(facts: LaunchFacts) -> Check:
             command="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py   # HOST: rank 0's",
         )
         return checked("ranks", "address", evidence, finding)
+    if not facts.is_here:
+        return not_checked("ranks", "address", f"{evidence}, another host: whether it can be reached was not tried")
     return checked("ranks", "address", evidence)
 
 

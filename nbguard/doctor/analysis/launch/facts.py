@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from nbguard.ranks.analysis.meeting_point import PortOwner
+
 PREFIXES = (
     "ACCELERATE_", "FORK_LAUNCHED", "GLOO_", "GROUP_", "KUBERNETES_SERVICE_", "LOCAL_", "MASTER_", "NCCL_", "NODE_",
     "OMPI_COMM_", "PMI_", "RANK", "ROLE_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE",
 )  # fmt: skip
 """Beginnings of the names of variables that launchers set or read."""
-
-
-@dataclass(frozen=True, slots=True)
-class PortOwner:
-    """A process that listens at a port."""
-
-    pid: int | None  # None: the system does not say
-    command: str  # its name and beginning arguments; empty: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +23,8 @@ class LaunchFacts:
     port: int  # that would be used: MASTER_PORT, or the default
     listener: PortOwner | None = None  # at that port of this host; None: nobody
     addresses: tuple[str, ...] = ()  # that MASTER_ADDR stands for; empty: it is not set, or stands for none
+    is_here: bool = False  # whether one of them is this host's
+    has_agent: bool = False  # whether the launcher listens for the job, and no rank does
     interfaces: tuple[tuple[str, bool], ...] = ()  # name, and whether it is up
     has_group: bool = False  # whether torch.distributed is initialised in this process
     group_rank: int | None = None  # in it
