@@ -23,8 +23,10 @@ from nbguard.scan.objects.weak_references import weak_reference
 from nbguard.scan.scan import Notebook
 from nbguard.scan.weak_holdings import WeakHoldings, WeakLook
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType})
-"""Types whose instances lead to no memory of a device."""
+_PLAIN = frozenset(
+    map(id, (type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType))
+)
+"""Ids of types whose instances lead to no memory of a device."""
 _OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "_iii", "In", "Out"})
 _WORD = re.compile(r"[^\W\d]\w*")
 _LONGEST = 100_000
@@ -77,7 +79,7 @@ class NameWatch:
         """Take note of the names that were bound by the cell with this number; None: by one that is not known."""
         namespace, hidden, known = self._notebook.namespace, self._notebook.hidden, self._names
         for name, value in list(namespace.items()):
-            if type(value) in _PLAIN or name in known or _is_internal(name, value, hidden):
+            if id(type(value)) in _PLAIN or name in known or _is_internal(name, value, hidden):
                 continue
             known[name] = _Bound(id(value), weak_reference(value), name_of(type(value)), cell)
 

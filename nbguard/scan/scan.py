@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from typing import Any
 
@@ -22,6 +22,7 @@ from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds, module_namespaces
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
+from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.learners import learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
 from nbguard.scan.objects.pools import pool_facts
@@ -208,6 +209,7 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
         has_compiled=has_compiled(),
         workers=workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
         unwalked=_unwalked(walk),
+        unread=walk.unread.facts,
     )
     return Scan(facts, walk.tracker)
 
@@ -240,11 +242,12 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
     shell, out = notebook.shell, notebook.out
     places = [] if shell is None else [(_place_label(name), space[name]) for space, name in output_places(shell)]
     shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
+    words = partial(describe, kinds=kinds, unread=walk.unread)
     return [
-        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), kinds),
+        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), words),
         *module_roots(walk.referents, notebook.namespace),
         *running_roots(),
-        *output_roots(shown, out, kinds),
+        *output_roots(shown, out, words),
         *error_roots(shell),
         *registry_roots(shell, walk.referents.is_users_function, lambda obj: kinds.of(type(obj)) in EXPERIMENT_KINDS),
     ]

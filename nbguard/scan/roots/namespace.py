@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 from nbguard.memory.facts import RootKind
-from nbguard.scan.heap.kinds import Kinds, module_namespaces
+from nbguard.scan.heap.kinds import module_namespaces
 from nbguard.scan.heap.referents import Referents
-from nbguard.scan.objects.describe import describe
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.scan.roots.tracebacks import PDB_VARIABLES
 
@@ -20,14 +19,17 @@ _UNDERSCORES = ("_", "__", "___")
 
 
 def user_roots(
-    namespace: dict[str, Any], hidden: dict[str, Any], out: dict[int, Any], cells: Cells, kinds: Kinds
+    namespace: dict[str, Any], hidden: dict[str, Any], out: dict[int, Any], cells: Cells, words: Callable[[Any], str]
 ) -> list[LiveRoot]:
-    """Return a root for each name that is the user's own: not IPython's, or rebound by the user since."""
+    """Return a root for each name that is the user's own: not IPython's, or rebound by the user since.
+
+    `words` describes an object.
+    """
     roots = []
     for name, value in list(namespace.items()):
         if type(name) is not str or (name in hidden and hidden[name] is value) or _is_output_name(name, value, out):
             continue
-        roots.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=describe(value, kinds)))
+        roots.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=words(value)))
     return roots
 
 
@@ -40,7 +42,7 @@ def _is_output_name(name: str, value: Any, out: dict[int, Any]) -> bool:
     return name in _UNDERSCORES and any(value is result for result in out.values())
 
 
-def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], kinds: Kinds) -> list[LiveRoot]:
+def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], words: Callable[[Any], str]) -> list[LiveRoot]:
     """Return a root for each displayed result that IPython still holds, however many places hold it."""
     by_id: dict[int, tuple[str, int | None, Any]] = {}
     for number, value in list(out.items()):
@@ -48,7 +50,7 @@ def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], kinds: Kind
     for label, value in places:
         by_id.setdefault(id(value), (label, None, value))
     return [
-        LiveRoot(kind="out", label=label, objects=(value,), cell=cell, what=describe(value, kinds))
+        LiveRoot(kind="out", label=label, objects=(value,), cell=cell, what=words(value))
         for label, cell, value in by_id.values()
     ]
 
