@@ -16,6 +16,7 @@ from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
+from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
 from nbguard.scan.devices.kept_memory.pinned import pinned_facts
 from nbguard.scan.heap.compact import compact
@@ -163,14 +164,8 @@ def timed_scan(notebook: Notebook) -> TimedScan:
 
 def _scan_without_collecting(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     torch: Any = sys.modules["torch"]
-    collects = gc.isenabled()
-    gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
-    try:
-        with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
-            return _scan_once(notebook, tensors, tracked or tracked_device())
-    finally:
-        if collects:
-            gc.enable()
+    with keep_garbage(), torch._C.DisableTorchFunctionSubclass():  # a tensor subclass's attributes must not run its code
+        return _scan_once(notebook, tensors, tracked or tracked_device())
 
 
 def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:

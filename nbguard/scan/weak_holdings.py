@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from nbguard.memory.facts import StorageFact
+from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import tracked_device
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.walk import Walk, never_walked
@@ -85,15 +86,9 @@ class WeakLook:
         walk = Walk(self._tracked, self._stop, self._kinds)
         walk.follows_graphs = False  # a look leaves something behind for each node of a graph
         walk.parked = parked_addresses() if self._tracked == "cpu" else ()
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                walk.add(obj)
-                walk.run()
-        finally:
-            if collects:
-                gc.enable()
+        with keep_garbage(), torch._C.DisableTorchFunctionSubclass():
+            walk.add(obj)
+            walk.run()
         storages = zip(walk.storages, walk.tracker.storages, strict=True)
         named = frozenset(ref for ref in names if ref in walk.number and ref != id(obj))
         return WeakHoldings(tuple((fact, weak) for fact, weak in storages if weak is not None), named)
