@@ -14,7 +14,7 @@ from typing import Any
 
 from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, UnwalkedFact
+from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, Unavailable, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
@@ -26,6 +26,7 @@ from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.learners import learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
+from nbguard.scan.objects.plain_torch import unseen_by_modes
 from nbguard.scan.objects.pools import pool_facts
 from nbguard.scan.objects.workers import workers_facts
 from nbguard.scan.oom.last_error import oom_fact
@@ -164,7 +165,10 @@ def timed_scan(notebook: Notebook) -> TimedScan:
 
 def _scan_without_collecting(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     torch: Any = sys.modules["torch"]
-    with keep_garbage(), torch._C.DisableTorchFunctionSubclass():  # a tensor subclass's attributes must not run its code
+    with (
+        keep_garbage(),
+        torch._C.DisableTorchFunction(),
+    ):  # to read a tensor's attributes must run no code of a subclass or mode
         return _scan_once(notebook, tensors, tracked or tracked_device())
 
 
@@ -176,7 +180,22 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     walk = Walk(tracked, notebook.internals() | never_walked() | set(map(id, ending)), kinds)
     walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
-    roots = _walk_from([*_roots(notebook, walk, kinds), *ending_roots(ending)], walk)
+    places = [*_roots(notebook, walk, kinds), *ending_roots(ending)]
+    with unseen_by_modes():
+        return _scan_from(places, walk, notebook, devices, missing, before)
+
+
+def _scan_from(
+    places: list[LiveRoot],
+    walk: Walk,
+    notebook: Notebook,
+    devices: tuple[DeviceFacts, ...],
+    missing: tuple[Unavailable, ...],
+    before: Any,
+) -> Scan:
+    """Walk from the roots and join what is found. `before` is what `allocations` said when the scan began."""
+    tracked = walk.tracked
+    roots = _walk_from(places, walk)
     _count_entries(roots, walk, notebook)
     walk.shell = notebook.shell_attributes()
     changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen

@@ -15,6 +15,7 @@ from nbguard.scan.devices.cuda import tracked_device
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.walk import Walk, never_walked
 from nbguard.scan.objects.parked import parked_addresses
+from nbguard.scan.objects.plain_torch import unseen_by_modes
 from nbguard.scan.scan import Notebook
 
 
@@ -86,7 +87,7 @@ class WeakLook:
         walk = Walk(self._tracked, self._stop, self._kinds)
         walk.follows_graphs = False  # a look leaves something behind for each node of a graph
         walk.parked = parked_addresses() if self._tracked == "cpu" else ()
-        with keep_garbage(), torch._C.DisableTorchFunctionSubclass():
+        with keep_garbage(), torch._C.DisableTorchFunction(), unseen_by_modes():
             walk.add(obj)
             walk.run()
         storages = zip(walk.storages, walk.tracker.storages, strict=True)
