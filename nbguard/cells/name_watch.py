@@ -6,15 +6,14 @@ deletes or binds anew a name (its source says so) what this name leads to is loo
 
 from __future__ import annotations
 
-import ast
 import re
 import types
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
+from nbguard.cell_names import cell_names
 from nbguard.cells.aliases import alias_of
 from nbguard.memory.facts import StorageFact
 from nbguard.reports.notices.notice import Departure
@@ -138,24 +137,7 @@ def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
     return name in hidden and hidden[name] is value
 
 
-@lru_cache(maxsize=256)
 def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
     """Return the names that a cell deletes or binds anew; of a cell that is no plain Python (magics), all it mentions."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return mentioned
-    names = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                names.add(name)
-            case ast.alias(name=name, asname=alias):
-                names.add((alias or name).partition(".")[0])
-            case ast.Global(names=declared):
-                names.update(declared)
-    return frozenset(names)
+    names = cell_names(source)
+    return mentioned if names is None else names.bound | names.deleted

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import types
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
+from nbguard.cell_names import cell_names
 from nbguard.memory.facts import RootKind
 from nbguard.scan.heap.kinds import module_namespaces
 from nbguard.scan.heap.referents import Referents
@@ -98,31 +97,6 @@ class Cells:
         if self._bound is None:
             self._bound = {}
             for number, source in enumerate(self._inputs):
-                for bound in _names_bound(source) if type(source) is str else ():
-                    self._bound[bound] = number
+                names = cell_names(source) if type(source) is str else None
+                self._bound |= dict.fromkeys(names.bound, number) if names is not None else {}
         return self._bound.get(name)
-
-
-@lru_cache(maxsize=4096)
-def _names_bound(source: str) -> frozenset[str]:
-    """Return the names that a cell binds, also inside a line or cell magic such as `%time learn = …`."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return frozenset()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str(name)):
-                names.add(name)
-            case ast.alias(name=name, asname=alias):
-                names.add((alias or name).partition(".")[0])
-            case ast.Call(
-                func=ast.Attribute(attr="run_line_magic" | "run_cell_magic"), args=[*_, ast.Constant(value=str(code))]
-            ):
-                names |= _names_bound(code)
-    return frozenset(names)
