@@ -115,7 +115,7 @@ class Autograd:
         if not self._may_unpack:
             return []
         raw = getattr(node, "_raw" + name if name.startswith("_") else "_raw_" + name, None)
-        packed = list(raw) if type(raw) in _SEQUENCES else [] if raw is None else [raw]
+        packed = list(raw) if isinstance(raw, (tuple, list)) else [] if raw is None else [raw]
         hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
         if hooked:
             return [saved.data for saved in hooked]
