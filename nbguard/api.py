@@ -21,6 +21,7 @@ from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import Report, build_report
 from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.unread import Unread
 from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.parked import fixed_storages
 from nbguard.scan.scan import Notebook, Scan, scan
@@ -90,7 +91,7 @@ def why_in(notebook: Notebook, name: str) -> Why:
     target = parse_target(name)
     label = output_label(target, notebook.out)
     value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
-    ref, what = id(value), describe(value, Kinds())
+    ref, what = id(value), describe(value, Kinds(), Unread())
     del value
     facts = scan(notebook).facts
     return explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)

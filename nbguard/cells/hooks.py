@@ -42,11 +42,25 @@ class Listener(Protocol):
         """Act after a cell of the user's."""
 
 
+_LONGEST_REST = 63
+"""Cells that a listener sits out at most."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """What is known of a listener that has failed."""
+
+    causes: set[str] = field(default_factory=set)  # that were reported
+    in_a_row: int = 0  # cells at which it failed, with none between them at which it did not
+    rest: int = 0  # cells that it sits out from now on
+
+
 class Hooks:
     """Calls listeners before and after the user's cells. IPython knows of it only while there are any.
 
-    A listener that fails is reported in one line and taken off; the user's cell never notices. An interrupt that falls into
-    a listener counts as one of the cell: the cells queued behind it are not run.
+    A listener that fails is called again at the next cell, and more and more seldom if it goes on failing. Each cause is
+    reported once, in one line; the user's cell never notices. An interrupt that falls into a listener counts as one of the
+    cell: the cells queued behind it are not run.
     """
 
     def __init__(self, shell: Any, report: Callable[[str], None]) -> None:
@@ -54,7 +68,8 @@ class Hooks:
         self._report = report
         self._listeners: tuple[Listener, ...] = ()
         self._open: list[Any] = []
-        self._informed: tuple[Listener, ...] = ()  # the listeners that were called before the cell that runs
+        self._informed: tuple[Listener, ...] = ()  # the listeners that the cell which runs is told to
+        self._failures: dict[int, _Failures] = {}  # by the listener's id
         self._former_error = 0
         self.source = ""  # of the cell that runs, as the user typed it
         self.counters = CellCounters()  # for all listeners
@@ -77,6 +92,7 @@ class Hooks:
         if listener not in self._listeners:
             return
         self._listeners = tuple(other for other in self._listeners if other is not listener)
+        self._failures.pop(id(listener), None)
         if not self._listeners:
             self._shell.events.unregister("pre_run_cell", self._before_cell)
             self._shell.events.unregister("post_run_cell", self._after_cell)
@@ -89,11 +105,11 @@ class Hooks:
             self._open.clear()  # IPython never announced the end of an earlier cell
         self._open.append(info)
         if len(self._open) == 1:
-            self._informed = self._listeners
+            self._informed = tuple(listener for listener in self._listeners if not self._rests(listener))
             self.source = info.raw_cell if type(info.raw_cell) is str else ""
             self._former_error = _shown_error()
             self.counters.forget()
-            self._call(lambda listener: listener.before(), "before a cell")
+            self._call(lambda listener: listener.before(), "before a cell", has_ended=False)
 
     def _after_cell(self, result: Any) -> None:
         info = getattr(result, "info", None)
@@ -107,10 +123,10 @@ class Hooks:
         has_shown_one = raised or _shown_error() not in (0, self._former_error)
         cell = CellFact(result.execution_count, has_shown_one, CellScan(self._shell))
         self.counters.forget()
-        if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]") and not raised:
+        if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]", has_ended=True) and not raised:
             result.error_in_exec = KeyboardInterrupt()
 
-    def _call(self, act: Callable[[Listener], None], when: str) -> bool:
+    def _call(self, act: Callable[[Listener], None], when: str, *, has_ended: bool) -> bool:
         """Call the listeners of this cell; return whether the user interrupted one. What they raise ends here."""
         for listener in self._listeners:
             if listener not in self._informed:  # added by this cell: it was not called before it
@@ -118,15 +134,33 @@ class Hooks:
             failed = ""
             try:
                 act(listener)
+                if has_ended and id(listener) in self._failures:
+                    self._failures[id(listener)].in_a_row = 0
             except KeyboardInterrupt:
                 return True
             except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
                 failed = f"{type(error).__name__} at {line_of(error)}"
             if failed:
-                self.remove(listener)
-                with suppress(Exception):  # nowhere to show it
-                    self._report(f"nbguard: {listener.name} failed {when} and is off now ({failed}): please report it")
+                self._note_failure(listener, when, failed)
         return False
+
+    def _note_failure(self, listener: Listener, when: str, cause: str) -> None:
+        self._informed = tuple(other for other in self._informed if other is not listener)
+        failures = self._failures.setdefault(id(listener), _Failures())
+        failures.in_a_row += 1
+        failures.rest = min(2 ** (failures.in_a_row - 1) - 1, _LONGEST_REST)
+        if cause not in failures.causes:
+            failures.causes.add(cause)
+            with suppress(Exception):  # nowhere to show it
+                self._report(f"nbguard: {listener.name} failed {when} ({cause}) and tries again later: please report it")
+
+    def _rests(self, listener: Listener) -> bool:
+        """Say whether a listener that has failed sits out the cell that begins."""
+        failures = self._failures.get(id(listener))
+        if failures is None or not failures.rest:
+            return False
+        failures.rest -= 1
+        return True
 
 
 def _is_users(info: Any, shell: Any) -> bool:

@@ -6,16 +6,15 @@ deletes or binds anew a name (its source says so) what this name leads to is loo
 
 from __future__ import annotations
 
-import ast
 import re
 import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
+from nbguard.cell_names import cell_names
 from nbguard.cells.aliases import alias_of
 from nbguard.memory.facts import StorageFact
 from nbguard.reports.notices.notice import Departure
@@ -24,8 +23,10 @@ from nbguard.scan.objects.weak_references import weak_reference
 from nbguard.scan.scan import Notebook
 from nbguard.scan.weak_holdings import WeakHoldings, WeakLook
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType})
-"""Types whose instances lead to no memory of a device."""
+_PLAIN = frozenset(
+    map(id, (type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType))
+)
+"""Ids of types whose instances lead to no memory of a device."""
 _OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "_iii", "In", "Out"})
 _WORD = re.compile(r"[^\W\d]\w*")
 _LONGEST = 100_000
@@ -81,7 +82,7 @@ class NameWatch:
         """Take note of the names that were bound by the cell with this number; None: by one that is not known."""
         namespace, hidden, known = self._notebook.namespace, self._notebook.hidden, self._names
         for name, value in list(namespace.items()):
-            if type(value) in _PLAIN or name in known or _is_internal(name, value, hidden):
+            if id(type(value)) in _PLAIN or name in known or _is_internal(name, value, hidden):
                 continue
             known[name] = _Bound(id(value), weak_reference(value), name_of(type(value)), cell)
 
@@ -159,24 +160,7 @@ def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
     return name in hidden and hidden[name] is value
 
 
-@lru_cache(maxsize=256)
 def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
     """Return the names that a cell deletes or binds anew; of a cell that is no plain Python (magics), all it mentions."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return mentioned
-    names = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                names.add(name)
-            case ast.alias(name=name, asname=alias):
-                names.add((alias or name).partition(".")[0])
-            case ast.Global(names=declared):
-                names.update(declared)
-    return frozenset(names)
+    names = cell_names(source)
+    return mentioned if names is None else names.bound | names.deleted

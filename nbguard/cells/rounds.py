@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from nbguard.memory.analysis import Analysis
 from nbguard.reports.notices.judge import HeldStorages, held_storages
 from nbguard.reports.notices.notice import StorageKey
-from nbguard.reports.notices.rounds import RoundsReport, compare_rounds
+from nbguard.reports.notices.rounds import Garbage, RoundsReport, compare_rounds, garbage_of
+from nbguard.scan.collector import keep_garbage
 from nbguard.scan.scan import Notebook, scan
 
 
@@ -19,14 +20,16 @@ class Watch:
     def __init__(self, action: str) -> None:
         self.action = action
         self._held: list[HeldStorages] = []
+        self._garbage: list[Garbage] = []
         self._last: Analysis | None = None
         self._lines: dict[StorageKey, str] = {}  # that allocated the storages at these addresses last
 
     def look(self) -> None:
-        """Collect garbage, as whoever asks for leaks would, and note what is held now."""
-        gc.collect()
+        """Note what is held now and what only waits for the collector, and then have that collected: each round has its own."""
         self._last = scan(Notebook.current()).analysis
         self._held.append(held_storages(self._last))
+        self._garbage.append(garbage_of(self._last))
+        gc.collect()
 
     @contextmanager
     def round(self) -> Iterator[Watch]:
@@ -37,8 +40,9 @@ class Watch:
             self.look()
         with AllocationLines() as allocations:
             yield self
-        self._lines |= allocations.lines
-        self.look()
+        with keep_garbage():
+            self._lines |= allocations.lines
+            self.look()
 
     @property
     def report(self) -> RoundsReport | None:
@@ -46,7 +50,7 @@ class Watch:
         return (
             None
             if self._last is None or len(self._held) < 2
-            else compare_rounds(self.action, self._held, self._last, self._lines)
+            else compare_rounds(self.action, self._held, self._garbage[1:], self._last, self._lines)
         )
 
 

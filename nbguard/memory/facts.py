@@ -230,6 +230,14 @@ class UnwalkedFact:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadFact:
+    """Objects of one type that the scan could not look into, because PyTorch or their class refused."""
+
+    type_name: str  # name of their class
+    count: int  # of objects
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerFact:
     """A fastai Learner: its node, whether a fit runs on it now, and what it is made of."""
 
@@ -282,3 +290,4 @@ class Facts:
     has_compiled: bool = False  # torch.compile has been used in this process
     workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
     unwalked: UnwalkedFact | None = None  # what the scan did not look into; None: it looked into all
+    unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into

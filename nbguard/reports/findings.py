@@ -52,6 +52,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         parked_findings(facts),
         _graphs(facts, rows),
         _left_out(facts, rows),
+        _unread(facts),
         _handles(facts, rows, errors),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
@@ -122,6 +123,20 @@ def _left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
             "left_out",
             f"{unwalked.tensors:,} tensors were looked into, {unwalked.tensors_left:,} more{of} were not: figures are lower "
             "bounds (at least), and whatever the rest may hold counts as held",
+        )
+
+
+def _unread(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding on objects that could not be looked into."""
+    if facts.unread:
+        count = sum(unread.count for unread in facts.unread)
+        types = ", ".join(unread.type_name for unread in facts.unread[:_NAMED])
+        more = f" and {len(facts.unread) - _NAMED} more types" if len(facts.unread) > _NAMED else ""
+        were = "was" if count == 1 else "were"
+        yield Finding(
+            "left_out",
+            f"{counted(count, 'object')} {were} not looked into ({types}{more}): PyTorch or the class does not say what is "
+            "inside, so figures are lower bounds",
         )
 
 

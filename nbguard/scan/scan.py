@@ -8,22 +8,25 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, UnwalkedFact
+from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, Unavailable, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
+from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
 from nbguard.scan.devices.kept_memory.pinned import pinned_facts
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds, module_namespaces
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
+from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.learners import learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
+from nbguard.scan.objects.plain_torch import unseen_by_modes
 from nbguard.scan.objects.pools import pool_facts
 from nbguard.scan.objects.workers import workers_facts
 from nbguard.scan.oom.last_error import oom_fact
@@ -162,14 +165,11 @@ def timed_scan(notebook: Notebook) -> TimedScan:
 
 def _scan_without_collecting(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     torch: Any = sys.modules["torch"]
-    collects = gc.isenabled()
-    gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
-    try:
-        with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
-            return _scan_once(notebook, tensors, tracked or tracked_device())
-    finally:
-        if collects:
-            gc.enable()
+    with (
+        keep_garbage(),
+        torch._C.DisableTorchFunction(),
+    ):  # to read a tensor's attributes must run no code of a subclass or mode
+        return _scan_once(notebook, tensors, tracked or tracked_device())
 
 
 def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
@@ -180,7 +180,22 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     walk = Walk(tracked, notebook.internals() | never_walked() | set(map(id, ending)), kinds)
     walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
-    roots = _walk_from([*_roots(notebook, walk, kinds), *ending_roots(ending)], walk)
+    places = [*_roots(notebook, walk, kinds), *ending_roots(ending)]
+    with unseen_by_modes():
+        return _scan_from(places, walk, notebook, devices, missing, before)
+
+
+def _scan_from(
+    places: list[LiveRoot],
+    walk: Walk,
+    notebook: Notebook,
+    devices: tuple[DeviceFacts, ...],
+    missing: tuple[Unavailable, ...],
+    before: Any,
+) -> Scan:
+    """Walk from the roots and join what is found. `before` is what `allocations` said when the scan began."""
+    tracked = walk.tracked
+    roots = _walk_from(places, walk)
     _count_entries(roots, walk, notebook)
     walk.shell = notebook.shell_attributes()
     changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen
@@ -208,6 +223,7 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
         has_compiled=has_compiled(),
         workers=workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
         unwalked=_unwalked(walk),
+        unread=walk.unread.facts,
     )
     return Scan(facts, walk.tracker)
 
@@ -240,11 +256,12 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
     shell, out = notebook.shell, notebook.out
     places = [] if shell is None else [(_place_label(name), space[name]) for space, name in output_places(shell)]
     shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
+    words = partial(describe, kinds=kinds, unread=walk.unread)
     return [
-        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), kinds),
+        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), words),
         *module_roots(walk.referents, notebook.namespace),
         *running_roots(),
-        *output_roots(shown, out, kinds),
+        *output_roots(shown, out, words),
         *error_roots(shell),
         *registry_roots(shell, walk.referents.is_users_function, lambda obj: kinds.of(type(obj)) in EXPERIMENT_KINDS),
     ]

@@ -14,9 +14,11 @@ from typing import Any
 from nbguard.errors import TargetError
 from nbguard.memory.target import Target
 from nbguard.scan.heap.attributes import attributes_of
-from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
+from nbguard.scan.heap.kinds import Types, mro_of, name_of, namespace_of
 
 _MISSING: Any = object()
+_KEYS = Types((str, int, float, bool, bytes, tuple, type(None)))
+_SEQUENCES = Types((list, tuple, deque))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -127,9 +129,9 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
         return _MISSING, ()
     bases = mro_of(type(owner))
     try:
-        if dict in bases and type(key) in (str, int, float, bool, bytes, tuple, type(None)):
+        if dict in bases and type(key) in _KEYS:
             return _once(dict.__getitem__(owner, key), owner, dict.values(owner))
-        if type(owner) in (list, tuple, deque) and type(key) is int:
+        if type(owner) in _SEQUENCES and type(key) is int:
             return _once(owner[key], owner, owner)
         if type(key) is int and (modules := _numbered_modules(owner)) is not None:
             parts = list(modules.values())
@@ -142,7 +144,7 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
 def _numbered_modules(owner: Any) -> dict[str, Any] | None:
     """Return the parts of a module that are deleted by number: `del net[0]`."""
     nn = sys.modules.get("torch.nn")
-    if nn is None or type(owner) not in (nn.__dict__["Sequential"], nn.__dict__["ModuleList"]):
+    if nn is None or type(owner) not in Types((nn.__dict__["Sequential"], nn.__dict__["ModuleList"])):
         return None
     return (attributes_of(owner) or {}).get("_modules")
 

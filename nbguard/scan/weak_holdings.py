@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from nbguard.memory.facts import StorageFact
+from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import tracked_device
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.walk import Walk, never_walked
 from nbguard.scan.objects.parked import parked_addresses
+from nbguard.scan.objects.plain_torch import unseen_by_modes
 from nbguard.scan.scan import Notebook
 
 
@@ -85,15 +87,9 @@ class WeakLook:
         walk = Walk(self._tracked, self._stop, self._kinds)
         walk.follows_graphs = False  # a look leaves something behind for each node of a graph
         walk.parked = parked_addresses() if self._tracked == "cpu" else ()
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                walk.add(obj)
-                walk.run()
-        finally:
-            if collects:
-                gc.enable()
+        with keep_garbage(), torch._C.DisableTorchFunction(), unseen_by_modes():
+            walk.add(obj)
+            walk.run()
         storages = zip(walk.storages, walk.tracker.storages, strict=True)
         named = frozenset(ref for ref in names if ref in walk.number and ref != id(obj))
         return WeakHoldings(tuple((fact, weak) for fact, weak in storages if weak is not None), named)

@@ -316,3 +316,19 @@ def test_leftovers_that_two_learners_share_go_with_both() -> None:
 
     assert _steps(_plan(make_facts(graph, learners))) == [("leftovers", 5000)]
     assert _plan(make_facts(graph, learners)).promised == 5000
+
+
+def test_what_leads_to_objects_that_were_not_looked_into_promises_at_least_its_bytes() -> None:
+    graph = make_graph(
+        {"many": ["m"], "few": ["f"]},
+        {"m": {"[0]": "t", "[1]": "rest"}, "f": {"[0]": "u"}},
+        {"t": 9, "u": 4, "rest": 0},
+        {"rest": "graph"},
+    )
+    facts = make_facts(replace(graph, rest=next(n for n, node in enumerate(graph.nodes) if node.ref == ref_of(graph, "graph"))))
+    many, few = (Target(text=name, root=name) for name in ("many", "few"))
+
+    assert (_plan(facts, many).promised, _plan(facts, many).at_least) == (9, True)
+    assert (_plan(facts, few).promised, _plan(facts, few).at_least) == (4, False)
+    assert "would free at least 9 B" in str(_plan(facts, many))
+    assert "at least" not in str(_plan(facts, few))

@@ -8,6 +8,7 @@ from tests.kernels import Kernel
 from tests.zoo.cases import PRELUDE
 
 _HOSTILE = """
+import types
 launched = []
 def boom(name):
     def method(self, *args, **kw):
@@ -55,6 +56,41 @@ class Strange:
     def __hash__(self): launched.append('hash'); return 1
     def __eq__(self, other): launched.append('eq'); return True
 odd_keys = {Strange(): torch.ones(50)}
+class Judge(type):
+    pass
+for name in ('__eq__', '__ne__', '__hash__', '__call__', '__instancecheck__', '__subclasscheck__', '__bool__', '__len__', '__repr__', '__str__',
+             '__iter__', '__contains__', '__getitem__', '__dir__', '__or__', '__ror__', '__lt__', '__format__', '__subclasses__', '__set_name__'):
+    setattr(Judge, name, boom('metaclass ' + name))
+make = type.__call__
+class Word(str):
+    __str__ = __repr__ = __eq__ = __format__ = __len__ = boom('name of a class')
+    __hash__ = str.__hash__
+Judged = type.__new__(Judge, 'Judged', (), {})
+judged = make(Judged); judged.t = torch.ones(700)
+judged_list = make(type.__new__(Judge, 'JudgedList', (list,), {}), [torch.ones(10)])
+judged_dict = make(type.__new__(Judge, 'JudgedDict', (dict,), {}), a=torch.ones(10))
+judged_tensor = torch.Tensor._make_subclass(type.__new__(type('JudgeTensor', (Judge, type(torch.Tensor)), {}), 'JudgedTensor', (torch.Tensor,), {}), torch.ones(20))
+judged_module = make(type.__new__(Judge, 'JudgedModule', (torch.nn.Linear,), {}), 10, 10)
+judged_error = make(type.__new__(Judge, 'JudgedError', (Exception,), {})); judged_error.t = torch.ones(10)
+judged_slots = make(type.__new__(Judge, 'JudgedSlots', (), {'__slots__': ('t',)})); judged_slots.t = torch.ones(10)
+judged_many = [make(Judged) for _ in range(500)]
+judged_attributes = types.SimpleNamespace(a=judged_list, b={Judged.__name__: judged_many})
+judged_word = make(type(Word('JudgedWord'), (), {})); judged_word.t = torch.ones(10)
+class Reader:
+    def __get__(self, obj, cls=None): launched.append('descriptor'); raise SystemError
+    def __set__(self, obj, value): pass
+    def __set_name__(self, cls, name): pass
+class Read: t = Reader(); __len__ = Reader(); model = Reader()
+read = Read(); read.__dict__['inside'] = torch.ones(10)
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, dispatch_sizes_strides_policy='sizes', dispatch_device=True, dispatch_layout=True)
+        made.inner = inner
+        return made
+    @classmethod
+    def __torch_dispatch__(cls, func, *rest): launched.append(str(func)); raise SystemError
+wrapper = Wrapper(torch.ones(40))
 cells = [proxy, lazy, Odd, odd, keys, sub, odd_keys]
 launched.clear()
 """
@@ -75,6 +111,13 @@ def notebook(kernel: Kernel) -> Kernel:
         "%gpumem --json",
         "%gpumem why proxy",
         "%gpumem why sub",
+        "%gpumem why judged",
+        "%gpumem why wrapper",
+        "%gpumem map",
+        "%gpumem cells on",
+        "%reset_gpu --dry-run judged_dict['a'] judged_module",
+        "del judged, judged_list, judged_module, judged_tensor, judged_error, judged_word, wrapper, read",
+        "judged = judged_many = 1",
         "%reset_gpu --dry-run",
         "%reset_gpu",
         "%reset_gpu --dry-run keys['a']",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import random
 import time
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from tests.kernel.conftest import held
 from tests.kernels import Kernel, wait_until
-from tests.panels import Panel
+from tests.panels import Panel, settle
 
 _THREADS = "sorted(t.name for t in __import__('threading').enumerate() if t.name.startswith('nbguard'))"
 _TRACES = """(
@@ -170,6 +172,47 @@ def test_a_thousand_garbled_messages_do_nothing(plain_kernel: Kernel, plain_pane
     assert "Traceback" not in (plain_kernel.cwd / "log").read_text()
     plain_panel.hello()
     plain_panel.until(lambda tick: not tick["jobs"])
+
+
+_COUNTED = """
+import nbguard.scan.scan as scans
+looks, look_once = [], scans._scan_once
+def counted(*args):
+    looks.append(1)
+    return look_once(*args)
+scans._scan_once = counted
+"""
+
+
+@pytest.mark.parametrize("channel", ["control", "shell"])
+def test_a_flood_of_requests_costs_few_looks(kernel: Kernel, panel: Panel, channel: str) -> None:
+    """That each request is answered, tests/sidebar/hub/test_jobs.py shows: of so much ZeroMQ drops a part on its way here."""
+    kernel.run("import torch; x = torch.ones(1 << 20)").ok()
+    heap = panel.look()["heap"]
+    kernel.run(_COUNTED).ok()
+    settle(kernel)
+    ticks = len(panel.data("tick"))
+    began = time.monotonic()
+
+    for number in range(1000):
+        match number % 4:
+            case 0:
+                panel.ask("refresh", way={"channel": channel})
+            case 1:
+                panel.ask("plan", action="clean_stale", way={"channel": channel})
+            case 2:
+                panel.ask("why", heap=heap, id=1, way={"channel": channel})
+            case _:
+                panel.tell({"op": "hello", "client": panel.name, "visible": True}, channel=channel)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            kernel.client.get_iopub_msg(timeout=2)
+    kernel.run("y = 1").ok()
+    settle(kernel)
+
+    assert kernel.value("len(looks)") <= 60  # three each time that the flood stops for half a second, on a slow machine
+    assert len(panel.data("tick")) - ticks <= 10 * (time.monotonic() - began) + 5
+    panel.wait("plan", rid=panel.ask("plan", action="clean_stale"), within=60)
 
 
 @pytest.mark.parametrize(

@@ -156,17 +156,18 @@ def test_cells_that_await_or_do_not_compile_count_like_others(notebook: Kernel) 
 _BAD = """
 from nbguard.notebook.session import session_of
 class Bad:
-    name, rank, calls = 'the bad listener', 5, 0
+    name, rank, calls, fails = 'the bad listener', 5, 0, True
     def before(self): pass
     def after(self, cell):
         Bad.calls += 1
+        if not Bad.fails: return
         mine = torch.ones(1 << 20); track('mine', mine)
         raise TypeError('broken')
 session_of(get_ipython())._hooks.add(Bad())
 """
 
 
-def test_a_listener_that_fails_is_reported_once_and_taken_off(notebook: Kernel) -> None:
+def test_a_listener_that_fails_is_reported_once_and_tried_again(notebook: Kernel) -> None:
     notebook.run(_BAD).ok()
 
     first = notebook.run("x = 1")
@@ -174,16 +175,35 @@ def test_a_listener_that_fails_is_reported_once_and_taken_off(notebook: Kernel) 
 
     assert first.error is None
     assert re.fullmatch(
-        r"nbguard: the bad listener failed after In\[5\] and is off now \(TypeError at .*\): please report it", first.text
+        r"nbguard: the bad listener failed after In\[5\] \(TypeError at .*\) and tries again later: please report it",
+        first.text,
     )
     assert first.stderr == ""
     assert second.text.startswith("In[6]  +4.00 MiB")  # the others go on
     assert notebook.value("(Bad.calls, hasattr(sys, 'last_value'), get_ipython().last_execution_result.success)") == (
-        1,
+        2,
         False,
         True,
     )
     assert notebook.value("builtins._tracked['mine'][0]()")
+
+
+def test_a_listener_that_goes_on_failing_is_tried_more_seldom_and_one_that_recovers_at_each_cell(notebook: Kernel) -> None:
+    notebook.run(_BAD).ok()
+
+    texts = [notebook.run("x = 1").text for _ in range(15)]
+
+    assert [bool(text) for text in texts] == [True, *[False] * 14]
+    assert notebook.value("Bad.calls") == 4  # at the first, second, fourth and eighth cell
+
+    notebook.run("Bad.fails = False").ok()
+    for _ in range(4):
+        assert not notebook.run("x = 1").ok().text
+    assert notebook.value("Bad.calls") == 9
+
+    notebook.run("Bad.fails = True").ok()
+    notebook.run("x = 1")
+    assert notebook.value("Bad.calls") == 11
 
 
 _INTERRUPTED = """

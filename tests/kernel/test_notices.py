@@ -244,6 +244,31 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
     assert notebook.value("rounds.report.leaks and [nbytes >> 20 for nbytes in rounds.report.rounds[1:]] == [4, 4]")
 
 
+def test_what_each_run_leaves_to_the_collector(notebook: Kernel) -> None:
+    notebook.run(
+        "class Trainer: pass\n"
+        "def step():\n    t = Trainer(); t.state = {'trainer': t}; t.batch = torch.ones(1 << 20)\n"
+        "def plain(): return torch.ones(1 << 20)"
+    ).ok()
+
+    leaking = notebook.run("found = %gpumem leak 3 step()").ok().text
+    assert "4.00 MiB, 4.00 MiB, 4.00 MiB that only Python's garbage collector frees: a cycle through Trainer" in leaking
+    assert notebook.value("[each.nbytes >> 20 for each in found.garbage]") == [4, 4, 4]
+    assert notebook.value("found.rounds") == (0, 0, 0)
+    assert "left nothing" in notebook.run("%gpumem leak 3 plain()").ok().text
+
+
+def test_the_code_of_a_leak_is_run_as_it_stands(notebook: Kernel) -> None:
+    """IPython would put the value of `k` in the place of `{k: 1}`, and that of `k` in the place of `$k`."""
+    notebook.run("k, kept, which = 5, [], 'weights'; weights = torch.ones(1 << 18)").ok()
+
+    notebook.run("%gpumem leak 2 kept.append(({k: 1}, '$k', f'{k}'))").ok()
+
+    assert notebook.value("kept") == [({5: 1}, "$k", "5")] * 2
+    assert "weights" in notebook.run("%gpumem why {which}").ok().text
+    assert "weights" in notebook.run("def look(which):\n    %gpumem why $which\nlook('weights')").ok().text
+
+
 def test_what_the_graph_of_a_name_keeps_is_no_leak_of_a_library(notebook: Kernel) -> None:
     """Where Python sees each operation, autograd's own copies of results are objects that nothing in Python refers to."""
     notebook.run(

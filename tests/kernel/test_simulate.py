@@ -42,6 +42,51 @@ def test_the_cells_that_follow_say_what_they_did(notebook: Kernel) -> None:
     assert notebook.value(f"len({_MODES})") == 0
 
 
+_GRAPHS = """
+model = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 1000))
+hist = [model(torch.randn(512, 1000)).square().mean() for _ in range(20)]
+old = torch.exp(torch.ones(1 << 10, requires_grad=True))
+sparse = torch.eye(300).to_sparse()
+nested = torch.nested.nested_tensor([torch.ones(500), torch.ones(600)])
+"""
+
+
+def test_looking_adds_nothing_to_the_simulated_device(notebook: Kernel) -> None:
+    """To unpack what graphs have saved is an operation of torch's, which the simulation took for one of the cell's."""
+    notebook.run(_GRAPHS).ok()
+    notebook.run("%gpumem simulate 1GiB").ok()
+    assert "→ 32.00 MiB" in notebook.run("z = [torch.ones(1 << 22) for _ in range(2)]").ok().text
+
+    texts = {}
+    for line in ("", " map", " why hist", " why z", " history", " oom", " leak 1 1+1"):
+        texts[line] = notebook.run(f"%gpumem{line}", stop_on_error=False).text
+    texts["plan"] = notebook.run("%reset_gpu --dry-run hist z").ok().text
+    texts["api"] = notebook.run("import nbguard; nbguard.report(); nbguard.why('hist'); nbguard.plan(); _ = 1").ok().text
+    texts["notice"] = notebook.run("del z; keep = hist").text
+
+    assert {line: text for line, text in texts.items() if "simulated 1.00 GiB: allocated" in text and line != "notice"} == {}
+    assert "allocated −32.00 MiB → 0 B" in texts["notice"]
+
+
+def test_looking_is_seen_by_no_mode_of_the_users(notebook: Kernel) -> None:
+    notebook.run(_GRAPHS).ok()
+    notebook.run("z = torch.ones(9)").ok()
+    notebook.run(
+        "import nbguard\nfrom torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\n"
+        "seen = []\n"
+        "class Dispatch(TorchDispatchMode):\n"
+        "    def __torch_dispatch__(self, func, types, args=(), kwargs=None): seen.append(func); return func(*args, **(kwargs or {}))\n"
+        "class Function(TorchFunctionMode):\n"
+        "    def __torch_function__(self, func, types, args=(), kwargs=None): seen.append(func); return func(*args, **(kwargs or {}))\n"
+        "with Dispatch() as mode, Function():\n"
+        "    report = nbguard.report(); nbguard.why('hist'); nbguard.plan('hist'); nbguard.gpu_map() if hasattr(nbguard, 'gpu_map') else 0\n"
+        "    before = list(seen); z + 1"
+    ).ok()
+
+    assert notebook.value("list(map(str, before))") == []
+    assert notebook.value("len(seen)") == 2
+
+
 def test_the_sidebar_shows_the_simulated_device_while_a_cell_runs_on_it(notebook: Kernel) -> None:
     notebook.run("%gpumem simulate 1GiB --context 100MiB").ok()
     panel = Panel(notebook)

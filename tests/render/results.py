@@ -30,7 +30,7 @@ from nbguard.ranks.analysis.launch_errors import LaunchErrors, RankError
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
 from nbguard.reports.notices.notice import Notice, Notices
-from nbguard.reports.notices.rounds import LeftByRounds, RoundsReport
+from nbguard.reports.notices.rounds import Garbage, LeftByRounds, RoundsReport
 from nbguard.reports.report import build_report
 from nbguard.reports.switches import Switches
 from nbguard.runs.analysis.comparison import compare_records
@@ -183,6 +183,7 @@ EXAMPLES: tuple[Result, ...] = (
         action="predict(x)",
         rounds=(MiB, MiB),
         left=(LeftByRounds(holder="hist[2]", nbytes=MiB, keeps_graph=True, cell=3, line="In[3], line 2 in step()"),),
+        garbage=(Garbage(0, ()), Garbage(2 * MiB, ("Trainer", "State"))),
     ),
     _RECORDING,
     SnapshotFiles(

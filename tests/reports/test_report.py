@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -328,3 +330,43 @@ def test_what_a_displayed_result_and_waiting_garbage_have_is_promised_by_its_lin
     assert finding.advice.command == "%reset_gpu Out[4]"
     assert finding.advice.frees == 8 * MiB
     assert "frees 8.00 MiB" in finding.sentence
+
+
+def _calls(act: Callable[[], object]) -> int:
+    """Return how many functions are called, Python's and C's: what it costs, on a machine of any speed."""
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "edges"),
+    [(1024, {}), (MiB, {}), (MiB, {"a": {".next": "shared"}, "b": {".next": "shared"}})],
+)
+def test_a_report_costs_the_same_for_each_name_however_many_there_are(nbytes: int, edges: dict[str, dict[str, str]]) -> None:
+    def work(names: int) -> Callable[[], object]:
+        each = [f"{letter}{number}" for number in range(names // 2) for letter in "ab"]
+        of_each = {name: edges[name[0]] for name in each if name[0] in edges}
+        storages = {**dict.fromkeys(each, nbytes), "shared": 7}
+        facts = make_facts(make_graph({name: [name] for name in each}, of_each, storages))
+
+        def act() -> None:
+            analysis = Analysis(facts)
+            report = build_report(analysis)
+            report.mimebundle(limit=names)
+            plan_cleanup(facts, Request())
+
+        return act
+
+    _calls(work(10))  # imports
+
+    assert _calls(work(800)) < 2.3 * _calls(work(400))

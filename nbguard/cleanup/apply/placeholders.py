@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.unread import Unread
 from nbguard.scan.objects.describe import describe
 
 BUDGET = 256 * 1024**2
@@ -40,7 +41,7 @@ class Placeholders:
     def of(self, value: Any) -> Placeholder:
         """Return the placeholder of `value`."""
         if id(value) not in self._made:
-            self._made[id(value)] = value, Placeholder(describe(value, self._kinds), self._copy(value))
+            self._made[id(value)] = value, Placeholder(describe(value, self._kinds, Unread()), self._copy(value))
         return self._made[id(value)][1]
 
     def _copy(self, value: Any) -> Any:

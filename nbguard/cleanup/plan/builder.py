@@ -30,6 +30,7 @@ class Settled:
     actions: tuple[Action, ...]
     storages: frozenset[int]
     alive: frozenset[int]
+    at_least: bool  # what goes leads to the rest that was not looked into
 
 
 @dataclass(kw_only=True)
@@ -81,4 +82,8 @@ class PlanBuilder:
             freed |= back
             own = step.action.nbytes
             actions.append(step.action if own is None else replace(step.action, nbytes=own + nbytes_of(graph, back)))
-        return Settled(tuple(reversed(actions)), frozenset(freed), kept)
+        goes = alive - kept
+        at_least = graph.rest is not None and any(
+            node == graph.rest or graph.rest in graph.nodes[node].children for node in goes
+        )
+        return Settled(tuple(reversed(actions)), frozenset(freed), kept, at_least)

@@ -85,6 +85,7 @@ class Plan(Result):
     actions: tuple[Action, ...] = ()  # steps in the order in which they will run
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
+    at_least: bool = False  # what goes leads to something that was not looked into: `promised` is a lower bound
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
     skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why

@@ -53,14 +53,19 @@ def _figure(action: Action, figure: str) -> str:
 def _plan_sentence(plan: Plan) -> str:
     later = " · afterwards it lists the processes on the GPUs and says whether only a restart would help"
     later = later if plan.request.hard else ""
-    if not plan.promised and all(action.kind == "collect" for action in plan.actions):
+    if not plan.promised and not plan.at_least and all(action.kind == "collect" for action in plan.actions):
         cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
         return f"nothing is stale: there is nothing to free{cache}{later}"
     back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
     back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
     host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
-    return f"would free {format_bytes(plan.promised)}{back}{besides} · nothing has been touched{later}"
+    return f"would free {_promise(plan)}{back}{besides} · nothing has been touched{later}"
+
+
+def _promise(plan: Plan) -> str:
+    """Return the bytes that a plan promises in words."""
+    return ("at least " if plan.at_least else "") + format_bytes(plan.promised)
 
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
@@ -82,7 +87,7 @@ def _outcome_sentence(outcome: Outcome) -> str:
     """Return the bytes realised against those promised, before and after."""
     if not outcome.plan.promised and not outcome.realised and not outcome.extra:
         return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
-    text = f"freed {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised"
+    text = f"freed {format_bytes(outcome.realised)} of {_promise(outcome.plan)} promised"
     if outcome.extra:
         text += f", and {format_bytes(outcome.extra)} more"
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"

@@ -94,6 +94,7 @@ def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | No
         actions=settled.actions,
         storages=settled.storages,
         promised=nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
+        at_least=settled.at_least,
         reserved=None if back is None else back.released,
         stranded=None if back is None else back.stranded,
         skipped=tuple(builder.skipped),

@@ -51,11 +51,12 @@ def part_figures(parts: Sequence[Part]) -> list[str]:
 def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[TableRow]:
     """Return at most `limit` rows, the rest in one, and the total: the figures shown add up to the total shown."""
     alone = [holder for holder in holders if holder.retained]
-    crumbs = [holder for holder in alone if holder.retained < min(KiB, allocated // _CRUMBS)]
-    if len(crumbs) > 1:
-        alone = [holder for holder in alone if holder not in crumbs]
+    large = [holder for holder in alone if holder.retained >= min(KiB, allocated // _CRUMBS)]
+    if len(alone) - len(large) > 1:
+        alone = large
     shown = alone[:limit] if alone else list(holders[:limit])
-    rest = [holder for holder in holders if holder not in shown]
+    known = set(map(id, shown))
+    rest = [holder for holder in holders if id(holder) not in known]
     rest_bytes = sum(holder.retained for holder in rest)
     unit = unit_of(allocated)
     figures = format_column([*(holder.retained for holder in shown), rest_bytes], unit)

@@ -100,6 +100,16 @@ def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace | None:
         raise UsageError(f"{options.prog}: {error} ({options.prog}? shows the options)") from None
 
 
+_UP_TO_THE_CELL = 3
+"""Frames from `with_names_expanded` up to the cell: itself, the magic, IPython's `run_line_magic`."""
+
+
+def with_names_expanded(shell: Any, line: str) -> str:
+    """Return a magic's line with its `{name}` and `$name` replaced, as IPython does it for magics that leave it to IPython."""
+    expanded: str = shell.var_expand(line, _UP_TO_THE_CELL)
+    return expanded
+
+
 def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> Returned:
     """Call the API; an error becomes one line for the user, without a traceback of ours.
 

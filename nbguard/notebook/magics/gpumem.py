@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from nbguard.notebook.magics import snapshots
-from nbguard.notebook.magics.command_line import guarded, show
+from nbguard.notebook.magics.command_line import guarded, show, with_names_expanded
 from nbguard.notebook.magics.engines import engines_report
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.magics.predict import foreseen
@@ -168,6 +168,7 @@ class GpuMemMagics(Magics):
 
     replaced: dict[tuple[str, str], Any]
 
+    @no_var_expand
     @line_magic
     @with_words(GRAMMAR)
     def gpumem(self, line: str) -> Any:
@@ -184,6 +185,8 @@ class GpuMemMagics(Magics):
         """
         from nbguard import api
 
+        if line.split(None, 1)[:1] != ["leak"]:  # its code is Python's as it stands
+            line = with_names_expanded(self.shell, line)
         options = GRAMMAR.parse(line, getattr(self.shell, "user_ns", {}))
         if options is None:
             return None

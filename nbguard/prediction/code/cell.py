@@ -165,7 +165,7 @@ def _has_training_loop(node: ast.AST) -> bool:
     return any(isinstance(each, ast.For) and _trains(each) for each in ast.walk(node))
 
 
-def _needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
+def _needed(statements: list[ast.stmt], names: frozenset[str]) -> list[ast.stmt]:
     """Return the assignments and imports that bind the names, and those that these need, in their order."""
     needed: list[ast.stmt] = []
     for statement in reversed(statements):

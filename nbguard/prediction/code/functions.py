@@ -6,6 +6,8 @@ import ast
 from types import FunctionType
 from typing import Any
 
+from nbguard.cell_names import names_of
+
 
 def as_function(
     statements: list[ast.stmt],
@@ -41,24 +43,12 @@ def as_function(
     return FunctionType(own.__code__, namespace, name)
 
 
-def names_bound(statement: ast.AST) -> set[str]:
-    """Return the names that a statement binds in the notebook; a function's own are its own."""
-    bound: set[str] = set()
-    waiting = [statement]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-        if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            waiting.extend(ast.iter_child_nodes(node))
-    return bound
+def names_bound(statement: ast.AST) -> frozenset[str]:
+    """Return the names that a statement binds or deletes in the notebook; a function's own are its own."""
+    names = names_of(statement)
+    return names.bound | names.deleted
 
 
-def names_read(node: ast.AST) -> set[str]:
-    """Return the names whose values a statement asks for."""
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+def names_read(node: ast.AST) -> frozenset[str]:
+    """Return the names of the notebook whose values a statement asks for."""
+    return names_of(node).read

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from nbguard.cell_names import CellNames, cell_names
 
 _BUILTINS = frozenset(dir(builtins))
-
-
-@dataclass(frozen=True, slots=True)
-class CellNames:
-    """The names of one cell."""
-
-    bound: frozenset[str]  # it assigns, imports or defines them
-    read: frozenset[str]
-    has_star: bool = False  # it imports all names of a module
-
-
-def cell_names(source: str) -> CellNames:
-    """Return the names that a cell binds and reads; none for what is no Python."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return CellNames(frozenset(), frozenset())
-    bound: set[str] = set()
-    read: set[str] = set()
-    has_star = False
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                read.add(name)
-            case ast.Name(id=name):
-                bound.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                bound.add(name)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                has_star |= any(alias.name == "*" for alias in aliases)
-                bound.update((alias.asname or alias.name).partition(".")[0] for alias in aliases if alias.name != "*")
-            case _:
-                pass
-    return CellNames(frozenset(bound), frozenset(read - _BUILTINS), has_star)
 
 
 def cells_behind(cells: Sequence[str], names: Iterable[str], current: int, *, is_fit: bool = True) -> dict[int, str]:
@@ -57,7 +23,8 @@ def cells_behind(cells: Sequence[str], names: Iterable[str], current: int, *, is
         is_fit: whether that one runs the fit; otherwise it only asks, and is left out.
     """
     known = {
-        number: cell_names(source) for number, source in enumerate(cells) if type(source) is str and number < current + is_fit
+        number: (type(source) is str and cell_names(source)) or CellNames()
+        for number, source in enumerate(cells[: current + is_fit])
     }
     roles: dict[int, str] = {}
     wanted = list(names)
@@ -74,7 +41,7 @@ def cells_behind(cells: Sequence[str], names: Iterable[str], current: int, *, is
         roles.setdefault(birth, "made")
     while queue:
         reader = queue.pop()
-        for name in known[reader].read:
+        for name in known[reader].read - _BUILTINS:
             birth = _birth(known, name, reader)
             if birth is not None and birth not in roles:
                 roles[birth] = "made"

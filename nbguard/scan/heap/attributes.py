@@ -9,12 +9,13 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
+from nbguard.scan.heap.kinds import Types, mro_of, name_of, namespace_of
 
 TRANSPARENT = frozenset({"_modules", "_parameters", "_buffers"})
 """Attributes of a torch module that nobody writes: `net.head`, not `net._modules['head']`."""
 
-_ATOMS = (str, int, bool, float, bytes, type(None))
+_ATOMS = Types((str, int, bool, float, bytes, type(None)))
+_SLOTS = Types((types.GetSetDescriptorType, types.MemberDescriptorType))  # the latter: SimpleNamespace
 _BY_NUMBER = ("Sequential", "ModuleList", "ParameterList")
 _BY_KEY = ("ModuleDict", "ParameterDict")
 
@@ -23,7 +24,7 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
     """Return an instance's attribute dict, or None. Reads the slot itself, so no property or `__getattr__` runs."""
     for cls in mro_of(type(obj)):
         slot = namespace_of(cls).get("__dict__")
-        if type(slot) in (types.GetSetDescriptorType, types.MemberDescriptorType):  # the latter: SimpleNamespace
+        if type(slot) in _SLOTS:
             attributes = slot.__get__(obj)
             return attributes if type(attributes) is dict else None
     return None

@@ -15,8 +15,11 @@ from operator import is_
 from typing import Any
 
 from nbguard.memory.references.graph import BASE, GRADIENT
+from nbguard.scan.heap.kinds import Types, TypeTable, mro_of, namespace_of
 
-_SPARSE = ("_indices", "_values", "crow_indices", "col_indices", "values")
+_SEQUENCES = Types((tuple, list))
+_ATOMS = Types((int, float, bool, str, type(None)))
+_SPARSE = ("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 
 
 class Autograd:
@@ -33,8 +36,12 @@ class Autograd:
         self._use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
         self.layout = base.__dict__["layout"].__get__
         self.strided = torch.strided
+        self._device = base.__dict__["device"].__get__
+        self._plain = Types((torch.Tensor, torch.nn.Parameter))
+        self._functorch: Any = getattr(torch._C, "_functorch", None)
+        self._is_wrapper = getattr(self._functorch, "is_functorch_wrapped_tensor", lambda _: False)
         self.tensor_base = base
-        self.saved_names: dict[type, tuple[str, ...]] = {}
+        self._saved_names = TypeTable(_names_of_saved)
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
     def tensor_referents(self, tensor: Any) -> list[Any]:
@@ -72,9 +79,13 @@ class Autograd:
         names = ("_backward_hooks", "_post_accumulate_grad_hooks")
         return any(getattr(self.tensor_base, name).__get__(tensor) for name in names)
 
-    def sparse_parts(self, tensor: Any) -> list[Any]:
-        """Return the tensors a sparse tensor is made of; it has no storage of its own."""
+    def parts(self, tensor: Any) -> list[Any]:
+        """Return the tensors that one without a storage of its own is made of: a sparse one, or the wrapper of a transform."""
         parts: list[Any] = []
+        if has_own_dispatch(type(tensor)):
+            return parts
+        if self._is_wrapper(tensor):
+            return [self._functorch.get_unwrapped(tensor)]
         if self.layout(tensor) is self.strided:
             return parts
         for name in _SPARSE:
@@ -84,16 +95,14 @@ class Autograd:
                 continue
         return parts
 
+    def is_opaque(self, tensor: Any, tracked: str) -> bool:
+        """Say whether a tensor without a storage has memory on this kind of device all the same, as oneDNN's do."""
+        return type(tensor) in self._plain and str(self._device(tensor)).partition(":")[0] == tracked
+
     def graph_referents(self, node: Any) -> list[Any]:
         """Return the objects that an autograd node keeps: its leaf, saved tensors, Python attributes; not earlier nodes."""
         referents = gc.get_referents(node)
-        cls = type(node)
-        names = self.saved_names.get(cls)
-        if names is None:
-            names = self.saved_names[cls] = tuple(
-                n for n in dir(cls) if n.startswith("_saved_") or n in ("variable", "saved_tensors")
-            )
-        for name in names:
+        for name in self._saved_names.of(type(node)):
             try:
                 referents += self._saved(node, name)
             except (RuntimeError, AttributeError):  # freed by backward, or changed in place since
@@ -111,11 +120,21 @@ class Autograd:
         if hooked:
             return [saved.data for saved in hooked]
         value = getattr(node, name)
-        return [
-            v
-            for v in (value if type(value) in (tuple, list) else (value,))
-            if type(v) not in (int, float, bool, str, type(None))
-        ]
+        return [v for v in (value if type(value) in _SEQUENCES else (value,)) if type(v) not in _ATOMS]
+
+
+def has_own_dispatch(cls: type) -> bool:
+    """Say whether a class of tensors has a `__torch_dispatch__` that is not torch's: to ask for a shape may run it."""
+    for base in mro_of(cls):
+        space = namespace_of(base)
+        if "__torch_dispatch__" in space:
+            return str(space.get("__module__")).partition(".")[0] != "torch"
+    return False
+
+
+def _names_of_saved(cls: type) -> tuple[str, ...]:
+    """Return the attributes under which nodes of a class have what they saved."""
+    return tuple(name for name in dir(cls) if name.startswith("_saved_") or name in ("variable", "saved_tensors"))
 
 
 def _is_checkpointing() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
@@ -36,7 +37,8 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     for old in sorted(relevant, key=lambda old: type(walk.objects[old]) is dict):  # its owner says how a dict is written
         if children_of[old] and (labelled is None or old in labelled or walk.kind[old] in _ALWAYS_LABELLED):
             children = [walk.objects[child] for child in children_of[old]]
-            texts_of[old] = labels.of(walk.objects[old], walk.kind[old], children)
+            written = partial(labels.of, kind=walk.kind[old], children=children)
+            texts_of[old] = walk.unread.read(walk.objects[old], written, otherwise=[SOMEWHERE] * len(children))
     nodes = []
     for old in relevant:
         obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]

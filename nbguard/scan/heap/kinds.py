@@ -1,6 +1,7 @@
 """Kinds of objects, judged by the type alone and remembered per type.
 
-`isinstance` would run a proxy's `__class__`; reading the type's own slots through `type.__dict__` runs nothing.
+`isinstance` would run a proxy's `__class__`; reading the type's own slots through `type.__dict__` runs nothing. A type is no
+key of a dict and no member of a set or tuple that is searched: a metaclass's own `__hash__` and `__eq__` would run.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import contextvars
 import gc
 import sys
 import types
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from itertools import compress
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
+
+_Known = TypeVar("_Known")
 
 LEAF: Final = "leaf"
 """Kind of what is never looked into: atoms, library classes. A module leads nowhere: the walk stops at its globals."""
@@ -69,20 +72,51 @@ _LIBRARY = (
 )
 
 
+class Types(tuple[type, ...]):
+    """Classes among which one is searched for by identity: `in` runs no metaclass's `__eq__`."""
+
+    __slots__ = ()
+
+    def __contains__(self, cls: object) -> bool:
+        return id(cls) in map(id, self)
+
+
+class TypeTable(dict[int, _Known], Generic[_Known]):
+    """What has been found out about types, by their ids; each is judged once. The types live as long as the table."""
+
+    def __init__(self, judge: Callable[[type], _Known]) -> None:
+        super().__init__()
+        self._judge = judge
+        self._types: list[type] = []
+
+    def of(self, cls: type) -> _Known:
+        """Return what is known of a type."""
+        known = self.get(id(cls))
+        if known is None:
+            known = self[id(cls)] = self._judge(cls)
+            self._types.append(cls)
+        return known
+
+
+def types_of(objects: Iterable[Any]) -> dict[int, type]:
+    """Return the types of objects by their ids, each once."""
+    types = list(map(type, objects))
+    return dict(zip(map(id, types), types, strict=True))
+
+
 def namespace_of(cls: type) -> Any:
     """Return the class's own attributes (a read-only mapping), without going through its metaclass."""
     return _namespace(cls)
 
 
-def mro_of(cls: type) -> tuple[type, ...]:
+def mro_of(cls: type) -> Types:
     """Return the class's bases in order, without going through its metaclass."""
-    bases: tuple[type, ...] = _mro(cls)
-    return bases
+    return Types(_mro(cls))
 
 
 def name_of(cls: type) -> str:
     """Return the class's name, without going through its metaclass."""
-    return str(_name(cls))
+    return str.__str__(_name(cls))  # it may be of a subclass of str
 
 
 def module_namespace(module: object) -> dict[str, Any] | None:
@@ -118,43 +152,28 @@ class Kinds:
     """Kinds of types, by the libraries that are loaded in this process when it is made."""
 
     def __init__(self) -> None:
-        self.bases: dict[type, str] = dict(_BUILTIN)
+        self.bases = {id(base): kind for base, kind in _BUILTIN.items()}
         for module, name, kind in _LIBRARY:
             loaded = sys.modules.get(module)
             base = None if loaded is None else loaded.__dict__.get(name)
             if type(base) is type or (base is not None and type in mro_of(type(base))):
-                self.bases[base] = kind
-        self.known: dict[type, str] = {}
+                self.bases[id(base)] = kind
+        self.known = TypeTable(self._judge)
 
     def of(self, cls: type) -> str:
         """Return the kind of the instances of `cls`: a node kind, or `leaf`, `class`, `storage`, `array`."""
-        kind = self.known.get(cls)
-        if kind is None:
-            kind = self.known[cls] = self._judge(cls)
-        return kind
+        return self.known.of(cls)
 
     def tracked(self, wanted: Container[str]) -> list[Any]:
-        """Return the objects of these kinds that the garbage collector tracks, by one pass over all that it does."""
-        is_wanted = _IsWanted(self, wanted)
+        """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does."""
         objects = gc.get_objects()
-        return list(compress(objects, map(is_wanted.__getitem__, map(type, objects))))
+        types = {key for key, cls in types_of(objects).items() if self.of(cls) in wanted}
+        return list(compress(objects, map(types.__contains__, map(id, map(type, objects)))))
 
     def _judge(self, cls: type) -> str:
-        bases = mro_of(cls)
-        for base in bases:
-            if base in self.bases:
-                return self.bases[base]
+        for base in mro_of(cls):
+            if id(base) in self.bases:
+                return self.bases[id(base)]
         if is_graph_node(cls):
             return "graph"
         return "object" if _flags(cls) & _HAVE_GC else LEAF
-
-
-class _IsWanted(dict[type, bool]):
-    """Whether instances of a class are of the wanted kinds: each class is judged once, and looked up in C from then on."""
-
-    def __init__(self, kinds: Kinds, wanted: Container[str]) -> None:
-        self._kinds, self._wanted = kinds, wanted
-
-    def __missing__(self, cls: type) -> bool:
-        self[cls] = self._kinds.of(cls) in self._wanted
-        return self[cls]

@@ -11,10 +11,12 @@ from typing import Any
 from nbguard.memory.references.graph import DEFAULT, FUNCTION, GRAPH, KEY, SOMEWHERE
 from nbguard.scan.heap.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
 from nbguard.scan.heap.autograd import Autograd
-from nbguard.scan.heap.kinds import Unwalked, is_graph_node, mro_of, name_of, namespace_of
+from nbguard.scan.heap.kinds import Types, TypeTable, Unwalked, is_graph_node, mro_of, name_of, namespace_of
 from nbguard.scan.roots.frames import frame_locals
 
-_SEQUENCES = (list, tuple)
+_SEQUENCES = Types((list, tuple))
+_WRITTEN = Types((dict, list, tuple))
+_FRAMES = Types((types.FrameType, types.TracebackType))
 
 
 def _dict_labels(mapping: dict[Any, Any], writer: Writer | None, wanted: set[int]) -> dict[int, str]:
@@ -52,6 +54,11 @@ def _frame_labels(frame: types.FrameType) -> dict[int, str]:
     return labels
 
 
+def _slots_of(cls: type) -> list[tuple[str, Any]]:
+    spaces = map(namespace_of, mro_of(cls))
+    return [(name, slot) for space in spaces for name, slot in space.items() if type(slot) is types.MemberDescriptorType]
+
+
 def _has_items(cls: type) -> bool:
     """Say whether instances of a class are subscripted: what a container that they keep in C has is written as theirs."""
     return any("__getitem__" in namespace_of(base) for base in mro_of(cls))
@@ -63,8 +70,8 @@ class Labels:
     def __init__(self, autograd: Autograd | None, class_spaces: Iterable[int] = ()) -> None:
         self._writers: dict[int, Writer] = {space: Writer("__dict__") for space in class_spaces}
         self._autograd = autograd
-        self._slots: dict[type, list[tuple[str, Any]]] = {}
-        self._hiding: dict[type, frozenset[str]] = {}
+        self._slots = TypeTable(_slots_of)
+        self._hiding = TypeTable(hiding_names)
 
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
@@ -100,9 +107,7 @@ class Labels:
         if attributes is None:
             return {}
         cls = type(obj)
-        if cls not in self._hiding:
-            self._hiding[cls] = hiding_names(cls)
-        writer = Writer("__dict__", self._hiding[cls])
+        writer = Writer("__dict__", self._hiding.of(cls))
         self._writers[id(attributes)] = writer
         for name in TRANSPARENT:
             if name in attributes:
@@ -111,16 +116,9 @@ class Labels:
         return known | {id(attributes): ""}
 
     def _slot_labels(self, obj: Any) -> dict[int, str]:
-        cls = type(obj)
-        slots = self._slots.get(cls)
-        if slots is None:
-            spaces = map(namespace_of, mro_of(cls))
-            slots = self._slots[cls] = [
-                (n, s) for space in spaces for n, s in space.items() if type(s) is types.MemberDescriptorType
-            ]
         labels: dict[int, str] = {}
         taken: set[str] = set()
-        for name, slot in slots:
+        for name, slot in self._slots.of(type(obj)):
             label = f" → {name}" if name in taken else f".{name}"  # of two slots of that name an attribute gives the first
             with contextlib.suppress(AttributeError):  # a slot without a value
                 labels.setdefault(id(slot.__get__(obj)), label)
@@ -142,12 +140,9 @@ class Labels:
                 return SOMEWHERE
         if type(child) is types.FrameType:
             return f" → {child.f_code.co_name}" if kind == "traceback" else ""
-        if kind in ("graph", "traceback", "cell", "array", "part of an array", "frame") or type(child) in (
-            types.FrameType,
-            types.TracebackType,
-        ):
+        if kind in ("graph", "traceback", "cell", "array", "part of an array", "frame") or type(child) in _FRAMES:
             return ""
         if type(obj) is types.MethodType:
             return ".__self__"
-        is_written = type(child) in (dict, list, tuple) and (kind in ("class", "code") or _has_items(type(obj)))
+        is_written = type(child) in _WRITTEN and (kind in ("class", "code") or _has_items(type(obj)))
         return "" if is_written else f" → {name_of(type(child))}"

@@ -10,13 +10,13 @@ from itertools import compress
 from typing import Any
 
 from nbguard.scan.heap.autograd import Autograd
-from nbguard.scan.heap.kinds import LEAF, Kinds, module_namespace, mro_of, namespace_of
+from nbguard.scan.heap.kinds import LEAF, Kinds, Types, TypeTable, module_namespace, mro_of, namespace_of, types_of
 from nbguard.scan.libraries import library_paths
 
 _BULK = 64
 """Containers with at least so many references are first asked, in one go, whether they hold anything but plain data."""
 
-_PLAIN_TYPES = frozenset({dict, list, tuple, set, frozenset})
+_PLAIN_TYPES = Types((dict, list, tuple, set, frozenset))
 _PIECE = 4096
 _ROOM = 200  # objects behind each of a piece, on average, that are looked through in this way
 _SKIPPED = (LEAF, "class")
@@ -30,7 +30,7 @@ class Referents:
     def __init__(self, kinds: Kinds, has_torch: bool) -> None:
         self.kinds = kinds
         self.autograd = Autograd() if has_torch else None
-        self._plain: dict[type, bool] = {}
+        self._plain = TypeTable(self._is_plain)
         self._user_modules: dict[object, bool] = {"__main__": True}
         self._libraries = library_paths()
         self._expand: dict[str, Callable[[Any], list[Any]]] = {
@@ -83,11 +83,11 @@ class Referents:
     def _plain_below(self, level: list[Any]) -> bool:
         allowed = _ROOM * (len(level) + _BULK)
         while (allowed := allowed - len(level)) > 0:
-            types = list(map(type, level))
-            if not all(map(self._is_plain, distinct := set(types))):
+            types = types_of(level)
+            if not all(map(self._plain.of, types.values())):
                 return False
-            containers = {cls for cls in distinct if self.kinds.of(cls) not in _SKIPPED}
-            inside = list(compress(level, map(containers.__contains__, types)))
+            containers = {key for key, cls in types.items() if self.kinds.of(cls) not in _SKIPPED}
+            inside = list(compress(level, map(containers.__contains__, map(id, map(type, level)))))
             if len(set(map(id, inside))) < len(inside):  # something is shared: go into it once
                 inside = list({id(obj): obj for obj in inside}.values())
             level = gc.get_referents(*inside)
@@ -96,14 +96,11 @@ class Referents:
         return False  # so much behind so little, or a cycle: looked into object by object
 
     def _is_plain(self, cls: type) -> bool:
-        known = self._plain.get(cls)
-        if known is None:
-            kind = self.kinds.of(cls)
-            simple = kind == "object" and (
-                cls in _PLAIN_TYPES or (bool(_flags(cls) & _HEAP_TYPE) and "__del__" not in namespace_of(cls))
-            )
-            known = self._plain[cls] = kind in _SKIPPED or simple
-        return known
+        kind = self.kinds.of(cls)
+        simple = kind == "object" and (
+            cls in _PLAIN_TYPES or (bool(_flags(cls) & _HEAP_TYPE) and "__del__" not in namespace_of(cls))
+        )
+        return kind in _SKIPPED or simple
 
 
 def _array(array: Any) -> list[Any]:

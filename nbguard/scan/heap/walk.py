@@ -7,10 +7,12 @@ weak references to storages and experiments for checking later what is really go
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import weakref
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nbguard.memory.facts import KEPT_KINDS, StorageFact
@@ -19,6 +21,7 @@ from nbguard.scan import progress
 from nbguard.scan.heap.graphs import Graphs
 from nbguard.scan.heap.kinds import LEAF, Kinds, Unwalked, module_namespaces, never_asked
 from nbguard.scan.heap.referents import Referents
+from nbguard.scan.heap.unread import Unread
 
 _CANDIDATES = KEPT_KINDS | {"tensor"}
 
@@ -58,7 +61,7 @@ class Walk:
         self.tracked = tracked
         self.stop = set(stop)
         self.kinds = kinds
-        self.kinds.known[Unwalked] = "graph"
+        self.kinds.known[id(Unwalked)] = "graph"
         self.referents = Referents(kinds, "torch" in sys.modules)
         self.graphs = None if self.referents.autograd is None else Graphs(self.referents.autograd, kinds)
         self.rest: int | None = None  # number of the object that stands for all that were not looked into
@@ -76,6 +79,7 @@ class Walk:
         self.storages: list[StorageFact] = []
         self.holds: dict[int, list[int]] = {}
         self.tracker = WeakTracker()
+        self.unread = Unread()
         self.parked: Collection[int] = ()  # addresses of storages that do not count
         self.only_stale = range(0)  # numbers of the objects that only stale roots lead to
         self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None: not known
@@ -129,9 +133,14 @@ class Walk:
                 progress.report(len(objects))
             obj, kind = objects[at], kinds[at]
             children = self._later.pop(at, [])
-            for child in self.referents.of(obj, kind) if at != self.rest else ():
+            try:
+                referents = self.referents.of(obj, kind) if at != self.rest else []
+            except Exception:  # noqa: BLE001 - as in `Unread.read`, without a call for each object
+                self.unread.note(obj)
+                referents = gc.get_referents(obj)
+            for child in referents:
                 cls = type(child)
-                child_kind = known.get(cls) or kind_of(cls)
+                child_kind = known.get(id(cls)) or kind_of(cls)
                 if child_kind is LEAF:
                     continue
                 key = id(child)
@@ -153,7 +162,7 @@ class Walk:
                 children.append(known_number)
             self.children.append(children)
             if kind in ("tensor", "storage"):
-                self._note_storage(at, obj, kind)
+                self.unread.read(obj, partial(self._note_storage, at, kind), otherwise=None)
             if kind == "graph" or (kind == "tensor" and has_graph(obj)):
                 self._with_graph.append(at)
             if len(self.skipped) > skipped:
@@ -203,7 +212,7 @@ class Walk:
             self.rest = self._number(rest, "graph")
         self._link(number, self.objects[self.rest])
 
-    def _note_storage(self, at: int, obj: Any, kind: str) -> None:
+    def _note_storage(self, at: int, kind: str, obj: Any) -> None:
         autograd = self.referents.autograd
         assert autograd is not None
         try:
@@ -213,8 +222,10 @@ class Walk:
                 return
             address, nbytes = storage.data_ptr(), storage.nbytes()
         except (RuntimeError, AttributeError):  # sparse and wrapper tensors have no storage of their own
-            parts = autograd.sparse_parts(obj) if kind == "tensor" else []
+            parts = autograd.parts(obj) if kind == "tensor" else []
             self.children[at] += [self._number(part, "tensor") for part in parts]
+            if not parts and kind == "tensor" and autograd.is_opaque(obj, self.tracked):
+                self.unread.note(obj)
             return
         if not address or not nbytes:
             return

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
+from functools import partial
 from typing import Any
 
 from nbguard.scan.heap.attributes import attributes_of
-from nbguard.scan.heap.kinds import Kinds, name_of
+from nbguard.scan.heap.autograd import has_own_dispatch
+from nbguard.scan.heap.kinds import Kinds, Types, name_of
+from nbguard.scan.heap.unread import Unread
 from nbguard.scan.objects.learners import learner_names
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.units import counted
 
+_SIZED = Types((list, tuple, set, dict))
 
-def describe(obj: Any, kinds: Kinds) -> str:
-    """Return what `obj` is, e.g. `Learner · Sequential · Adam`, `list of 118`, `bound method of Learner`."""
+
+def describe(obj: Any, kinds: Kinds, unread: Unread) -> str:
+    """Return what `obj` is, e.g. `Learner · Sequential · Adam`, `list of 118`, `bound method of Learner`; else its type."""
+    return unread.read(obj, partial(_words, kinds=kinds), otherwise=name_of(type(obj)))
+
+
+def _words(obj: Any, kinds: Kinds) -> str:
     cls = type(obj)
     kind = kinds.of(cls)
     if kind == "learner":
@@ -24,14 +32,14 @@ def describe(obj: Any, kinds: Kinds) -> str:
         workers = worker_count(obj)
         return name_of(cls) + (f" · {counted(workers, 'worker')}" if workers else "")
     if kind == "tensor":
-        return f"{name_of(cls)} {tensor_shape(obj)}"
-    if cls in (list, tuple, set, dict):
+        return f"{name_of(cls)} {tensor_shape(obj)}" if not has_own_dispatch(cls) else name_of(cls)
+    if cls in _SIZED:
         return f"{name_of(cls)} of {cls.__len__(obj)}"
     if cls is types.MethodType:
         return f"bound method of {name_of(type(obj.__self__))}"
-    if cls is functools.partial:
+    if cls is partial:
         inner = obj.func
-        return f"partial of {describe(inner, kinds) if type(inner) is types.MethodType else name_of(type(inner))}"
+        return f"partial of {_words(inner, kinds) if type(inner) is types.MethodType else name_of(type(inner))}"
     if kind == "traceback":
         return f"{name_of(cls)} · its frames hold variables"
     if kind == "code":
@@ -45,7 +53,10 @@ def describe(obj: Any, kinds: Kinds) -> str:
 def tensor_shape(tensor: Any) -> str:
     """Return a tensor's shape and dtype as text, e.g. `64×3×224×224 float32`, read from the C base class."""
     torch: Any = sys.modules["torch"]
+    base = torch._C.TensorBase
     with torch._C.DisableTorchFunctionSubclass():
-        shape = torch._C.TensorBase.__dict__["shape"].__get__(tensor)
-        dtype = torch._C.TensorBase.__dict__["dtype"].__get__(tensor)
-    return f"{'×'.join(map(str, tuple(shape))) or 'scalar'} {str(dtype).removeprefix('torch.')}"
+        dtype = str(base.__dict__["dtype"].__get__(tensor)).removeprefix("torch.")
+        if base.__dict__["is_nested"].__get__(tensor):
+            return f"nested of {base.size(tensor, 0)} {dtype}"
+        shape = base.__dict__["shape"].__get__(tensor)
+    return f"{'×'.join(map(str, tuple(shape))) or 'scalar'} {dtype}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 from nbguard.memory.facts import LearnerFact
 from nbguard.scan.heap.attributes import attributes_of
-from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.kinds import Types, name_of
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.scan.roots.frames import running_fit_owners
 from nbguard.units import counted
@@ -16,6 +17,7 @@ LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": Non
 skips that end, `get_preds` and `validate` never reach it, and `loss_grad` (the loss with its graph) is never reset."""
 BARS = ("pbar", "mbar")
 """Bars that `learn.progress` makes at the start of a fit and keeps until the next: they hold the DataLoader they count."""
+_NAMED = Types((types.FunctionType, type))
 
 
 def learner_names(learner: Any) -> tuple[str, ...]:
@@ -25,7 +27,7 @@ def learner_names(learner: Any) -> tuple[str, ...]:
     if (model := attributes.get("model")) is not None:
         parts.append(name_of(type(model)))
     opt, opt_func = attributes.get("opt"), attributes.get("opt_func")
-    name = getattr(opt_func, "__name__", "") if type(opt_func) in (type(learner_names), type) else ""
+    name = getattr(opt_func, "__name__", "") if type(opt_func) in _NAMED else ""
     if opt is not None or name:
         parts.append(name or name_of(type(opt)))
     if workers := worker_count(attributes.get("dls")):

@@ -14,3 +14,15 @@ def plain_torch() -> Iterator[None]:
     torch: Any = sys.modules["torch"]
     with torch.inference_mode(False), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
+
+
+@contextmanager
+def unseen_by_modes() -> Iterator[None]:
+    """Keep this thread's dispatch modes (a simulated device, a FLOP counter) from seeing operations of ours.
+
+    To unpack what a graph has saved is one. A tensor subclass's own dispatch goes on, unlike under `plain_torch`: torch's
+    nested and distributed tensors are unpacked by theirs.
+    """
+    dispatch: Any = sys.modules["torch.utils._python_dispatch"]
+    with dispatch._disable_current_modes():
+        yield

@@ -15,7 +15,7 @@ def weak_reference(obj: Any) -> weakref.ref[Any] | None:
     PyTorch 2.11 frees streams and events of CUDA's without a word to their weak references: to follow one ends the process.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and not {torch.cuda.Stream, torch.cuda.Event}.isdisjoint(mro_of(type(obj))):
+    if torch is not None and any(cls in mro_of(type(obj)) for cls in (torch.cuda.Stream, torch.cuda.Event)):
         return None
     try:
         return weakref.ref(obj)

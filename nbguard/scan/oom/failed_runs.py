@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, OomNote
-from nbguard.scan.heap.kinds import mro_of, namespace_of
+from nbguard.scan.heap.kinds import Types, mro_of, namespace_of
 from nbguard.scan.oom.cell_start import ATOMS, CellStart, start_of
 from nbguard.scan.oom.names import Names, made_by, reached_by
 from nbguard.scan.oom.notes import NOTES
 
 _KEPT = 64
-_CONSTANT = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_CONSTANT = Types((types.FunctionType, types.BuiltinFunctionType, types.ModuleType))
 """Types of values that are taken to stay what they are as long as a name leads to the same one."""
-_OF_A_CLASS = (types.FunctionType, types.GetSetDescriptorType, classmethod, staticmethod, property)
+_OF_A_CLASS = Types((types.FunctionType, types.GetSetDescriptorType, classmethod, staticmethod, property))
 """Types of values in the namespace of a class that do not change by themselves."""
 
 

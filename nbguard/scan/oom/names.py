@@ -11,6 +11,8 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from nbguard.cell_names import bindings
+
 Names = frozenset[str]
 """The global names that the functions of the notebook use."""
 _GLOBALS = frozenset(
@@ -46,7 +48,7 @@ def names_in(source: str, at: int) -> tuple[set[str], set[str]]:
     reads = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     loops = [node for node in nodes if isinstance(node, _LOOPS) and node.lineno <= at <= (node.end_lineno or at)]
     inside = {id(node) for loop in loops for node in ast.walk(loop)}
-    binds = {name for name, node in _bindings(tree) if node.lineno < at or id(node) in inside}
+    binds = {name for name, node in bindings(tree) if node.lineno < at or id(node) in inside}  # type: ignore[attr-defined]
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
             body = node.args[-1] if node.args else None
@@ -54,18 +56,6 @@ def names_in(source: str, at: int) -> tuple[set[str], set[str]]:
                 more = names_in(body.value, sys.maxsize)
                 reads, binds = reads | more[0], binds | more[1]
     return reads, binds
-
-
-def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield (name, node) of what a cell's own statements bind: not what functions bind inside of them."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node
-        if isinstance(node, _SCOPES):
-            if not isinstance(node, ast.Lambda):
-                yield node.name, node
-            continue
-        yield from _bindings(node)
 
 
 def made_by(source: str, at: int, global_names: Names | None) -> set[str]:

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection
 
-from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.heap.kinds import mro_of, name_of
 from nbguard.scan.heap.walk import Walk, references_by_asking
 
 
@@ -73,7 +73,7 @@ class _Collector:
 
 def _is_python_function(obj: object) -> bool:
     """Say whether an object is the context of a `torch.autograd.Function`: torch shows gc what it and its tensor keep."""
-    return any(cls.__name__ == "_FunctionBase" for cls in mro_of(type(obj)))
+    return any(name_of(cls) == "_FunctionBase" for cls in mro_of(type(obj)))
 
 
 def _has_more(walk: Walk, number: int, shown: int) -> bool:

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Any
 
 from nbguard.memory.references.graph import upwards
+from nbguard.scan.heap.kinds import Types
 from nbguard.scan.heap.walk import Walk, references_by_asking
 
 _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
 _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
 _HOLDS_IN_CPP = ("tensor", "graph")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
-_FRAMES = (types.FrameType, types.TracebackType)
+_FRAMES = Types((types.FrameType, types.TracebackType))
 
 
 class Region:

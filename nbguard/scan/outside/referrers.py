@@ -93,15 +93,15 @@ def _callers(walk: Walk, new: int) -> list[Any]:
 
     A finished frame is held by the frames it called (`f_back`), as long as any traceback keeps one of them.
     """
-    kinds = (types.FrameType, types.TracebackType)
-    met = {id(obj) for obj in walk.objects[new:] if type(obj) in kinds}
+    kinds = {id(types.FrameType), id(types.TracebackType)}
+    met = {id(obj) for obj in walk.objects[new:] if id(type(obj)) in kinds}
     if not met:
         return []
     above: dict[int, list[Any]] = {}
     for obj in gc.get_objects():
-        if type(obj) in kinds:
+        if id(type(obj)) in kinds:
             for ref in gc.get_referents(obj):
-                if type(ref) in kinds:
+                if id(type(ref)) in kinds:
                     above.setdefault(id(ref), []).append(obj)
     callers: dict[int, Any] = {}
     todo = list(met)

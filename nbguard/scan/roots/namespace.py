@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import types
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from nbguard.cell_names import cell_names
 from nbguard.memory.facts import RootKind
-from nbguard.scan.heap.kinds import Kinds, module_namespaces
+from nbguard.scan.heap.kinds import module_namespaces
 from nbguard.scan.heap.referents import Referents
-from nbguard.scan.objects.describe import describe
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.scan.roots.tracebacks import PDB_VARIABLES
 
@@ -20,14 +18,17 @@ _UNDERSCORES = ("_", "__", "___")
 
 
 def user_roots(
-    namespace: dict[str, Any], hidden: dict[str, Any], out: dict[int, Any], cells: Cells, kinds: Kinds
+    namespace: dict[str, Any], hidden: dict[str, Any], out: dict[int, Any], cells: Cells, words: Callable[[Any], str]
 ) -> list[LiveRoot]:
-    """Return a root for each name that is the user's own: not IPython's, or rebound by the user since."""
+    """Return a root for each name that is the user's own: not IPython's, or rebound by the user since.
+
+    `words` describes an object.
+    """
     roots = []
     for name, value in list(namespace.items()):
         if type(name) is not str or (name in hidden and hidden[name] is value) or _is_output_name(name, value, out):
             continue
-        roots.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=describe(value, kinds)))
+        roots.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=words(value)))
     return roots
 
 
@@ -40,7 +41,7 @@ def _is_output_name(name: str, value: Any, out: dict[int, Any]) -> bool:
     return name in _UNDERSCORES and any(value is result for result in out.values())
 
 
-def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], kinds: Kinds) -> list[LiveRoot]:
+def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], words: Callable[[Any], str]) -> list[LiveRoot]:
     """Return a root for each displayed result that IPython still holds, however many places hold it."""
     by_id: dict[int, tuple[str, int | None, Any]] = {}
     for number, value in list(out.items()):
@@ -48,7 +49,7 @@ def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], kinds: Kind
     for label, value in places:
         by_id.setdefault(id(value), (label, None, value))
     return [
-        LiveRoot(kind="out", label=label, objects=(value,), cell=cell, what=describe(value, kinds))
+        LiveRoot(kind="out", label=label, objects=(value,), cell=cell, what=words(value))
         for label, cell, value in by_id.values()
     ]
 
@@ -96,31 +97,6 @@ class Cells:
         if self._bound is None:
             self._bound = {}
             for number, source in enumerate(self._inputs):
-                for bound in _names_bound(source) if type(source) is str else ():
-                    self._bound[bound] = number
+                names = cell_names(source) if type(source) is str else None
+                self._bound |= dict.fromkeys(names.bound, number) if names is not None else {}
         return self._bound.get(name)
-
-
-@lru_cache(maxsize=4096)
-def _names_bound(source: str) -> frozenset[str]:
-    """Return the names that a cell binds, also inside a line or cell magic such as `%time learn = …`."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return frozenset()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str(name)):
-                names.add(name)
-            case ast.alias(name=name, asname=alias):
-                names.add((alias or name).partition(".")[0])
-            case ast.Call(
-                func=ast.Attribute(attr="run_line_magic" | "run_cell_magic"), args=[*_, ast.Constant(value=str(code))]
-            ):
-                names |= _names_bound(code)
-    return frozenset(names)

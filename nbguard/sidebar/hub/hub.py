@@ -38,6 +38,9 @@ _SETTLED = 0.3
 _HISTORIES = 32
 """Requests for the line's history that wait for the next tick. Older ones are dropped: a view asks again."""
 
+_GREETED = 200
+"""Views that wait for the heap until the next tick. Each says hello again after a few seconds."""
+
 _UNTIL_END = "a look at the heap waits for the end of the cell"
 
 _FORESEEN_LATER = "the cell that runs may use it: its next fit is predicted when the cell ends"
@@ -80,7 +83,7 @@ class Hub:
         self._leases = Leases()
         self._jobs = Jobs(lambda: self._busy.cell is not None, lambda act: self._kernel.io_loop.add_callback(act))
         self._sampler = Sampler(self._tick, lambda: self._leases.interval)
-        self._to_greet: deque[tuple[Channel, messages.Hello]] = deque()
+        self._to_greet: deque[tuple[Channel, messages.Hello]] = deque(maxlen=_GREETED)
         self._history_requests: deque[tuple[Channel, messages.HistoryRequest]] = deque(maxlen=_HISTORIES)
         self._made = threading.Lock()
         self._tick_source: TickSource | None = None
@@ -234,22 +237,29 @@ class Hub:
                 self._history_requests.append((channel, request))
                 self._sampler.wake()
             case messages.Refresh(rid):
-                self._put(channel, rid, "Refresh", "", self._refresh)
+                self._put(channel, rid, "Refresh", "", self._refresh, kind="refresh")
             case messages.PictureRequest(rid):
-                self._put(channel, rid, "Look", _UNTIL_END, lambda: self._send_picture(channel, rid))
-            case messages.Ask() | messages.PlanRequest() as asked:
-                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked))
+                self._put(channel, rid, "Look", _UNTIL_END, lambda: self._send_picture(channel, rid), kind="picture")
+            case messages.Ask() as asked:
+                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind="why")
+            case messages.PlanRequest() as asked:
+                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind=f"plan {asked.action}")
             case messages.ForeseeRequest() as asked:
-                self._put(channel, asked.rid, "Next fit", _FORESEEN_LATER, lambda: self._answer(channel, asked))
+                self._put(channel, asked.rid, "Next fit", _FORESEEN_LATER, lambda: self._answer(channel, asked), kind="foresee")
             case messages.Apply(rid, token) as asked:
                 title, why = ("Apply", "") if self._handler is None else self._handler.plans.about(token)
                 self._put(channel, rid, title, why, lambda: self._answer(channel, asked))
 
-    def _put(self, channel: Channel, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
-        """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs."""
+    def _put(self, channel: Channel, rid: str, title: str, why: str, run: Callable[[], None], *, kind: str = "") -> None:
+        """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs.
+
+        Of those of a `kind` by one channel that wait, the newest is done.
+        """
         self._outbox.acknowledge(channel, rid)
         refuse, tell_queued = (partial(tell, channel, rid) for tell in (self._outbox.refuse, self._outbox.queue))
-        if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
+        of_channel = f"{kind} {id(channel)}" if kind else ""
+        job = Job(run=run, failed=refuse, rid=rid, kind=of_channel, title=title, why=why, tell_queued=tell_queued)
+        if not self._jobs.put(job):
             refuse("too much is waiting to be done already: wait for the cell to end")
 
     def _answer(self, channel: Channel, asked: messages.Question) -> None:
@@ -331,10 +341,13 @@ class Hub:
 
     def _greet(self, handler: RequestHandler) -> None:
         """Send the heap to who has said hello without it; look again if it is old, beside a cell only if there is none yet."""
+        without = dict[int, Channel]()
         while self._to_greet:
             channel, hello = self._to_greet.popleft()
             if (hello.boot, hello.heap) != (self._boot, handler.states.last.heap):
-                self._outbox.send_state([channel], handler.states.last)
+                without[id(channel)] = channel
+        if without:
+            self._outbox.send_state(without.values(), handler.states.last)
         if handler.states.is_outdated and (self._busy.cell is None or not handler.states.last.heap):
             self._look(waits=bool(handler.states.last.heap))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
 _MOST = 32
 """Jobs that may wait. More are refused: nobody clicks so fast."""
+_BURST = 16
+"""Jobs that are done at once, one after the other. Those after them wait until no request has come for `_QUIET` seconds: a
+flood would keep the next cell waiting. `_PAUSE` seconds without a request end the burst."""
+_QUIET = 0.5
+_PAUSE = 2.0
+SUPERSEDED = "superseded: a newer request of this kind has come before it began"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -23,6 +30,7 @@ class Job:
     run: Callable[[], None]  # the work itself
     failed: Callable[[str], None]  # called with the reason when `run` fails
     rid: str = ""  # the request it answers; empty: none
+    kind: str = ""  # only the newest of those of a kind that wait is done; empty: all are
     title: str = ""  # in the list of waiting jobs; empty: the hub's own
     why: str = ""  # it has to wait while a cell runs; empty: it may run beside the cell
     tell_queued: Callable[[str], None] | None = None  # called with `why` as soon as the job waits
@@ -44,6 +52,9 @@ class Jobs:
         self._pending: list[Job] = []
         self._running: Job | None = None
         self._worker: threading.Thread | None = None
+        self._begun = 0  # jobs of this burst
+        self._put_at = 0.0  # when the last one came, by the monotonic clock
+        self._waits_for_quiet = False
 
     @property
     def listed(self) -> tuple[state.JobStatus, ...]:
@@ -59,14 +70,25 @@ class Jobs:
         return tuple(job for job in statuses if job.title)
 
     def put(self, job: Job) -> bool:
-        """Have a job done. Return whether it was taken: not if too many wait, or one of its name does."""
+        """Have a job done. Return whether it was taken: not if too many wait, or one of its name does.
+
+        One of its kind that still waits is told that it is superseded.
+        """
         with self._lock:
+            now = time.monotonic()
+            if now - self._put_at > _PAUSE:
+                self._begun = 0
+            self._put_at = now
+            former = [each for each in self._pending if job.kind and each.kind == job.kind and each.rid != job.rid]
+            self._pending = [each for each in self._pending if each not in former]
             names = [each.rid for each in (*self._pending, self._running) if each is not None]
-            if len(names) >= _MOST or (job.rid and job.rid in names):
-                return False
-            self._pending.append(job)
+            is_taken = len(names) < _MOST and not (job.rid and job.rid in names)
+            if is_taken:
+                self._pending.append(job)
+        for each in former:
+            each.failed(SUPERSEDED)
         self.proceed()
-        return True
+        return is_taken
 
     def cancel(self, rid: str) -> Job | None:
         """Drop the job of a name, if it still waits, and return it."""
@@ -97,6 +119,9 @@ class Jobs:
         with self._lock:
             if not self._pending or self._running is not None:
                 return
+            if self._is_flooded:
+                self._wait_for_quiet()
+                return
             if not self._is_busy():
                 self._on_main(self._do_on_main)
                 return
@@ -108,6 +133,23 @@ class Jobs:
             job.is_told = True
             if job.tell_queued is not None:
                 job.tell_queued(job.why)
+
+    @property
+    def _is_flooded(self) -> bool:
+        """Say whether requests come faster than they are to be done."""
+        return self._begun >= _BURST and time.monotonic() - self._put_at < _QUIET
+
+    def _wait_for_quiet(self) -> None:
+        """Proceed when the flood may be over, by a timer's thread: the main thread's loop does not turn while a cell runs."""
+        if not self._waits_for_quiet:
+            self._waits_for_quiet = True
+            timer = threading.Timer(_QUIET, self._proceed_after_waiting)
+            timer.daemon = True
+            timer.start()
+
+    def _proceed_after_waiting(self) -> None:
+        self._waits_for_quiet = False
+        self.proceed()
 
     def join(self, timeout: float = 2.0) -> None:
         """See the thread end, which it does when there is nothing for it to do; wait no longer than `timeout` seconds."""
@@ -129,11 +171,12 @@ class Jobs:
     def _take(self, *, on_main: bool) -> Job | None:
         """Take the next job that this thread may do now. Without one, the worker is at its end."""
         with self._lock:
-            may = self._running is None and self._is_busy() is not on_main
+            may = self._running is None and self._is_busy() is not on_main and not self._is_flooded
             next_job = next((job for job in self._pending if may and (on_main or not job.why)), None)
             if next_job is not None:
                 self._pending.remove(next_job)
                 self._running = next_job
+                self._begun += 1
             elif not on_main:
                 self._worker = None
             return next_job

@@ -10,6 +10,8 @@ _COSTLY = 0.002
 """Seconds of processor time that half of `_WINDOW` ticks may take more than: else ticks become half as many."""
 _WINDOW = 20
 _SLOWEST = 8
+_LEAST = 0.1
+"""Seconds from one tick to the next, however often somebody wakes the thread."""
 
 
 class Sampler:
@@ -26,6 +28,7 @@ class Sampler:
         self._silence.acquire()
         self._thread: threading.Thread | None = None
         self._costs: list[float] = []
+        self._ticked = 0.0  # when the last tick began, by the monotonic clock
         self._slowness = 1
 
     def wake(self) -> None:
@@ -52,7 +55,7 @@ class Sampler:
     def _run(self) -> None:
         interval = self._wait(0.0)
         while interval is not None:
-            start = time.thread_time()
+            start, self._ticked = time.thread_time(), time.monotonic()
             self._tick()
             self._weigh(time.thread_time() - start)
             interval = self._wait(interval)
@@ -60,6 +63,7 @@ class Sampler:
     def _wait(self, interval: float) -> float | None:
         """Wait until the next tick is due; return the seconds after it. If there is to be none, the sampler has no thread."""
         self._silence.acquire(timeout=interval * self._slowness)
+        time.sleep(max(0.0, min(interval, self._ticked + _LEAST - time.monotonic())))
         with self._lock:
             self._silence.acquire(blocking=False)
             seconds = self._interval()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.sidebar.hub.jobs import Job, Jobs
+from nbguard.sidebar.hub.jobs import SUPERSEDED, Job, Jobs
 
 
 class _Kernel:
@@ -24,7 +25,7 @@ class _Kernel:
         self.event = threading.Event()
         self.jobs = Jobs(lambda: self.busy, self.calls.append)
 
-    def job(self, rid: str, why: str = "", run: Callable[[], Any] = lambda: None) -> Job:
+    def job(self, rid: str, why: str = "", run: Callable[[], Any] = lambda: None, kind: str = "") -> Job:
         def work() -> None:
             run()
             self.done.append((rid, threading.current_thread() is threading.main_thread()))
@@ -35,6 +36,7 @@ class _Kernel:
             failed=lambda w: self.failed.append((rid, w)),
             rid=rid,
             title=rid,
+            kind=kind,
             why=why,
             tell_queued=lambda w: self.queued.append((rid, w)),
         )
@@ -122,3 +124,35 @@ def test_a_job_that_fails_says_so_and_the_next_one_is_done(error: BaseException,
     assert [rid for rid, _ in kernel.failed] == ["a"]
     assert words in kernel.failed[0][1]
     assert kernel.done == [("b", True)]
+
+
+def test_the_newest_of_a_kind_that_waits_is_done_and_the_others_are_told() -> None:
+    kernel = _Kernel()
+    for rid, kind in (("a", "plan"), ("b", "why"), ("c", "plan"), ("d", ""), ("e", "plan"), ("f", "")):
+        assert kernel.jobs.put(kernel.job(rid, kind=kind))
+    kernel.turn()
+
+    assert [rid for rid, _ in kernel.done] == ["b", "d", "e", "f"]
+    assert kernel.failed == [("a", SUPERSEDED), ("c", SUPERSEDED)]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_flood_is_done_in_part_and_each_request_is_answered(busy: bool) -> None:
+    """However the main thread's turns fall between the requests."""
+    kernel = _Kernel()
+    kernel.busy = busy
+    refused = []
+    for number in range(5000):
+        if not kernel.jobs.put(kernel.job(str(number), kind=f"kind {number % 3}")):
+            refused.append(str(number))
+        kernel.turn()
+    while kernel.jobs.listed:
+        kernel.turn()
+        time.sleep(0.01)
+    kernel.jobs.join(20)
+
+    assert len(kernel.done) <= 40  # of a machine on which the flood stops now and then
+    assert sorted([rid for rid, _ in kernel.done] + [rid for rid, _ in kernel.failed] + refused) == sorted(
+        map(str, range(5000))
+    )
+    assert {"4997", "4998", "4999"} <= {rid for rid, _ in kernel.done}

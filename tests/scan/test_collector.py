@@ -1,0 +1,76 @@
+"""The collector during a look: what is there stays, what other threads leave meanwhile is freed; afterwards it is as before."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from nbguard.scan import collector
+from nbguard.scan.collector import keep_garbage
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def _cycle() -> weakref.ref[_Cycle]:
+    return weakref.ref(_Cycle())
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = gc.isenabled(), gc.get_threshold()
+    gc.collect()
+    yield
+    assert (gc.isenabled(), gc.get_threshold()) == before
+
+
+def _allocate(count: int = 200_000) -> None:
+    list(map(list, [()] * count))
+
+
+def test_what_is_there_stays_and_what_comes_meanwhile_is_collected() -> None:
+    old = [_cycle() for _ in range(100)]
+    gc_old = _cycle()
+
+    with keep_garbage():
+        new = [_cycle() for _ in range(100)]
+        _allocate()
+        assert all(ref() is not None for ref in [*old, gc_old])
+        if collector._HAS_YOUNG_ONLY:
+            assert not any(ref() is not None for ref in new)
+
+
+def test_the_collector_is_as_before_after_a_look_an_error_or_an_interrupt() -> None:
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), keep_garbage(), keep_garbage():
+            raise error
+    gc.disable()
+    try:
+        with keep_garbage():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_no_callback_of_the_users_runs() -> None:
+    ran: list[str] = []
+
+    def callback(phase: str, _: object) -> None:
+        ran.append(phase)
+
+    gc.callbacks.append(callback)
+    try:
+        with keep_garbage():
+            old = _cycle()
+            _allocate()
+            during = list(ran)
+            assert old() is not None
+    finally:
+        gc.callbacks.remove(callback)
+    assert during == []
