@@ -37,8 +37,27 @@ def parse_target(text: str) -> ast.expr:
 def resolve_targets(
     texts: Iterable[str], namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]
 ) -> tuple[Target, ...]:
-    """Return the target of each text, in order; TargetError, before anything is touched, if one of them does not exist."""
-    return tuple(_resolve(text, parse_target(text), namespace, out, hidden) for text in texts)
+    """Return the target of each text, once; TargetError, before anything is touched, if one of them does not exist.
+
+    They come in an order in which `del` finds each where it is now: parts before what they are parts of, and of a list the last
+    first. Otherwise the order is that of the texts.
+    """
+    parsed = {text: parse_target(text) for text in texts}
+    resolved = {text: _resolve(text, target, namespace, out, hidden) for text, target in parsed.items()}
+    return tuple(resolved[text] for text in sorted(parsed, key=lambda text: _turn(parsed[text], namespace, out)))
+
+
+def _turn(target: ast.expr, namespace: dict[str, Any], out: dict[int, Any]) -> tuple[int, int]:
+    """Return a number for the depth of a part and one for its place in a list: whatever has the least goes first."""
+    if output_label(target, out) or not isinstance(target, (ast.Attribute, ast.Subscript)):
+        return 0, 0
+    depth, step = 0, target
+    while isinstance(step, (ast.Attribute, ast.Subscript)):
+        depth, step = depth + 1, step.value
+    owner = lookup(target.value, namespace) if isinstance(target, ast.Subscript) else _MISSING
+    parts = owner if type(owner) in (list, deque) else _numbered_modules(owner)
+    key = _key(target.slice, namespace) if isinstance(target, ast.Subscript) and parts is not None else None
+    return -depth, -(key % max(len(parts), 1)) if parts is not None and type(key) is int else 0
 
 
 def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]) -> Target:
@@ -117,13 +136,8 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
     """Return (part of `owner`, the containers that refer to it); the part is a mark if only user code could tell."""
     if isinstance(target, ast.Attribute):
         return _attribute(owner, target.attr, ast.unparse(target))
-    try:
-        key = (
-            namespace[target.slice.id]
-            if isinstance(target.slice, ast.Name) and target.slice.id in namespace
-            else ast.literal_eval(target.slice)
-        )
-    except ValueError:
+    key = _key(target.slice, namespace)
+    if key is _MISSING:
         return _MISSING, ()
     bases = mro_of(type(owner))
     try:
@@ -137,6 +151,16 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
     except (KeyError, IndexError):
         raise TargetError(f"{ast.unparse(target)} does not exist: there is no such key") from None
     return _MISSING, ()
+
+
+def _key(expression: ast.expr, namespace: dict[str, Any]) -> Any:
+    """Return the key that is written in brackets, a constant or a name; a mark if it is computed."""
+    if isinstance(expression, ast.Name) and expression.id in namespace:
+        return namespace[expression.id]
+    try:
+        return ast.literal_eval(expression)
+    except ValueError:
+        return _MISSING
 
 
 def _numbered_modules(owner: Any) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory.facts import CacheKind, PoolId
 from nbguard.memory.processes import Process, Zombies
+from nbguard.memory.references.kept_targets import KeptTarget
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
 
@@ -89,6 +90,7 @@ class Plan(Result):
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
     skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
     pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use
+    kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
