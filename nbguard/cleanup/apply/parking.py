@@ -21,6 +21,7 @@ from nbguard.errors import NbguardError, ParkedError, TargetError, in_one_line
 from nbguard.memory import advice
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.scan.objects.plain_torch import plain_torch
@@ -206,37 +207,44 @@ def _in_a_file(nbytes: int) -> Any:
 
 
 class _Stop:
-    """Stands before the `forward` of a parked module. In a pickle or a copy of the module it does nothing."""
+    """Stands before the `forward` of a parked module, or the step of an optimizer. In a pickle or a copy it does nothing."""
 
     def __init__(self, parked: Parked) -> None:
         self.parked = parked
 
-    def __call__(self, module: Any, _args: Any) -> None:
+    def __call__(self, user: Any, *_: Any) -> None:
         label = self.parked.label
-        if not _tensors_of(module).isdisjoint(map(id, self.parked.alive())):  # else the user has put others in their place
+        if not _tensors_of(user).isdisjoint(map(id, self.parked.alive())):  # else the user has put others in their place
             raise ParkedError(f"{label} is parked in host memory: {advice.unpark((label,)).code} brings it back")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (dict.get, {})  # called with (module, args) it gives args back
 
 
-def _stop_calls(parked: Parked, modules: Sequence[Any]) -> None:
-    """Make a call of a parked module an error that says how to bring it back, rather than one about devices."""
+def _stop_calls(parked: Parked, users: Sequence[Any]) -> None:
+    """Make a call of a parked module, or a step of an optimizer, an error that says how to bring it back."""
     torch: Any = sys.modules["torch"]
     ids = {id(tensor) for tensor in parked.alive()}
     hook = _Stop(parked)
-    for module in modules:
-        if ids.isdisjoint(_tensors_of(module)):
+    for user in users:
+        if ids.isdisjoint(_tensors_of(user)):
             continue
+        is_optimizer = torch.optim.Optimizer in mro_of(type(user))
+        register = torch.optim.Optimizer.register_step_pre_hook if is_optimizer else torch.nn.Module.register_forward_pre_hook
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks of Python's
-            parked.hooks.append(torch.nn.Module.register_forward_pre_hook(module, hook))
+            parked.hooks.append(register(user, hook))
 
 
-def _tensors_of(module: Any) -> set[int]:
-    """Return the ids of a module's own parameters and buffers, not of the modules in it; empty for any other object."""
-    spaces = attributes_of(module) or {}
-    spaces_of_tensors = (spaces.get(name) for name in ("_parameters", "_buffers"))
-    return {id(tensor) for space in spaces_of_tensors if isinstance(space, dict) for tensor in dict.values(space)}
+def _tensors_of(user: Any) -> set[int]:
+    """Return the ids of a module's own parameters and buffers, not of the modules in it, or of an optimizer's state.
+
+    Empty for any other object.
+    """
+    attributes = attributes_of(user) or {}
+    spaces = [space for name in ("_parameters", "_buffers") if isinstance(space := attributes.get(name), dict)]
+    if sys.modules["torch"].optim.Optimizer in mro_of(type(user)) and isinstance(state := attributes.get("state"), dict):
+        spaces += [space for space in dict.values(state) if isinstance(space, dict)]
+    return {id(tensor) for space in spaces for tensor in dict.values(space)}
 
 
 def _forget_if_empty(parked: Parked) -> None:
