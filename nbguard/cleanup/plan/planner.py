@@ -53,8 +53,10 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
     if request.everything:
         return _plan_and_builder(facts, replace(request, targets=tuple(t for t in request.targets if t not in idle)))[0]
     plan, builder, _ = _plan_and_builder(facts, request, idle)
+    held = reach_of_roots(facts.graph, (number for number, root in enumerate(facts.graph.roots) if root.kind != "garbage"))
     state = CleanupState(
         graph=facts.graph,
+        collected=storages_of(facts.graph, _reached_by(facts.graph, "garbage")) - storages_of(facts.graph, held),
         gone=builder.gone,
         cut=builder.cut,
         freed=plan.storages,

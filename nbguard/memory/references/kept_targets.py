@@ -42,6 +42,7 @@ class CleanupState:
     gone: Set[int]  # numbers of the roots that go
     cut: Set[Edge]  # references that go
     freed: Set[int]  # numbers of the storages that are free afterwards
+    collected: Set[int]  # numbers of the storages that only cycles hold which wait for the collector
     going: Targets  # its targets that go
     freed_by: Callable[[Targets], Set[int]]  # the storages that a plan frees which has these targets instead
 
@@ -74,11 +75,18 @@ def kept_targets(state: CleanupState, idle: Collection[Target]) -> Iterator[Kept
             names=names,
             nbytes=nbytes_of(graph, storages),
             keepers=tuple(Keeper(each.path, each.how, each.kind) for each in partners.all if each.path not in names),
-            advice=_release(graph, storages, targets, state.freed_by((*state.going, *targets)) - state.freed),
-            instead=_release(graph, storages, (*also, *targets), state.freed_by((*also, *targets))),
+            advice=_release(state, storages, state.going, targets, state.freed),
+            instead=_release(state, storages, (), (*also, *targets), frozenset()),
         )
 
 
-def _release(graph: Graph, storages: Set[int], targets: Targets, freed: Set[int]) -> Advice:
-    """Return the command that releases `targets`, by which `freed` are free; none where that is none of `storages`."""
-    return release_names([each.text for each in targets], nbytes_of(graph, freed)) if freed & storages else NONE
+def _release(state: CleanupState, storages: Set[int], going: Targets, targets: Targets, free: Set[int]) -> Advice:
+    """Return the command that releases `targets` once `going` have gone, and `free` is free; none where it frees no `storages`.
+
+    Displayed results that go with the other targets need not be named.
+    """
+    freed = state.freed_by((*going, *targets)) - free - state.collected
+    without = tuple(target for target in targets if not target.root.startswith("Out["))
+    if 0 < len(without) < len(targets) and state.freed_by((*going, *without)) - free - state.collected == freed:
+        targets = without
+    return release_names([each.text for each in targets], nbytes_of(state.graph, freed)) if freed & storages else NONE

@@ -27,6 +27,8 @@ function with the memory as a part; it is code that runs; it is a library or ano
 _NEEDING = frozenset({"learner", "model", "code"})
 """Kinds of objects that need what they have: without it they are broken."""
 _LOCKED = frozenset({"frame", "traceback", "locals"})
+_LETTING_GO = frozenset({"error", "cache", "garbage"})
+"""Kinds of roots that let go by themselves of what the targets of a cleanup lead to."""
 _WAYS = 20
 """Most places of one root that a command names one by one."""
 _MANY = 3
@@ -92,7 +94,7 @@ class _Search:
 
     def _is_gone(self, number: int, root: Root) -> bool:
         is_own = root.label == self.target.root and root.kind in ("name", "out")
-        return number in self.gone or is_own or root.kind == "garbage"
+        return number in self.gone or is_own or root.kind in _LETTING_GO
 
     def _ways(self, root: Root, storages: Set[int]) -> Iterator[Partner]:
         """Yield each place to let go of, until the root leads to none of `storages` any more."""
