@@ -76,6 +76,9 @@ def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[i
     owner = lookup(target.value, namespace)
     if owner is _MISSING:
         return Target(text=text)
+    if type(owner) is types.ModuleType and isinstance(target, ast.Attribute):
+        value, _ = _part(target, owner, namespace)
+        return Target(text=text, root=f"{owner.__name__}.{target.attr}", value_kind=name_of(type(value)))
     value, containers = _part(target, owner, namespace)
     if value is _MISSING and isinstance(target, ast.Attribute) and _cannot_delete(owner, target.attr):
         raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")
@@ -110,14 +113,24 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
     """Return the object an expression of names, attributes and constant keys stands for, or a mark that it is computed."""
     if isinstance(expression, ast.Name):
         if expression.id not in namespace:
+            if module_named(expression.id) is not None:
+                return module_named(expression.id)
             near = difflib.get_close_matches(expression.id, [*_names_of_data(namespace)], n=1)
             hint = f": did you mean {near[0]}?" if near else ": it is not defined in this notebook"
             raise TargetError(f"name '{expression.id}' does not exist{hint}")
         return namespace[expression.id]
     if isinstance(expression, (ast.Attribute, ast.Subscript)):
         owner = lookup(expression.value, namespace)
+        if type(owner) is types.ModuleType and isinstance(expression, ast.Attribute) and expression.attr not in owner.__dict__:
+            return module_named(f"{owner.__name__}.{expression.attr}") or _part(expression, owner, namespace)[0]
         return _MISSING if owner is _MISSING else _part(expression, owner, namespace)[0]
     return _MISSING
+
+
+def module_named(name: str) -> types.ModuleType | None:
+    """Return a module that has been imported: a report writes its globals as `module.name`, whether it has a name here or not."""
+    module = sys.modules.get(name)
+    return module if type(module) is types.ModuleType else None
 
 
 def _names_of_data(namespace: dict[str, Any]) -> Iterator[str]:
