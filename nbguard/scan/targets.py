@@ -128,7 +128,7 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
 
 
 def module_named(name: str) -> types.ModuleType | None:
-    """Return a module that has been imported: a report writes its globals as `module.name`, whether it has a name here or not."""
+    """Return a module that has been imported: a report writes its globals as `module.name`, though it has no name here."""
     module = sys.modules.get(name)
     return module if type(module) is types.ModuleType else None
 

@@ -236,16 +236,16 @@ class Trial:
         freed = before - self._bytes()
         if command.frees is not None and not 0 <= freed - command.frees <= _UNSEEN:
             return f"promised {command.frees}, freed {freed}: {texts[-1].strip()}"
-        lost = self._lost(sums)
-        if lost:
+        if "--park" in command.lines[0]:  # values are there meanwhile, and a model that is parked says so
+            lost = self._lost(sums)
+            errors = [error for name in ready if (error := self._step(name, dry=True)) and "ParkedError" not in error]
+            self._cell("%reset_gpu --unpark")
+            if lost or errors:
+                return f"while parked, it took something of {lost}, {errors}"
+        if lost := self._lost(sums):
             return f"it took something of {lost}"
         errors = [f"{name} does not run any more: {error}" for name in ready if (error := self._step(name))]
-        if "--park" in command.lines[0]:  # a model that is parked says so
-            errors = [error for error in errors if "ParkedError" not in error]
-            self._cell("%reset_gpu --unpark")
-            lost = self._lost(sums)
-            errors += [f"{name} does not run any more: {error}" for name in ready if (error := self._step(name))]
-        return "; ".join([*errors, *(f"{name} is another one afterwards" for name in lost)])
+        return "; ".join(errors)
 
     def _lost(self, sums: dict[str, list[int]]) -> list[str]:
         now = dict(self._own(set()))
