@@ -23,7 +23,7 @@ from typing import Any
 
 CELLS = 12
 """Cells of a program."""
-_SECONDS = 120
+_SECONDS = 3000
 _WIDE = 768
 _UNSEEN = 65_536
 """Bytes of a graph's own tensors that may come back besides: what is frozen hides who holds them."""

@@ -86,6 +86,8 @@ class Plan(Result):
     actions: tuple[Action, ...] = ()  # steps in the order in which they will run
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
+    is_at_least: bool = False  # more may come back: something that goes leads to memory that was not looked into
+    at_most: int | None = None  # bytes that may come back then, by the allocator's count; None: not known
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
     skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why

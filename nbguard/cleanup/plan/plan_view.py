@@ -95,14 +95,22 @@ def _figure(action: Action, figure: str) -> str:
 def _plan_sentence(plan: Plan) -> str:
     later = " · afterwards it lists the processes on the GPUs and says whether only a restart would help"
     later = later if plan.request.hard else ""
-    if not plan.promised and all(action.kind == "collect" for action in plan.actions):
+    if not plan.promised and not plan.is_at_least and all(action.kind == "collect" for action in plan.actions):
         cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
         return f"nothing is stale: there is nothing to free{cache}{later}"
     back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
     back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
     host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
-    return f"would free {format_bytes(plan.promised)}{back}{besides} · nothing has been touched{later}"
+    return f"would free {_amount(plan)}{back}{besides} · nothing has been touched{later}"
+
+
+def _amount(plan: Plan) -> str:
+    """Return the bytes that a plan promises, an interval where not all was looked into."""
+    if not plan.is_at_least:
+        return format_bytes(plan.promised)
+    most = "" if plan.at_most is None else f", up to {format_bytes(plan.at_most)}"
+    return f"at least {format_bytes(plan.promised)}{most} (not all was looked into)"
 
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
@@ -128,7 +136,7 @@ def _outcome_sentence(outcome: Outcome) -> str:
         return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
     text = f"freed {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised"
     if outcome.extra:
-        text += f", and {format_bytes(outcome.extra)} more"
+        text += f", and {format_bytes(outcome.extra)} more" + " of what was not looked into" * outcome.plan.is_at_least
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
     return text + _given_back(outcome, always=True) + _host(outcome)
 

@@ -25,6 +25,7 @@ from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.memory import advice
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.memory.references.holders import workspace_blocks
 from nbguard.memory.references.kept_targets import CleanupState, entries_of, kept_targets
 from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
@@ -114,17 +115,37 @@ def _settled(
     workspaces = workspaces or Workspaces()
     in_use = pools_in_use(facts, settled.alive)
     back = given_back(facts, settled.storages, in_use, workspaces.addresses)
+    promised = nbytes_of(facts.graph, settled.storages) + workspaces.nbytes
+    rest, nodes = facts.graph.rest, facts.graph.nodes
+    is_at_least = (
+        any(rest in node.children for n, node in enumerate(nodes) if n not in settled.alive) if rest is not None else False
+    )
+    unseen = _not_looked_into(facts) if is_at_least else None
     plan = Plan(
         request=request,
         actions=settled.actions,
         storages=settled.storages,
-        promised=nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
+        promised=promised,
+        is_at_least=is_at_least,
+        at_most=None if unseen is None else promised + unseen,
         reserved=None if back is None else back.released,
         stranded=None if back is None else back.stranded,
         skipped=tuple(builder.skipped),
         pools=in_use,
     )
     return plan, builder, settled.alive
+
+
+def _not_looked_into(facts: Facts) -> int | None:
+    """Return the bytes that are allocated and that no storage or workspace explains; None where nothing counts them."""
+    left = 0
+    for device in facts.devices:
+        if device.allocator is None:
+            return None
+        known = sum(storage.nbytes for storage in facts.graph.storages if storage.device == device.device)
+        workspaces = sum(block.size for block in workspace_blocks(facts.graph, device))
+        left += max(device.allocator.allocated - known - workspaces, 0)
+    return left
 
 
 def _reached_by(graph: Graph, *kinds: str) -> set[int]:
