@@ -91,6 +91,12 @@ def end_workers() -> Advice:
     return Advice(command=f"{_RESET} --workers", effect="ends idle workers of DataLoaders")
 
 
+def end_joblib_workers() -> Advice:
+    """Return the line that ends the workers which joblib keeps for the next call."""
+    line = "from joblib.externals.loky import get_reusable_executor; get_reusable_executor().shutdown()"
+    return Advice(command=line, effect="ends joblib's workers")
+
+
 def park(names: Sequence[str], frees: int | None = None) -> Advice:
     """Return the advice that moves what names lead to into host memory."""
     return Advice(command=f"{_RESET} --park {' '.join(names)}", effect=f"moves {', '.join(names)} to host memory", frees=frees)

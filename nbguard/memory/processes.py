@@ -50,18 +50,19 @@ class Kernel:
     connection: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Facts on this process and machine by which other processes are judged.
 
     `owner` are this process's user ids (real, effective, saved; or the user's name), `kernels` the live kernels, known by
-    their commands.
+    their commands, `workers` the pids of the DataLoader workers that this process has started.
     """
 
     pid: int
     ancestors: frozenset[int]
     owner: tuple[str, ...]
     kernels: tuple[Kernel, ...] = ()
+    workers: frozenset[int] = frozenset()
     is_contained: bool = False  # in a container, whose first process may be any program, or it cannot be told
 
 

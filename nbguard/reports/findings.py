@@ -162,6 +162,8 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
         freed = release.frees
+        if freed == 0:  # something else needs it: then nothing is kept alive by this
+            continue
         how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
         yield Finding("handle", f"{keeps}: {release.code} {how}" if release.command else keeps, release)
 

@@ -39,8 +39,27 @@ def parse_target(text: str) -> ast.expr:
 def resolve_targets(
     texts: Iterable[str], namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]
 ) -> tuple[Target, ...]:
-    """Return the target of each text, in order; TargetError, before anything is touched, if one of them does not exist."""
-    return tuple(_resolve(text, parse_target(text), namespace, out, hidden) for text in texts)
+    """Return the target of each text, once; TargetError, before anything is touched, if one of them does not exist.
+
+    They come in an order in which `del` finds each where it is now: parts before what they are parts of, and of a list the last
+    first. Otherwise the order is that of the texts.
+    """
+    parsed = {text: parse_target(text) for text in texts}
+    resolved = {text: _resolve(text, target, namespace, out, hidden) for text, target in parsed.items()}
+    return tuple(resolved[text] for text in sorted(parsed, key=lambda text: _turn(parsed[text], namespace, out)))
+
+
+def _turn(target: ast.expr, namespace: dict[str, Any], out: dict[int, Any]) -> tuple[int, int]:
+    """Return a number for the depth of a part and one for its place in a list: whatever has the least goes first."""
+    if output_label(target, out) or not isinstance(target, (ast.Attribute, ast.Subscript)):
+        return 0, 0
+    depth, step = 0, target
+    while isinstance(step, (ast.Attribute, ast.Subscript)):
+        depth, step = depth + 1, step.value
+    owner = lookup(target.value, namespace) if isinstance(target, ast.Subscript) else _MISSING
+    parts = owner if type(owner) in (list, deque) else _numbered_modules(owner)
+    key = _key(target.slice, namespace) if isinstance(target, ast.Subscript) and parts is not None else None
+    return -depth, -(key % max(len(parts), 1)) if parts is not None and type(key) is int else 0
 
 
 def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]) -> Target:
@@ -59,6 +78,9 @@ def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[i
     owner = lookup(target.value, namespace)
     if owner is _MISSING:
         return Target(text=text)
+    if type(owner) is types.ModuleType and isinstance(target, ast.Attribute):
+        value, _ = _part(target, owner, namespace)
+        return Target(text=text, root=f"{owner.__name__}.{target.attr}", value_kind=name_of(type(value)))
     value, containers = _part(target, owner, namespace)
     if value is _MISSING and isinstance(target, ast.Attribute) and _cannot_delete(owner, target.attr):
         raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")
@@ -93,14 +115,24 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
     """Return the object an expression of names, attributes and constant keys stands for, or a mark that it is computed."""
     if isinstance(expression, ast.Name):
         if expression.id not in namespace:
+            if module_named(expression.id) is not None:
+                return module_named(expression.id)
             near = difflib.get_close_matches(expression.id, [*_names_of_data(namespace)], n=1)
             hint = f": did you mean {near[0]}?" if near else ": it is not defined in this notebook"
             raise TargetError(f"name '{expression.id}' does not exist{hint}")
         return namespace[expression.id]
     if isinstance(expression, (ast.Attribute, ast.Subscript)):
         owner = lookup(expression.value, namespace)
+        if type(owner) is types.ModuleType and isinstance(expression, ast.Attribute) and expression.attr not in owner.__dict__:
+            return module_named(f"{owner.__name__}.{expression.attr}") or _part(expression, owner, namespace)[0]
         return _MISSING if owner is _MISSING else _part(expression, owner, namespace)[0]
     return _MISSING
+
+
+def module_named(name: str) -> types.ModuleType | None:
+    """Return a module that has been imported: a report writes its globals as `module.name`, though it has no name here."""
+    module = sys.modules.get(name)
+    return module if type(module) is types.ModuleType else None
 
 
 def _names_of_data(namespace: dict[str, Any]) -> Iterator[str]:
@@ -119,13 +151,8 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
     """Return (part of `owner`, the containers that refer to it); the part is a mark if only user code could tell."""
     if isinstance(target, ast.Attribute):
         return _attribute(owner, target.attr, ast.unparse(target))
-    try:
-        key = (
-            namespace[target.slice.id]
-            if isinstance(target.slice, ast.Name) and target.slice.id in namespace
-            else ast.literal_eval(target.slice)
-        )
-    except ValueError:
+    key = _key(target.slice, namespace)
+    if key is _MISSING:
         return _MISSING, ()
     bases = mro_of(type(owner))
     try:
@@ -139,6 +166,16 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
     except (KeyError, IndexError):
         raise TargetError(f"{ast.unparse(target)} does not exist: there is no such key") from None
     return _MISSING, ()
+
+
+def _key(expression: ast.expr, namespace: dict[str, Any]) -> Any:
+    """Return the key that is written in brackets, a constant or a name; a mark if it is computed."""
+    if isinstance(expression, ast.Name) and expression.id in namespace:
+        return namespace[expression.id]
+    try:
+        return ast.literal_eval(expression)
+    except ValueError:
+        return _MISSING
 
 
 def _numbered_modules(owner: Any) -> dict[str, Any] | None:

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nbguard.cleanup.apply import processes as actions
+from nbguard.cleanup.plan.orphans import judge
+from nbguard.memory import advice
 from nbguard.memory.processes import DeviceProcess, Judged, Zombies
-from nbguard.scan.devices.processes import is_alive, process_of
+from nbguard.scan.devices.processes import is_alive, process_facts, process_of, surroundings
+from tests.kernels import is_gone
 
 _QUIET = "import time; print('ready', flush=True); time.sleep(600)"
 _DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _QUIET
@@ -97,3 +100,18 @@ def test_an_interrupt_stops_before_the_next_and_the_report_is_true(start: Start,
     assert done.remaining == ((_pid(deaf), "interrupted while it was being ended"), (_pid(quiet), "interrupted"))
     assert is_alive(deaf.found.process)
     assert is_alive(quiet.found.process)
+
+
+def test_joblibs_workers_are_ended_by_the_line_that_is_printed_for_them() -> None:
+    joblib = pytest.importorskip("joblib")
+    pids = set(joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(os.getpid)() for _ in range(8)))
+    workers = [process for pid in pids if (process := process_facts(pid)) is not None]
+    around = surroundings()
+
+    reasons = {judge(worker, around).reason for worker in workers}
+    assert workers
+    assert not any("--workers" in reason for reason in reasons)
+    line = advice.end_joblib_workers().command
+    assert all(line in reason for reason in reasons)
+    exec(line, {})
+    assert all(is_gone(pid, within=20) for pid in pids)

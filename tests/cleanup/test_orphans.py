@@ -158,11 +158,11 @@ _processes = st.builds(
 _kernels = st.lists(st.builds(Kernel, st.builds(Process, _ids, st.floats(1, 200)), st.just("/run/kernel-1.json"))).map(tuple)
 _arounds = st.builds(
     Surroundings,
-    st.just(500),
-    st.just(frozenset({1, 400})),
-    st.sampled_from([("1000",) * 3, ("0",) * 3, ()]),
-    _kernels,
-    st.booleans(),
+    pid=st.just(500),
+    ancestors=st.just(frozenset({1, 400})),
+    owner=st.sampled_from([("1000",) * 3, ("0",) * 3, ()]),
+    kernels=_kernels,
+    is_contained=st.booleans(),
 )
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
 
 import nbguard
 from nbguard.cleanup.apply import apply as release
@@ -112,12 +113,90 @@ def test_training_goes_on_as_if_never_parked() -> None:
     assert scaler.state_dict() == other_scaler.state_dict()
 
 
+SHARED = {
+    "a state dict": ("checkpoint", "checkpoint = {'model': net.state_dict(), 'own': ones(4)}", ("net", "opt"), 16),
+    "an optimizer's state": ("checkpoint", "checkpoint = {'opt': opt.state_dict(), 'own': ones(4)}", ("opt",), 16),
+    "a state dict outside": ("net", "checkpoint = net.state_dict()", ("opt", "checkpoint"), 0),
+    "a view": ("base", "base = ones(9); row = base[3:]", ("row",), 0),
+    "the base of a view": ("row", "base = ones(9); row = base[3:]", ("base",), 0),
+    "tied weights": ("a", "a, b = Linear(4, 4), Linear(4, 4, bias=False); b.weight = a.weight", ("b",), 16),
+    "a shallow copy": ("m", "m = Linear(4, 4); other = copy.copy(m)", ("other",), 0),
+    "a part in another model": ("m", "m = Linear(4, 4); other = Sequential(m, Linear(4, 1))", ("other",), 0),
+    "an optimizer": ("net", "", ("opt",), 136),  # buffers are the model's alone
+    "a data set": ("items", "items = [ones(9)]; dl = DataLoader(TensorDataset(items[0]))", ("dl",), 0),
+    "a closure": ("x", "x = ones(9)\ndef f(y=x): return y", ("f",), 0),
+    "an attribute": ("x", "x = ones(9)\nclass Exp: pass\nexp = Exp(); exp.x = x[3:]", ("exp",), 0),
+    "an optimizer in a dict": ("net", "runs = {'opt': opt}; del opt", ("runs['opt']",), 136),
+}
+
+
+@pytest.mark.parametrize(("target", "code", "others", "own"), SHARED.values(), ids=SHARED)
+def test_what_something_else_needs_stays_and_both_are_named(target: str, code: str, others: tuple[str, ...], own: int) -> None:
+    net, opt, _, _ = _experiment(0)
+    used = {"Linear": nn.Linear, "Sequential": nn.Sequential, "DataLoader": DataLoader, "TensorDataset": TensorDataset}
+    names: dict[str, Any] = {**used, "copy": copy, "ones": torch.ones, "net": net, "opt": opt}
+    net(torch.ones(2, 16)).sum().backward()
+    opt.step()
+    del net, opt
+    exec(code, names)
+
+    said = _refused(names, target) if not own else "".join(_park(names, target).plan.skipped)
+
+    command = said.partition("nbguard.park(")[2].partition(")`")[0] or said.partition("--park ")[2].partition("`")[0]
+    assert command.replace('"', "").replace(",", "").split() == [target, *others]
+    assert sum(fact.nbytes for fact in parked_facts()) == own
+    if own:
+        nbguard.unpark()
+    whole = nbguard.park(target, *others, dry_run=True, namespace=names)
+    assert isinstance(whole, Plan)
+    assert whole.promised > own
+
+
+def test_whoever_has_the_whole_thing_does_not_keep_it() -> None:
+    net, opt, _, step = _experiment(0)
+    _, _, _, reference = _experiment(0)
+    assert step() == reference()
+    loss = net(torch.ones(2, 16)).sum()  # its graph leads to the parameters
+    names = {
+        "run": (net, opt),
+        "net": net,
+        "opt": opt,
+        "runs": [net],
+        "body": net.first,
+        "copied": copy.deepcopy(net),
+        "loss": loss,
+    }
+
+    outcome = _park(names, "run")
+
+    assert outcome.plan.promised == sum(t.nbytes for t in _all_of(net, opt))
+    nbguard.unpark()
+    assert [step() for _ in range(3)] == [reference() for _ in range(3)]
+
+
+def test_a_step_of_an_optimizer_whose_state_is_parked_says_so() -> None:
+    net, opt, _, step = _experiment(0)
+    step()
+    _park({"opt": opt, "net": net}, "opt")
+
+    with pytest.raises(nbguard.ParkedError, match=re.escape('nbguard.unpark("opt")')):
+        opt.step()
+    copy.deepcopy(opt).step()
+    nbguard.unpark()
+    step()
+
+
+def _all_of(net: nn.Module, opt: Any) -> list[torch.Tensor]:
+    tensors = [*net.parameters(), *net.buffers(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    return tensors + [t for state in opt.state.values() for t in state.values()]
+
+
 def test_values_are_there_while_parked() -> None:
     base = torch.arange(1000.0)
     rows, third = base.view(10, 100), base[300:].t()
     names = {"base": base, "rows": rows}
 
-    _park(names, "base")
+    _park(names, "base", "rows")
 
     assert torch.equal(base, torch.arange(1000.0))
     assert rows.data_ptr() == base.data_ptr() == third.data_ptr() - 1200

@@ -332,3 +332,24 @@ def test_what_leads_to_objects_that_were_not_looked_into_promises_at_least_its_b
     assert (_plan(facts, few).promised, _plan(facts, few).at_least) == (4, False)
     assert "would free at least 9 B" in str(_plan(facts, many))
     assert "at least" not in str(_plan(facts, few))
+
+
+@pytest.mark.parametrize(("target", "at_most"), [("hidden", 32 + 300), ("x", None)])
+def test_what_leads_to_memory_that_was_not_looked_into_is_promised_as_an_interval(target: str, at_most: int | None) -> None:
+    graph = make_graph(
+        {"hidden": ["h"], "x": ["t"]},
+        {"h": {" → graph": "g"}, "g": {" → …": "rest"}},
+        {"h": 32, "t": 8},
+        {"h": "tensor", "g": "graph", "rest": "graph", "t": "tensor"},
+        device="cuda:0",
+    )
+    graph = replace(graph, rest=next(n for n, node in enumerate(graph.nodes) if node.kind == "graph" and not node.children))
+    address = graph.storages[0].address
+    blocks = [(32, "active_allocated"), (8, "active_allocated"), (300, "active_allocated")]
+    device = make_cuda_device([make_segment(*blocks, address=address)], 1000, 600)
+
+    plan = _plan(make_facts(graph, device=device), Target(text=target, root=target))
+
+    assert (plan.at_least, plan.at_most) == (at_most is not None, at_most)
+    assert plan.promised == (32 if target == "hidden" else 8)
+    assert ("at least" in str(plan), "up to" in str(plan)) == (plan.at_least, plan.at_least)

@@ -41,9 +41,9 @@ def test_parked_bytes_leave_and_come_back_exactly(notebook: Notebook, conf: str)
     kernel.run("before = digest(run)").ok()
     allocated, reserved = counters(kernel)
 
-    planned = reset(kernel, "--park run --dry-run")
+    planned = reset(kernel, "--park run view --dry-run")
     assert counters(kernel) == (allocated, reserved)
-    outcome = reset(kernel, "--park run")
+    outcome = reset(kernel, "--park run view")
 
     assert outcome["plan"]["promised"] == planned["promised"] == outcome["realised"] == allocated - counters(kernel)[0]
     assert outcome["plan"]["reserved"] == planned["reserved"] == reserved - counters(kernel)[1]

@@ -1,7 +1,7 @@
 """What is parked is neither called nor moved: an error says how to bring it back, before anything has happened.
 
-A call is stopped by a hook on the module. A move, as fastai, Lightning and Transformers make one before a fit, would bring the
-parameters back without the optimizer's state; it is stopped where `nn.Module` makes all its moves.
+A call of a module and a step of an optimizer are stopped by a hook. A move, as fastai, Lightning and Transformers make one
+before a fit, would bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from typing import Any
 from nbguard.errors import ParkedError
 from nbguard.memory import advice
 from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.objects.parked import PARKED, Parked
 
 
-def stop_calls(parked: Parked, modules: Sequence[Any]) -> None:
-    """Stop the calls of the modules that have something parked in them, and all moves of it."""
+def stop_calls(parked: Parked, users: Sequence[Any]) -> None:
+    """Stop the calls of modules and the steps of optimizers that have something parked in them, and all moves of it."""
     torch: Any = sys.modules["torch"]
     ids = {id(tensor) for tensor in parked.alive()}
     hook = _Stop(parked)
-    for module in modules:
-        if ids.isdisjoint(_tensors_in(module)):
+    for user in users:
+        if ids.isdisjoint(_tensors_in(user)):
             continue
+        register = torch.nn.Module.register_forward_pre_hook
+        if torch.optim.Optimizer in mro_of(type(user)):
+            register = torch.optim.Optimizer.register_step_pre_hook
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks of Python's
-            parked.hooks.append(torch.nn.Module.register_forward_pre_hook(module, hook))
+            parked.hooks.append(register(user, hook))
     if not isinstance(torch.nn.Module._apply, _Moves):
         torch.nn.Module._apply = _Moves(torch.nn.Module._apply)
 
@@ -44,13 +48,13 @@ def let_go(parked: Parked) -> None:
 
 
 class _Stop:
-    """Stands before the `forward` of a parked module. In a pickle or a copy of the module it does nothing."""
+    """Stands before the `forward` of a parked module, or the step of an optimizer. In a pickle or a copy it does nothing."""
 
     def __init__(self, parked: Parked) -> None:
         self.parked = parked
 
-    def __call__(self, module: Any, _args: Any) -> None:
-        if _has(module, self.parked):  # else the user has put others in their place
+    def __call__(self, user: Any, *_: Any) -> None:
+        if _has(user, self.parked):  # else the user has put others in their place
             raise _error(self.parked)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,18 +99,25 @@ def _leaves_host(fn: Callable[[Any], Any]) -> bool:
         return False
 
 
-def _has(module: Any, parked: Parked) -> bool:
-    """Say whether a module, or one inside of it, has something that is still parked."""
-    return not _tensors_in(module).isdisjoint(map(id, parked.alive()))
+def _has(user: Any, parked: Parked) -> bool:
+    """Say whether a module, or one inside of it, or an optimizer has something that is still parked."""
+    return not _tensors_in(user).isdisjoint(map(id, parked.alive()))
 
 
 def _error(parked: Parked) -> ParkedError:
     return ParkedError(f"{parked.label} is parked in host memory: {advice.unpark((parked.label,)).code} brings it back")
 
 
-def _tensors_in(module: Any) -> set[int]:
-    """Return the ids of the parameters and buffers of a module and of those inside of it; empty for any other object."""
-    return {id(tensor) for space in _spaces(module, set()) for tensor in dict.values(space)}
+def _tensors_in(user: Any) -> set[int]:
+    """Return the ids of the parameters and buffers of a module and of those inside of it, or of an optimizer's state.
+
+    Empty for any other object.
+    """
+    if sys.modules["torch"].optim.Optimizer in mro_of(type(user)):
+        state = (attributes_of(user) or {}).get("state")
+        spaces = dict.values(state) if isinstance(state, dict) else ()
+        return {id(tensor) for space in spaces if isinstance(space, dict) for tensor in dict.values(space)}
+    return {id(tensor) for space in _spaces(user, set()) for tensor in dict.values(space)}
 
 
 def _spaces(module: Any, seen: set[int]) -> Iterator[dict[str, Any]]:

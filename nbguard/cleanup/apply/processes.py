@@ -13,6 +13,7 @@ from nbguard.cleanup.apply.interrupts import Interrupts
 from nbguard.cleanup.plan.orphans import judge
 from nbguard.memory.processes import DeviceProcess, Process, Zombies
 from nbguard.scan.devices.processes import device_processes, is_alive, surroundings
+from nbguard.scan.objects.workers import worker_pids
 
 _PATIENCE = {signal.SIGTERM: 5.0, getattr(signal, "SIGKILL", signal.SIGTERM): 5.0}
 """Seconds that a process gets to end after each signal."""
@@ -23,7 +24,7 @@ def find_zombies(pids: Collection[int] = ()) -> Zombies:
     running, reason = device_processes()
     if not running:
         return Zombies(unavailable=reason)
-    around = surroundings()
+    around = replace(surroundings(), workers=worker_pids())
     judged = [judge(process, around) for process in running if process.process.pid != around.pid]
     judged.sort(key=lambda row: (not row.is_orphan, -(row.found.used or 0), row.found.process.pid))
     return Zombies(judged=tuple(row for row in judged if not pids or row.found.process.pid in pids), unavailable=reason)

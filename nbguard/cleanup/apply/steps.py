@@ -21,6 +21,7 @@ from nbguard.scan.objects.learners import LEFTOVERS
 from nbguard.scan.roots.namespace import output_places
 from nbguard.scan.roots.tracebacks import ErrorParts, error_parts, kept_debuggers, parts_by_id, traced_frames
 from nbguard.scan.scan import Notebook
+from nbguard.scan.targets import module_named
 
 _PASSES = 5
 """Passes of the collector: cycles behind objects that it cannot see through (arrays of objects, DataFrames) take one more."""
@@ -41,7 +42,8 @@ class StepContext:
 def _delete(step: StepContext) -> None:
     (text,) = step.action.names
     code = compile(f"del {text}", "<%reset_gpu>", "exec")
-    exec(code, {}, step.notebook.namespace)  # noqa: S102 - `del` as the user would; not as globals: exec adds to those
+    modules = {name: module for name in code.co_names[:1] if (module := module_named(name)) is not None}
+    exec(code, modules, step.notebook.namespace)  # noqa: S102 - `del` as the user would; names come before modules
 
 
 def _forget_output(step: StepContext) -> None:

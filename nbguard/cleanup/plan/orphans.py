@@ -15,7 +15,8 @@ from nbguard.memory.processes import PYTHON, DeviceProcess, Judged, Surroundings
 _INITS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
 """Programs that start no workers of Python's. Another one as the machine's first process may have started them itself."""
 _SPAWNED = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
-_MODULES = frozenset({"joblib.externals.loky.backend.popen_loky_posix", "torch._inductor.compile_worker"})
+_JOBLIB = "joblib.externals.loky.backend.popen_loky_posix"
+_MODULES = frozenset({_JOBLIB, "torch._inductor.compile_worker"})
 
 
 def _may_be_kernel(command: tuple[str, ...]) -> bool:
@@ -58,7 +59,7 @@ def _protected(candidate: DeviceProcess, around: Surroundings) -> str:
     ):
         return "another user's"
     if around.pid in candidate.ancestors:
-        return f"started by this kernel ({advice.end_workers().code} ends idle workers)"
+        return f"started by this kernel: {_how_it_ends(candidate, around)}"
     if candidate.is_elsewhere is not False:
         return "in another container, or it cannot be told whether it is"
     if not candidate.command:
@@ -66,6 +67,15 @@ def _protected(candidate: DeviceProcess, around: Surroundings) -> str:
     if not candidate.devices and not candidate.holds_files:
         return "not on a device"
     return ""
+
+
+def _how_it_ends(candidate: DeviceProcess, around: Surroundings) -> str:
+    """Return in words what a process that this kernel started is, and what ends it."""
+    if candidate.process.pid in around.workers:
+        return f"a DataLoader's worker ({advice.end_workers().code} ends it when it is idle)"
+    if _JOBLIB in candidate.command:
+        return f"joblib's worker ({advice.end_joblib_workers().code} ends it)"
+    return "an executor's `shutdown()` ends its workers, a pool's `terminate()`"
 
 
 def _has_a_parent(candidate: DeviceProcess, around: Surroundings) -> str:

@@ -12,7 +12,8 @@ from typing import ClassVar
 from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
 from nbguard.memory import advice
-from nbguard.memory.facts import Facts, Graph
+from nbguard.memory.advice import is_python
+from nbguard.memory.facts import EXPERIMENT_KINDS, Facts, Graph, Root
 from nbguard.memory.finding import Finding
 from nbguard.memory.references.graph import (
     BASE,
@@ -25,6 +26,7 @@ from nbguard.memory.references.graph import (
     shortest_path,
     storages_of,
 )
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
@@ -32,6 +34,10 @@ from nbguard.units import format_bytes
 
 _TASKS = ("coroutine", "async_generator")
 _PART_OF_IT = ("model", "optimizer")
+_PARKED_WHOLE = ("learner", "model", "optimizer")
+_USERS = EXPERIMENT_KINDS | {"code"}
+_NOT_OF_IT = ("frame", "traceback", "graph")
+"""Kinds of objects behind which memory is not needed: half the notebook, or a graph, whose backward pass can wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +65,9 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     graph, taken, actions = facts.graph, set[int](), []
     entries = {target.text: _entries(graph, target) for target in targets}
     below = {text: _below(graph, nodes) for text, nodes in entries.items()}
-    together = {node for nodes in below.values() for node in nodes}
-    needed, stays = _needed_by_others(facts, together), dict(fixed) | _in_wrappers(graph) | _in_private_pools(facts)
+    needed = _needed_by_others(graph, entries, below)
+    stays = dict(fixed) | _in_wrappers(graph) | _in_private_pools(facts)
+    needed |= _gradients_of_what_stays(graph, {node for nodes in below.values() for node in nodes}, needed | stays)
     skipped: dict[str, set[int]] = {}
     for text, nodes in below.items():
         wanted = storages_of(graph, nodes) - taken
@@ -131,19 +138,76 @@ def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
             raise TargetError(f"a waiting {node.type_name} uses {text}: park it when that has ended")
 
 
-def _needed_by_others(facts: Facts, together: set[int]) -> dict[int, str]:
-    """Return the reason why storages stay that a Learner needs which is not parked: it must go on working."""
-    graph = facts.graph
-    reasons: dict[int, str] = {}
-    for root in graph.roots:
-        if root.kind in STALE_KINDS:
+def _needed_by_others(graph: Graph, entries: Mapping[str, set[int]], below: Mapping[str, set[int]]) -> dict[int, str]:
+    """Return the reason why storages stay that something else needs, which goes on working: a name, a Learner, an optimizer.
+
+    Another name of the thing itself, or of a model or an optimizer in it, needs it no more than the one that is parked: a call
+    of a parked model says that it is parked.
+    """
+    together = {node for nodes in below.values() for node in nodes}
+    whole = {node for node in together if graph.nodes[node].kind in _PARKED_WHOLE}
+    known = whole.union(*entries.values())
+    wanted = storages_of(graph, together)
+    owners = owners_of_storages(graph, owners_of_nodes(graph, [root.nodes for root in graph.roots]))
+    others = {number for storage in wanted for number in bits_of(owners[storage])}
+    needing: dict[int, list[str]] = {}
+    for root in (graph.roots[number] for number in sorted(others) if graph.roots[number].kind not in STALE_KINDS):
+        for node, storages in _needing(graph, root, together, known, whole).items():
+            name = _name_of(graph, root, node)
+            for storage in storages & wanted:
+                if name not in needing.setdefault(storage, []):
+                    needing[storage].append(name)
+    return {storage: _needed(names, entries) for storage, names in needing.items()}
+
+
+def _needing(graph: Graph, root: Root, together: set[int], known: set[int], whole: set[int]) -> dict[int, set[int]]:
+    """Return the storages that a root needs outside of what is parked, by the experiment that does, or the root's entry.
+
+    A container may have what is `known`, a function models and the like that are parked as a `whole`, an experiment neither.
+    """
+    is_own = root.kind in ("name", "module")  # of the other roots, only Learners need to go on working
+    needs: dict[int, set[int]] = {}
+    todo: list[tuple[int, int | None]] = [(node, None) for node in root.nodes]
+    seen = set(todo)
+    while todo:
+        node, user = todo.pop()
+        kind = graph.nodes[node].kind
+        is_in_code = user is not None and graph.nodes[user].kind == "code"
+        if kind in _NOT_OF_IT or node in (known if user is None else whole if is_in_code else ()):
             continue
-        others = {node for node in reach(graph, root.nodes) if graph.nodes[node].kind == "learner"} - together
-        if others:
-            name = path_text(graph, root, shortest_path(graph, root, others), shorten=4)
-            reason = f"{name} needs it too (park both, or neither)"
-            reasons = dict.fromkeys(storages_of(graph, _below(graph, others)), reason) | reasons
-    return reasons
+        if kind in _USERS and node not in together and (user is None or is_in_code) and (is_own or kind == "learner"):
+            user = node
+        if is_own or user is not None:
+            needs.setdefault(root.nodes[0] if user is None else user, set()).update(graph.nodes[node].storages)
+        more = {(child, user) for child in graph.nodes[node].children} - seen
+        seen |= more
+        todo += more
+    return needs
+
+
+def _gradients_of_what_stays(graph: Graph, together: Iterable[int], reasons: Mapping[int, str]) -> dict[int, str]:
+    """Return the reason why gradients stay: a parameter that is used meanwhile adds to its own."""
+    gradients: dict[int, str] = {}
+    for node in (graph.nodes[number] for number in together):
+        reason = next((reasons[storage] for storage in node.storages if storage in reasons), "")
+        if reason:
+            grads = (child for child, label in node.references if label == GRADIENT)
+            gradients |= dict.fromkeys(storages_of(graph, grads) - reasons.keys(), reason)
+    return gradients
+
+
+def _name_of(graph: Graph, root: Root, node: int) -> str:
+    """Return how one writes the thing that needs memory: the root, or an experiment behind it that can be written."""
+    text = path_text(graph, root, shortest_path(graph, root, {node}))
+    return text if is_python(text) else root.label
+
+
+def _needed(names: list[str], targets: Iterable[str]) -> str:
+    line = advice.park([*targets, *names])
+    how = "both" if len(names) == 1 else "all"
+    if not all(map(is_python, names)):
+        return f"{', '.join(names)} {'needs' if len(names) == 1 else 'need'} it too"
+    return f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} it too (park {how}, {line.code}, or neither)"
 
 
 def _in_wrappers(graph: Graph) -> dict[int, str]:

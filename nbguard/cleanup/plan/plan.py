@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory.facts import CacheKind, PoolId
 from nbguard.memory.processes import Process, Zombies
+from nbguard.memory.references.kept_targets import KeptTarget
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
 
@@ -86,10 +87,12 @@ class Plan(Result):
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
     at_least: bool = False  # what goes leads to something that was not looked into: `promised` is a lower bound
+    at_most: int | None = None  # bytes that may come back then, by the allocator's count; None: not known
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
     skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
     pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use
+    kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory import advice
+from nbguard.memory.references.kept_targets import Keeper
 from nbguard.memory.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.units import counted, format_bytes, format_column, unit_of
@@ -16,6 +17,8 @@ _OF_THE_HOST = frozenset({"workers", "pinned"})
 _WIDEST = 120
 """Characters of the words on a step."""
 _LEFT_SHOWN = 20
+_KEEPERS_SHOWN = 4
+_NOUNS = {"tensor": "tensor", "model": "model", "learner": "Learner", "optimizer": "optimizer", "loader": "loader"}
 PINNED = f"other tensors share its segments ({advice.MAP.command})"
 """Why freed memory does not go back to the device, for a plan's sentence."""
 
@@ -23,8 +26,47 @@ PINNED = f"other tensors share its segments ({advice.MAP.command})"
 def plan_blocks(plan: Plan) -> Iterator[Block]:
     """Yield the steps of a plan that has not been carried out, and their sum."""
     yield from _steps((action.future, figure, action.detail) for action, figure in _figures(plan))
-    yield Line(_plan_sentence(plan))
+    yield from (Line(sentence, "strong") for sentence in kept_sentences(plan, is_done=False))
+    if not _is_answered(plan):
+        yield Line(_plan_sentence(plan))
     yield from map(Line, plan.skipped)
+
+
+def kept_sentences(plan: Plan, *, is_done: bool) -> Iterator[str]:
+    """Yield, for each target that stays as it frees nothing, what keeps its memory and the command that frees it."""
+    deletes = any(action.kind in ("del", "out") for action in plan.actions)
+    for kept in plan.kept:
+        names = " and ".join(f"`{name}`" for name in kept.names)
+        free, stay = ("frees", "stays") if len(kept.names) == 1 else ("free", "stay")
+        keepers = [_keeping(keeper) for keeper in kept.keepers[:_KEEPERS_SHOWN]]
+        keepers += [f"{len(kept.keepers) - _KEEPERS_SHOWN} more keep it"] if len(kept.keepers) > _KEEPERS_SHOWN else []
+        cause = ", ".join(keepers) or "something else keeps its memory"
+        what = "Nothing was deleted." if is_done and not deletes else f"{names} {stay}."
+        line = kept.advice if is_done else kept.instead
+        how = f" {line.code} frees {format_bytes(line.frees or 0)}." if line.command else ""
+        yield f"{names} {free} nothing: {cause}. {what}{how}"
+
+
+def _keeping(keeper: Keeper) -> str:
+    """Return in words how something keeps a target's memory."""
+    match keeper.how:
+        case "same":
+            return f"`{keeper.path}` is the same {_NOUNS.get(keeper.kind, 'object')}"
+        case "shares":
+            return f"`{keeper.path}` shares its memory"
+        case "graph":
+            return f"`{keeper.path}` keeps it"
+        case "needs":
+            return f"`{keeper.path}` needs it"
+        case "runs":
+            return f"code that runs uses it ({keeper.path})"
+        case "holds":
+            return f"{keeper.path} holds it"
+
+
+def _is_answered(plan: Plan) -> bool:
+    """Say whether all that there is to say is why the targets stay."""
+    return bool(plan.kept) and not plan.promised and all(action.kind == "collect" for action in plan.actions)
 
 
 def _steps(rows: Iterable[tuple[str, str, str]]) -> Iterator[Block]:
@@ -60,12 +102,15 @@ def _plan_sentence(plan: Plan) -> str:
     back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
     host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
-    return f"would free {_promise(plan)}{back}{besides} · nothing has been touched{later}"
+    return f"would free {_amount(plan)}{back}{besides} · nothing has been touched{later}"
 
 
-def _promise(plan: Plan) -> str:
-    """Return the bytes that a plan promises in words."""
-    return ("at least " if plan.at_least else "") + format_bytes(plan.promised)
+def _amount(plan: Plan) -> str:
+    """Return the bytes that a plan promises, an interval where not all was looked into."""
+    if not plan.at_least:
+        return format_bytes(plan.promised)
+    most = "" if plan.at_most is None else f", up to {format_bytes(plan.at_most)}"
+    return f"at least {format_bytes(plan.promised)}{most} (not all was looked into)"
 
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
@@ -73,7 +118,9 @@ def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
     yield from _steps(
         (action.label, figure, action.detail) for action, figure in _figures(outcome.plan) if action in outcome.done
     )
-    yield Line(_outcome_sentence(outcome), "strong")
+    yield from (Line(sentence, "strong") for sentence in kept_sentences(outcome.plan, is_done=True))
+    if not (_is_answered(outcome.plan) and not outcome.extra):
+        yield Line(_outcome_sentence(outcome), "strong")
     yield from map(Line, _notes(outcome))
     if left := tuple(_left(outcome)):
         yield Line("left alone: " + " · ".join(left), "dim")
@@ -87,9 +134,9 @@ def _outcome_sentence(outcome: Outcome) -> str:
     """Return the bytes realised against those promised, before and after."""
     if not outcome.plan.promised and not outcome.realised and not outcome.extra:
         return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
-    text = f"freed {format_bytes(outcome.realised)} of {_promise(outcome.plan)} promised"
+    text = f"freed {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised"
     if outcome.extra:
-        text += f", and {format_bytes(outcome.extra)} more"
+        text += f", and {format_bytes(outcome.extra)} more" + " of what was not looked into" * outcome.plan.at_least
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
     return text + _given_back(outcome, always=True) + _host(outcome)
 

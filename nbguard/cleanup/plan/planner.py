@@ -6,7 +6,7 @@ that a name of the user's leads to are *live*: a plan may remove other reference
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import replace
 
 from nbguard.cleanup.plan.builder import PlanBuilder
@@ -25,6 +25,8 @@ from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.memory import advice
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.memory.references.holders import workspace_blocks
+from nbguard.memory.references.kept_targets import CleanupState, entries_of, kept_targets
 from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.units import MiB, counted
@@ -37,17 +39,39 @@ _PARTS = 100
 
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
-    """Return the plan that meets `request` in the process that `facts` describe, with the bytes it promises."""
-    if not request.everything or request.only_workers:
-        return _plan_and_rest(facts, request)[0]
-    names = _everything(facts.graph, request.keep)
-    plan, alive = _plan_and_rest(facts, replace(request, targets=names))
-    needed = tuple(name for name in names if _gives_back(facts.graph, name.root, alive))
-    return plan if needed == names else _plan_and_rest(facts, replace(request, targets=needed))[0]
+    """Return the plan that meets `request` in the process that `facts` describe, with the bytes it promises.
+
+    A target that frees nothing, since something else keeps its memory, is not deleted: the plan says what keeps it.
+    """
+    if request.only_workers or not (request.everything or request.targets):
+        return _plan_and_builder(facts, request)[0]
+    if request.everything:
+        request = replace(request, targets=_everything(facts.graph, request.keep))
+    plan, _, alive = _plan_and_builder(facts, request)
+    idle = tuple(target for target in request.targets if _frees_nothing(facts.graph, target, alive))
+    if not idle:
+        return plan
+    if request.everything:
+        return _plan_and_builder(facts, replace(request, targets=tuple(t for t in request.targets if t not in idle)))[0]
+    plan, builder, _ = _plan_and_builder(facts, request, idle)
+    held = reach_of_roots(facts.graph, (number for number, root in enumerate(facts.graph.roots) if root.kind != "garbage"))
+    state = CleanupState(
+        graph=facts.graph,
+        collected=storages_of(facts.graph, _reached_by(facts.graph, "garbage")) - storages_of(facts.graph, held),
+        gone=builder.gone,
+        cut=builder.cut,
+        freed=plan.storages,
+        going=tuple(target for target in request.targets if target not in idle),
+        freed_by=lambda targets: _plan_and_builder(facts, replace(request, targets=targets))[0].storages,
+    )
+    skipped = (*plan.skipped, *_without_memory(facts, idle))
+    return replace(plan, kept=tuple(kept_targets(state, idle)), skipped=skipped)
 
 
-def _plan_and_rest(facts: Facts, request: Request) -> tuple[Plan, frozenset[int]]:
-    """Return the plan that meets `request`, whose targets are all named, and the nodes that stay reached after it."""
+def _plan_and_builder(
+    facts: Facts, request: Request, staying: Collection[Target] = ()
+) -> tuple[Plan, PlanBuilder, frozenset[int]]:
+    """Return the plan that meets `request`, except for the targets `staying`, its builder, and the nodes that stay."""
     builder = PlanBuilder(facts=facts)
     if request.only_workers:
         end_workers(builder, None)
@@ -55,7 +79,7 @@ def _plan_and_rest(facts: Facts, request: Request) -> tuple[Plan, frozenset[int]
         return _settled(builder, request)
     given_up: set[int] | None = None
     if request.targets:
-        given_up = _give_up(builder, request.targets)
+        given_up = _give_up(builder, [target for target in request.targets if target not in staying])
     scope = None if request.everything else given_up  # what the steps below are limited to; None: the default cleanup's
     if scope is None and not request.while_busy:
         clear_leftovers(builder, variables_of_error(facts.graph) if request.only_error else None)
@@ -83,24 +107,41 @@ def _plan_and_rest(facts: Facts, request: Request) -> tuple[Plan, frozenset[int]
     return _settled(builder, request, workspaces)
 
 
-def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | None = None) -> tuple[Plan, frozenset[int]]:
-    """Return the plan that the steps so far make, with its bytes, and the nodes that stay reached."""
+def _settled(
+    builder: PlanBuilder, request: Request, workspaces: Workspaces | None = None
+) -> tuple[Plan, PlanBuilder, frozenset[int]]:
+    """Return the plan that the steps so far make, with its bytes, its builder, and the nodes that stay reached."""
     facts, settled = builder.facts, builder.settle()
     workspaces = workspaces or Workspaces()
     in_use = pools_in_use(facts, settled.alive)
     back = given_back(facts, settled.storages, in_use, workspaces.addresses)
+    promised = nbytes_of(facts.graph, settled.storages) + workspaces.nbytes
+    unseen = _not_looked_into(facts) if settled.at_least else None
     plan = Plan(
         request=request,
         actions=settled.actions,
         storages=settled.storages,
-        promised=nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
+        promised=promised,
         at_least=settled.at_least,
+        at_most=None if unseen is None else promised + unseen,
         reserved=None if back is None else back.released,
         stranded=None if back is None else back.stranded,
         skipped=tuple(builder.skipped),
         pools=in_use,
     )
-    return plan, settled.alive
+    return plan, builder, settled.alive
+
+
+def _not_looked_into(facts: Facts) -> int | None:
+    """Return the bytes that are allocated and that no storage or workspace explains; None where nothing counts them."""
+    left = 0
+    for device in facts.devices:
+        if device.allocator is None:
+            return None
+        known = sum(storage.nbytes for storage in facts.graph.storages if storage.device == device.device)
+        workspaces = sum(block.size for block in workspace_blocks(facts.graph, device))
+        left += max(device.allocator.allocated - known - workspaces, 0)
+    return left
 
 
 def _reached_by(graph: Graph, *kinds: str) -> set[int]:
@@ -129,17 +170,24 @@ def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
     )
 
 
-def _gives_back(graph: Graph, name: str, alive: Set[int]) -> bool:
-    """Say whether a name has a part in what a plan frees, after which the nodes `alive` stay reached.
+def _without_memory(facts: Facts, targets: Iterable[Target]) -> Iterator[str]:
+    """Yield a sentence on each target that leads to an experiment without memory."""
+    for target in targets:
+        if not storages_of(facts.graph, reach(facts.graph, entries_of(facts.graph, target))):
+            yield f"{target.text} ({target.value_kind}) leads to no memory of {facts.tracked}: left as it is"
 
-    One that a library brought has none: its module keeps the object. Nor has one that leads to an object without memory, such
-    as the transforms of fastai that have a loss function, which `from fastai.vision.all import *` binds.
+
+def _frees_nothing(graph: Graph, target: Target, alive: Set[int]) -> bool:
+    """Say whether a target has no part in what a plan frees, after which the nodes `alive` stay reached.
+
+    A name that a library brought has none, as its module keeps the object. Nor has one that leads to an object without memory,
+    such as the transforms of fastai that have a loss function, which `from fastai.vision.all import *` binds.
     """
-    reached = reach(graph, (node for root in graph.roots if root.kind == "name" and root.label == name for node in root.nodes))
-    gone = reached - alive
-    if graph.rest in reached or storages_of(graph, gone) - storages_of(graph, alive):
-        return True
-    return any(graph.nodes[node].kind in ("pool", "iterator") for node in gone)
+    entries = entries_of(graph, target)
+    gone = reach(graph, entries) - alive
+    may_free_more = graph.rest is not None and any(n == graph.rest or graph.rest in graph.nodes[n].children for n in gone)
+    is_used = any(graph.nodes[node].kind in ("pool", "iterator") for node in gone)
+    return bool(entries) and not (may_free_more or is_used or storages_of(graph, gone) - storages_of(graph, alive))
 
 
 def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
@@ -178,6 +226,7 @@ def _kept_out(builder: PlanBuilder, request: Request, scope: set[int] | None, gi
     for number, root in enumerate(builder.graph.roots):
         if root.kind == "out" and number not in builder.gone:
             may_go = (scope is None or asked_for & {*root.nodes}) and _may_drop(builder, root.nodes, live, given_up)
+            may_go = may_go or (request.everything and _is_made_of(builder, root.nodes, live, given_up or set()))
             if root.label in request.keep or not may_go:
                 kept |= builder.below(root.nodes, blocked=kept)
     return kept
@@ -209,6 +258,17 @@ def _may_drop(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], gi
         return False
     below = builder.below(experiments, blocked=live)
     return loose <= below or _is_part_of_it(graph, entries, loose - below, below)
+
+
+def _is_made_of(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], given_up: set[int]) -> bool:
+    """Say whether a displayed result is a view of what was given up, or was computed from it and keeps the graph."""
+    graph = builder.graph
+    storages = storages_of(graph, given_up)
+    carriers = (number for number, node in enumerate(graph.nodes) if not storages.isdisjoint(node.storages))
+    leading = leading_to(graph, carriers, builder.cut, live)
+    graphs = {number for number, node in enumerate(graph.nodes) if node.kind == "graph"}
+    own = builder.below(entries, blocked=live | graphs) - given_up
+    return not leading.isdisjoint(entries) and leading >= {node for node in own if graph.nodes[node].storages}
 
 
 def _is_part_of_it(graph: Graph, entries: tuple[int, ...], loose: set[int], below: set[int]) -> bool:

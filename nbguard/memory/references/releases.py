@@ -83,7 +83,7 @@ def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice:
 def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the line that deletes the thing on the way whose loss costs least."""
     entry = next((place for place, n in enumerate(way) if graph.nodes[n].kind in EXPERIMENT_KINDS), len(way) - 1)
-    while entry and not _can_delete(graph, root, way[: entry + 1]):
+    while entry and not can_delete(graph, root, way[: entry + 1]):
         entry -= 1
     text = path_text(graph, root, way[: entry + 1])
     cut = frozenset({(way[entry - 1], way[entry])}) if entry else frozenset[Edge]()
@@ -91,7 +91,7 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     return replace(line, cut=cut, ends="" if entry else root.label)
 
 
-def _can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
+def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
     """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure."""
     if not is_python(f"del {path_text(graph, root, way)}"):
         return False

@@ -109,7 +109,8 @@ def _cell(name: str, rest: str, body: str) -> str:
 
 def _statements(source: str) -> Iterator[_Statement]:
     """Yield the logical lines of a source, also of one that is no Python."""
-    statement, place, brackets, before = _Statement(), 0, [], ""
+    brackets: list[str] = []
+    statement, place, before = _Statement(), 0, ""
     while place < len(source):
         if not statement.tokens and (line := _LINE.match(source, place)):
             end = _end_of_line(source, line.end())

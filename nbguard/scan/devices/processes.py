@@ -113,7 +113,9 @@ def surroundings() -> Surroundings:
         command = tuple(_ask(other.cmdline) or ())
         if is_kernel(command) and _is_forked(other.pid) is not True and (kernel := process_of(other.pid)) is not None:
             kernels.append(Kernel(kernel, connection_of(command)))
-    return Surroundings(me.pid, ancestors, _owner(me) or (), tuple(kernels), _is_contained())
+    return Surroundings(
+        pid=me.pid, ancestors=ancestors, owner=_owner(me) or (), kernels=tuple(kernels), is_contained=_is_contained()
+    )
 
 
 def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
@@ -132,7 +134,7 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
     listed = {pid: everybody[pid] for pid in _seen_here(everybody, holding)}
     if len(listed) < len(everybody):
         reason = "the driver lists processes by pids of another namespace (a container's host): they are not judged"
-    processes = (_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
+    processes = (process_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
     return tuple(process for process in processes if process is not None), reason
 
 
@@ -159,7 +161,10 @@ def _holders_of_device_files() -> Iterator[int]:
             yield other.pid
 
 
-def _facts(pid: int, devices: tuple[tuple[str, int | None], ...], holds_files: bool) -> DeviceProcess | None:
+def process_facts(
+    pid: int, devices: tuple[tuple[str, int | None], ...] = (), holds_files: bool = False
+) -> DeviceProcess | None:
+    """Return the facts on a process by which it is judged; None if it has ended."""
     entry = _entry(pid)
     started = None if entry is None else _ask(entry.create_time)
     if entry is None or started is None:

@@ -11,7 +11,7 @@ from typing import Any
 from nbguard.memory.processes import Process, WorkersFact
 from nbguard.scan.devices.processes import is_child, private_bytes, process_of, shared_bytes
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
-from nbguard.scan.heap.kinds import never_asked
+from nbguard.scan.heap.kinds import Kinds, never_asked
 from nbguard.scan.heap.walk import Walk, references_by_asking
 
 
@@ -54,6 +54,12 @@ def _of_iterators(
     held = _held_unseen(walk, at, own)
     loaders = _loaders(walk, running, numbers)
     return tuple(_fact(walk.objects[at[key]], node, loaders.get(key, ()), key in held) for key, node in running.items())
+
+
+def worker_pids() -> frozenset[int]:
+    """Return the pids of the workers of all DataLoader iterators in this process."""
+    iterators = Kinds().tracked({"iterator"})
+    return frozenset(process.pid for iterator in iterators for process in worker_processes(iterator))
 
 
 def worker_processes(iterator: Any) -> tuple[Process, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.cleanup.plan.plan_view import kept_sentences
 from nbguard.memory.facts import DEBUGGER, DeviceFacts, ParkedFact, PoolId
 from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.sidebar.protocol.requests import does_something
@@ -42,9 +43,14 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
         when=when,
         why=why,
         irreversible="" if refused else _irreversible(plan, action, names),
-        skipped=tuple(truncate_utf8(sentence, _SENTENCE) for sentence in (*_pinned(plan), *plan.skipped)[:_ROWS]),
+        skipped=tuple(truncate_utf8(sentence, _SENTENCE) for sentence in _left_alone(plan, refused)[:_ROWS]),
         refused=refused,
     )
+
+
+def _left_alone(plan: Plan, refused: str) -> tuple[str, ...]:
+    kept = () if refused else kept_sentences(plan, is_done=False)
+    return (*kept, *_pinned(plan), *plan.skipped)
 
 
 def _pinned(plan: Plan) -> Iterator[str]:
@@ -245,8 +251,13 @@ def _refused(plan: Plan, action: ActionName) -> str:
         case "stop_workers" if not any(each.kind == "workers" or each.host != 0 for each in plan.actions):
             return "No worker process of a DataLoader is idle: there is nothing to stop."
         case "release" if all(each.kind not in ("del", "out") for each in plan.actions):
-            return truncate_utf8(f"There is nothing to release: {'; '.join(plan.skipped)}.", _SENTENCE)
+            return truncate_utf8(_nothing_to_release(plan), _SENTENCE)
     return ""
+
+
+def _nothing_to_release(plan: Plan) -> str:
+    sentences = [*kept_sentences(plan, is_done=False)]
+    return " ".join(sentences) if sentences else f"There is nothing to release: {'; '.join(plan.skipped)}."
 
 
 def _measured(verb: str, realised: int, promised: int, extra: int) -> str:
