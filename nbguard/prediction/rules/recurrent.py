@@ -1,8 +1,9 @@
 """Recurrent layers: cells, each one fused kernel on CUDA that saves the gates of a step, and whole layers, which cuDNN runs.
 
 Source: `lstm_cell` and `gru_cell` in aten/src/ATen/native/RNN.cpp, the kernels in aten/src/ATen/native/cuda/RNN.cu;
-`_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp. cuDNN tells the sizes of its reserve and its workspace on a GPU only. So the
-trace takes the least that a layer must save for its backward pass, and a band reaches from there to `_MOST`.
+`_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp. cuDNN tells the sizes of its reserve and its workspaces on a GPU only. They
+were measured on an H200 with cuDNN 9.19 (`tests/data/recurrent/h200.json`, made by `tests/gpu/recurrent.py`): a rule gives the
+reserve to 256 bytes, and an upper bound the workspaces.
 """
 
 from __future__ import annotations
@@ -34,14 +35,43 @@ def gru_cell(tensor: Any, hidden: Any, of_input: Any, of_hidden: Any, input_bias
 
 # --- whole layers -------------------------------------------------------------------------------------------------------------
 
-_LEAST = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
-"""Numbers for each hidden unit of each step and item that a layer must save: its gates, and an LSTM's cell."""
-_MOST = {"lstm": 12, "gru": 10, "rnn_tanh": 4, "rnn_relu": 4}
-"""Numbers that cuDNN's reserve is assumed to have at most instead. Nothing has measured it yet: twice what torch's own keep."""
-_WORKSPACE = 8
-"""Numbers for each hidden unit of each step and item that cuDNN's workspace is assumed to have at most, beside two weights."""
+_GATES = {"lstm": 5, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
+"""Numbers that cuDNN's reserve has for each hidden unit of each step and item in each layer, beside one between two layers."""
+_ALIGNMENT = 256
+"""Bytes by which the reserve is longer."""
+_FIXED = 10 * 2**20
+"""Bytes of the workspace for each layer and direction at most (8.9 MiB were measured)."""
+_TEMPORARY = 28
+"""Numbers of the workspace for each hidden unit of each step and item in each direction at most (25 were measured)."""
 _DROPOUT = 8 * 2**20
 """Bytes that cuDNN's states of dropout between layers are assumed to take at most."""
+
+
+class LayerSizes(NamedTuple):
+    """Bytes that cuDNN takes for recurrent layers, beside weights, outputs and gradients."""
+
+    reserve: int  # kept from the forward pass in training to the backward pass
+    workspace: int  # at most, while either of them runs
+
+
+def sizes_of(
+    kind: str, *, layers: int, directions: int, cells: int, weights: int, item: int, has_dropout: bool = False
+) -> LayerSizes:
+    """Return the sizes of recurrent layers.
+
+    Args:
+        kind: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        layers: how many there are, one on the other.
+        directions: 2 for bidirectional ones, else 1.
+        cells: hidden units of one layer and direction, times steps, times items of the batch.
+        weights: numbers of all layers' weights and biases.
+        item: bytes of a number.
+        has_dropout: whether there is dropout between the layers.
+    """
+    inner = cells * directions
+    mask = (layers - 1) * inner * directions // 8 if has_dropout else 0
+    reserve = (_GATES[kind] * layers + layers - 1) * inner * item + mask + _ALIGNMENT
+    return LayerSizes(reserve, (_TEMPORARY * inner + weights) * item + _FIXED * layers * directions)
 
 
 class _Layers(torch.autograd.Function):  # type: ignore[misc]
@@ -53,7 +83,7 @@ class _Layers(torch.autograd.Function):  # type: ignore[misc]
         weights = _meta((0 if plan.is_flat else plan.weights,), dtype)
         out = _meta((*tensor.shape[:-1], plan.outputs), dtype)
         states = [_meta(state.shape, dtype) for state in others[: plan.states]]
-        reserve = _meta((plan.least,), dtype) if plan.is_trained else None
+        reserve = _meta((plan.reserve,), torch.uint8) if plan.is_trained else None
         ctx.plan, ctx.dtypes = plan, [each.dtype for each in others]
         ctx.shapes = [each.shape for each in others]
         ctx.save_for_backward(tensor, out, weights, *([] if reserve is None else [reserve]))
@@ -84,8 +114,7 @@ class LayerPlan(NamedTuple):
     outputs: int  # of a step
     weights: int
     is_flat: bool  # the weights are one buffer already: a layer makes them so when it is moved
-    least: int  # of the reserve
-    most: int  # of the reserve and the workspace
+    reserve: int  # bytes
     is_trained: bool
 
 
@@ -105,20 +134,28 @@ def layers(kind: str, note: Callable[[int], None], dtype: Callable[[], Any], *ar
     states = list(states) if isinstance(states, (list, tuple)) else [states]
     hidden, directions = states[-1].shape[-1], 2 if is_both else 1
     steps = tensor.shape[:-1].numel()
-    units = steps * hidden * directions * count
     number = sum(weight.numel() for weight in weights)
+    item = torch.empty((), dtype=dtype() or tensor.dtype, device="meta").element_size()
+    has_dropout = bool(dropout and is_trained and count > 1)
+    sizes = sizes_of(
+        kind,
+        layers=count,
+        directions=directions,
+        cells=steps * hidden,
+        weights=number,
+        item=item,
+        has_dropout=has_dropout,
+    )
     plan = LayerPlan(
         dtype=dtype(),
         states=len(states),
         outputs=states[0].shape[-1] * directions,
         weights=number,
         is_flat=dtype() is None and all(weight.is_leaf for weight in weights),
-        least=_LEAST[kind] * units,
-        most=(_MOST[kind] if is_trained else 0) * units + _WORKSPACE * steps * hidden * directions + 2 * number,
+        reserve=sizes.reserve,
         is_trained=bool(is_trained),
     )
-    size = torch.empty((), dtype=plan.dtype or tensor.dtype, device="meta").element_size()
-    note((plan.most - (plan.least if is_trained else 0)) * size + (_DROPOUT if dropout and is_trained and count > 1 else 0))
+    note(sizes.workspace + (_DROPOUT if has_dropout else 0))
     return _Layers.apply(plan, tensor, *states, *weights)
 
 
