@@ -31,7 +31,7 @@ _ASSUMPTIONS = (
     "gradients are finite: no step of mixed precision is skipped",
 )
 _LAYERS = (
-    "the workspaces of cuDNN's recurrent layers take {band} at most, which is a part of the band: so it was measured on an H200 "
+    "the workspaces of cuDNN's recurrent layers take {band} at most, which is a part of the band: measured on an H200 "
     "with cuDNN 9.19; other versions may differ"
 )
 
