@@ -63,7 +63,6 @@ class Surroundings:
     owner: tuple[str, ...]
     kernels: tuple[Kernel, ...] = ()
     workers: frozenset[int] = frozenset()
-    is_contained: bool = False  # in a container, whose first process may be any program, or it cannot be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +81,7 @@ class DeviceProcess:
     has_clients: bool | None = None  # somebody is connected to one of its ports; None as well where others reach it without
     connection: bool | None = None  # the connection file that its command names exists
     is_elsewhere: bool | None = None  # it runs in another container (another namespace of pids)
+    is_contained: bool = False  # it runs in a container, whose first process may be any program, or that cannot be told
     is_defunct: bool = False  # it has ended, and only its entry is left
     devices: tuple[tuple[str, int | None], ...] = ()  # (device, bytes) by the driver's count; None: it does not say
     holds_files: bool = False  # it has the device's files open

@@ -209,7 +209,7 @@ found = replace(probe._facts(child.pid, (), True), command=("python", "-c", "fro
 around = probe.surroundings()
 judged = judge(found, replace(around, pid=1 << 30, ancestors=frozenset()))
 child.kill()
-print(around.is_contained, found.parent_command[0], judged.is_orphan, judged.reason)
+print(found.is_contained, found.parent_command[0], judged.is_orphan, judged.reason)
 """
     named = f'exec -a {name} "$0" -c "$1"'
     container = ["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", named, sys.executable, inside]

@@ -26,7 +26,7 @@ def _may_be_kernel(command: tuple[str, ...]) -> bool:
 
 def judge(candidate: DeviceProcess, around: Surroundings) -> Judged:
     """Return whether `found` is an orphan that may be ended, with the reason in words."""
-    if against := _protected(candidate, around) or _has_a_parent(candidate, around):
+    if against := _protected(candidate, around) or _has_a_parent(candidate):
         return Judged(candidate, False, against)
     if is_kernel(candidate.command):
         is_orphan, reason = _judge_kernel(candidate, around)
@@ -78,7 +78,7 @@ def _how_it_ends(candidate: DeviceProcess, around: Surroundings) -> str:
     return "an executor's `shutdown()` ends its workers, a pool's `terminate()`"
 
 
-def _has_a_parent(candidate: DeviceProcess, around: Surroundings) -> str:
+def _has_a_parent(candidate: DeviceProcess) -> str:
     """Return whose child a process is, if it is anybody's but an adopter's."""
     if candidate.is_parent_gone:
         return ""
@@ -88,7 +88,7 @@ def _has_a_parent(candidate: DeviceProcess, around: Surroundings) -> str:
         return ""
     program = basename(candidate.parent_command[0])
     if candidate.ancestors[0] == 1 and program in _INITS:
-        return f"this container's first process ({program}) may have started it" if around.is_contained else ""
+        return f"this container's first process ({program}) may have started it" if candidate.is_contained else ""
     what = "a live kernel" if is_kernel(candidate.command) and not candidate.is_forked else "its parent lives"
     return f"{what} (parent {candidate.ancestors[0]}, {program})"
 

@@ -113,9 +113,7 @@ def surroundings() -> Surroundings:
         command = tuple(_ask(other.cmdline) or ())
         if is_kernel(command) and _is_forked(other.pid) is not True and (kernel := process_of(other.pid)) is not None:
             kernels.append(Kernel(kernel, connection_of(command)))
-    return Surroundings(
-        pid=me.pid, ancestors=ancestors, owner=_owner(me) or (), kernels=tuple(kernels), is_contained=_is_contained()
-    )
+    return Surroundings(pid=me.pid, ancestors=ancestors, owner=_owner(me) or (), kernels=tuple(kernels))
 
 
 def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
@@ -144,7 +142,7 @@ def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
     In the machine's own namespace all of them; in another those that are seen to have the device open. Where there are no
     such files (WSL) the list is believed if this process is on it.
     """
-    if not _has_namespaces() or not _is_contained():
+    if not _is_contained():
         return set(listed)
     if Path(_MEMORY).exists():
         return {pid for pid in listed if pid in holding}
@@ -184,6 +182,7 @@ def process_facts(
         has_clients=_has_clients(entry),
         connection=_has_connection_file(entry, command),
         is_elsewhere=_is_elsewhere(pid),
+        is_contained=_is_contained(),
         is_defunct=_ask(entry.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
         devices=devices,
         holds_files=holds_files,
