@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -280,6 +281,16 @@ def f18_numbers_of_profiles(folder: Path) -> None:
     data["log"] |= {"marks": zeros, "codes": _packed(2 * zeros), "times": _packed(8 * zeros)}
     printed = _commands(_written(folder / "profile", data), "profile")
     assert "log of phases" in printed[1]
+
+
+def f18_loops_of_a_profile_that_never_end(folder: Path) -> None:
+    data = json.loads((DATA / "profile" / "fastai.json").read_bytes())
+    loops = 30_000
+    data["log"] |= {"marks": loops, "codes": _packed(2 * loops), "times": _packed(8 * loops)}
+    data["log"] |= {"boundaries": loops, "kinds": _packed(loops), "places": _packed(8 * loops)}
+    data["log"]["loops"] = base64.b64encode(zlib.compress(array("q", range(loops)).tobytes())).decode()
+    printed = _commands(_written(folder / "profile", data), "profile")
+    assert printed[0]
 
 
 def _packed(size: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, PhaseLog
@@ -97,6 +98,10 @@ class _Loop:
     has_ended: bool = False  # its iterator had no batch left
 
 
+_MOST_TASKS = 100
+"""Loops that take turns, each with a loss; of more the inner ones count as left."""
+
+
 class _Divider:
     """Goes through the log once. The innermost loop that goes on owns the time; a loop inside a batch interrupts it."""
 
@@ -107,7 +112,7 @@ class _Divider:
         self._at: list[tuple[str, _Open | None]] = []  # of each moment its phase and batch
         self.outside: Counter[str] = Counter()
         self.fits = 0
-        self._open: list[_Loop] = []
+        self._open: dict[int, _Loop] = {}  # by number, the innermost last
         self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
         self._loops = 0
         self._loose: _Open | None = None  # a batch of a loop without a loader, or what goes on around it
@@ -124,7 +129,7 @@ class _Divider:
             self._boundary(boundary, before)
         self._add_marks(marks, at, len(marks.codes), before)
         while self._open:
-            loop = self._open.pop()
+            _, loop = self._open.popitem()
             self._close(loop, is_complete=loop.has_ended)
         self._keep_stepped()
         if self._loose is not None and self._loose.has_loss and not self._steps:
@@ -136,17 +141,18 @@ class _Divider:
     def _add_marks(self, marks: PhaseLog, first: int, last: int, before: int) -> int:
         """Add the marks between two boundaries, the first of which began at `before`; return when the last one was set."""
         labels, moment = marks.labels, self._moment
+        innermost = self._innermost if self._open else None
         for code, time in zip(marks.codes[first:last], marks.times[first:last], strict=True):
             phase = labels[code]
-            if self._open:
-                self._open[-1].batch.add(phase, time - before)
+            if innermost is not None:
+                innermost.batch.add(phase, time - before)
             elif phase == phases.WORKERS or (self._loose is None and phase not in phases.STEP_PHASES):
                 self.outside[phase] += time - before
             else:
                 self._loose = self._loose or _Open(start=before)
                 self._loose.add(phase, time - before)
             while moment is not None and moment < time:
-                self._at.append((phase, self._open[-1].batch if self._open else self._loose))
+                self._at.append((phase, innermost.batch if innermost is not None else self._loose))
                 moment = self._moment = next(self._moments, None)
             before = time
         return before
@@ -168,12 +174,12 @@ class _Divider:
             ):
                 self._keep(_STEPS, self._loose, is_complete=True)
                 self._loose = _Open(start=time)
-            batch = self._open[-1].batch if self._open else self._loose
+            batch = self._innermost.batch if self._open else self._loose
             if batch is not None:
                 batch.is_disturbed |= boundary.kind == "disturbed"
                 batch.has_loss |= boundary.kind == "loss"
-        elif self._open and self._open[-1].has_ended:
-            self._close(self._open.pop(), is_complete=True)
+        elif self._open and self._innermost.has_ended:
+            self._close(self._open.popitem()[1], is_complete=True)
         elif not self._open and self._loose is not None:
             self._end_stepped(self._loose)
             self._loose = _Open(start=time)
@@ -197,33 +203,37 @@ class _Divider:
     def _next(self, number: int, time: int) -> None:
         if number in self._beside:
             return
-        while self._open and self._open[-1].has_ended:
-            self._close(self._open.pop(), is_complete=True)
-        if any(loop.number == number for loop in self._open):
+        while self._open and self._innermost.has_ended:
+            self._close(self._open.popitem()[1], is_complete=True)
+        if number in self._open:
             self._return_to(number)
-            self._turn_over(self._open[-1], time)
+            self._turn_over(self._innermost, time)
             return
         self._keep_stepped()
         if self._loose is not None:
             self.outside.update(self._loose.times)
             self._loose = None
         if self._open:
-            self._open[-1].batch.was_left = False
+            self._innermost.batch.was_left = False
         self._loops += 1
-        self._open.append(_Loop(number=number, key=self._loops, batch=_Open(start=time)))
+        self._open[number] = _Loop(number=number, key=self._loops, batch=_Open(start=time))
+
+    @property
+    def _innermost(self) -> _Loop:
+        return next(reversed(self._open.values()))
 
     def _return_to(self, number: int) -> None:
         """Make a loop the innermost one: those inside it were left, or take turns with it and go on later."""
-        place = next(at for at, loop in enumerate(self._open) if loop.number == number)
-        inside = self._open[place + 1 :]
-        loop = self._open[place]
-        if loop.batch.has_loss and all(other.batch.has_loss for other in inside):  # each trains: tasks that take turns
+        inside = list(takewhile(lambda other: other.number != number, reversed(self._open.values())))
+        takes_turns = len(inside) < _MOST_TASKS and self._open[number].batch.has_loss
+        if takes_turns and all(other.batch.has_loss for other in inside):  # each trains: tasks that take turns
             for other in inside:
                 other.batch.was_left = True
-            self._open[place:] = [*inside, loop]
+            self._open[number] = self._open.pop(number)
             return
-        del self._open[place + 1 :]
-        for other in reversed(inside):
+        for other in inside:
+            del self._open[other.number]
+        for other in inside:
             self._leave(other)
 
     def _turn_over(self, loop: _Loop, time: int) -> None:
@@ -242,7 +252,7 @@ class _Divider:
             self._close(loop, is_complete=False)
             return
         self._beside.add(loop.number)
-        around = self._open[-1].batch
+        around = self._innermost.batch
         around.was_left = False
         around.join(loop.batch.times)
         around.join(loop.batch.later)
@@ -251,18 +261,18 @@ class _Divider:
 
     def _end(self, number: int) -> None:
         """An iterator had no batch left: the time it took to say so belongs to no batch."""
-        if number in self._beside or not any(loop.number == number for loop in self._open):
+        if number in self._beside or number not in self._open:
             self._beside.discard(number)
             return
-        while self._open[-1].number != number:
-            self._close(self._open.pop(), is_complete=False)
-        loop = self._open[-1]
+        while self._innermost.number != number:
+            self._close(self._open.popitem()[1], is_complete=False)
+        loop = self._innermost
         if loop.is_ahead:
             loop.has_ended = True  # the last batch is still to be worked on
             return
-        self.outside.update(self._open.pop().batch.times)
+        self.outside.update(self._open.popitem()[1].batch.times)
         if self._open:
-            self._open[-1].batch.was_left = True
+            self._innermost.batch.was_left = True
 
     def _close(self, loop: _Loop, *, is_complete: bool) -> None:
         self.outside.update(loop.batch.later)

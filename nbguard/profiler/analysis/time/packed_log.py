@@ -16,9 +16,9 @@ from nbguard.errors import DamagedDataError
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
-_PLAIN = 1 << 20
+_PLAIN = 1 << 18
 """Entries that any log may have. One with more has as many as its packed times explain, of which no two are alike for long."""
-_PER_LETTER = 32
+_PER_LETTER = 8
 """Entries for each letter of the packed times, at most."""
 
 
