@@ -86,7 +86,7 @@ def bindings(code: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     yield from (*scope.bound, *scope.escaping)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Scope:
     """The names in one scope, without those of the scopes inside that stay there."""
 

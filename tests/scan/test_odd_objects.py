@@ -29,9 +29,6 @@ def _nothing_left_by_others() -> None:
     gc.collect()
 
 
-_ROWS = [torch.ones(500), torch.ones(600)]
-
-
 def _inside(transform: Callable[..., Any], *args: Any) -> Any:
     """Return what a function sees of its argument under one of torch's transforms."""
     seen: list[Any] = []
@@ -84,7 +81,7 @@ def _array() -> Any:
 def _nested(layout: torch.layout = torch.strided, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.nested.nested_tensor(_ROWS, layout=layout, **options)
+        return torch.nested.nested_tensor([torch.ones(500), torch.ones(600)], layout=layout, **options)
 
 
 _READ: dict[str, tuple[Callable[[], Any], int]] = {
