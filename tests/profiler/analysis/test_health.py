@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts, amp_findings
+from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.nonfinite import (
     BatchPosition,
@@ -97,6 +98,19 @@ def test_findings_come_worst_first() -> None:
 
     found = health(FiniteFacts(9, 1, first), amp, OptimizersFacts(), SyncFacts((site,), 9), SwitchFacts())
     assert severities(found) == ["problem", "advice", "note"]
+
+
+def test_gradients_of_steps_that_were_all_skipped_say_nothing_of_the_scale() -> None:
+    scaler = ScalerFacts(
+        initial=2.0**120, growth=2.0, backoff=0.5, interval=2000, updates=16, skipped=tuple(range(1, 17)), idle=16
+    )
+    lost = RangeFacts(batches=1, steps=1, gradients=1, empty=1)
+    facts = FiniteFacts(), AmpFacts((("float16", 16),), (scaler,)), OptimizersFacts(), SyncFacts(), SwitchFacts()
+
+    (found,) = health(*facts, fp16=lost)
+    assert found.kind == "not trained"
+    (found,) = health(facts[0], replace(facts[1], scalers=(replace(scaler, skipped=(), idle=0),)), *facts[2:], fp16=lost)
+    assert found.kind == "range"
 
 
 def test_a_small_fit_on_a_cpu_is_offered_nothing() -> None:

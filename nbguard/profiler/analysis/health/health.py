@@ -38,13 +38,14 @@ def health(
     broken = _broken(finite, amp, optimizers, times)
     nan = next((finding for finding in broken if finding.kind in _NOT_FINITE and finding.severity == "problem"), None)
     of_scales = amp_findings(amp, nan, len(optimizers.optimizers))
+    is_idle = any(finding.kind == "not trained" for finding in of_scales)
     if nan is not None and any(nan.what in finding.what for finding in of_scales):
         broken = tuple(finding for finding in broken if finding is not nan)  # it is said as the cause
     findings = [
         *(finding for finding in of_scales if finding.kind == "not trained"),
         *broken,
         *(finding for finding in of_scales if finding.kind != "not trained"),
-        *range_findings(fp16 or RangeFacts()),
+        *(() if is_idle else range_findings(fp16 or RangeFacts())),  # gradients of steps that were all skipped say nothing
         *switch_findings(switches, work),
         *sync_findings(syncs, step, gainable),
     ]
