@@ -197,6 +197,7 @@ class Node:
     children: tuple[int, ...] = ()  # numbers of the nodes that it refers to
     labels: tuple[str, ...] = ()  # how each child is reached: `.model`, `[3]`
     storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
+    repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children that it refers to more than once
 
     @property
     def references(self) -> Iterator[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,8 @@ class Target:
     containers: tuple[int, ...] = ()  # else ids of the objects whose reference `del` would remove
     value: int = 0  # id of the object that they refer to
     value_kind: str = ""  # that object in a few words
+    turn: tuple[int, int] = field(default=(0, 0), compare=False, metadata={"json": False})
+    """By which several are deleted, the least first: parts before what they are parts of, of a list the last first."""
 
     @property
     def is_known(self) -> bool:

@@ -9,6 +9,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from nbguard.errors import TargetError
@@ -39,21 +40,18 @@ def parse_target(text: str) -> ast.expr:
 def resolve_targets(
     texts: Iterable[str], namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]
 ) -> tuple[Target, ...]:
-    """Return the target of each text, once; TargetError, before anything is touched, if one of them does not exist.
-
-    They come in an order in which `del` finds each where it is now: parts before what they are parts of, and of a list the last
-    first. Otherwise the order is that of the texts.
-    """
-    parsed = {text: parse_target(text) for text in texts}
-    resolved = {text: _resolve(text, target, namespace, out, hidden) for text, target in parsed.items()}
-    return tuple(resolved[text] for text in sorted(parsed, key=lambda text: _turn(parsed[text], namespace, out)))
+    """Return the target of each text, in order; TargetError, before anything is touched, if one of them does not exist."""
+    parsed = [(text, parse_target(text)) for text in texts]
+    resolved = [(target, _resolve(text, target, namespace, out, hidden)) for text, target in parsed]
+    return tuple(replace(found, turn=_turn(target, namespace, out)) for target, found in resolved)
 
 
 def _turn(target: ast.expr, namespace: dict[str, Any], out: dict[int, Any]) -> tuple[int, int]:
-    """Return a number for the depth of a part and one for its place in a list: whatever has the least goes first."""
+    """Return minus the depth of a part and minus its place in a list: the least is deleted first."""
     if output_label(target, out) or not isinstance(target, (ast.Attribute, ast.Subscript)):
         return 0, 0
-    depth, step = 0, target
+    depth = 0
+    step: ast.expr = target
     while isinstance(step, (ast.Attribute, ast.Subscript)):
         depth, step = depth + 1, step.value
     owner = lookup(target.value, namespace) if isinstance(target, ast.Subscript) else _MISSING

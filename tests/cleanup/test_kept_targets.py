@@ -73,6 +73,9 @@ CASES = {
     "held twice by a list": Case(
         code="l = [ones(4)] * 2", targets=("l[0]",), keepers={"l": "shares"}, command=("l[0]", "l"), frees=4 * MIB
     ),
+    "kept twice by a list": Case(
+        code="x = ones(4); l = [x, x, ones(1)]", targets=("x",), keepers={"l[0]": "same"}, command=("x", "l"), frees=5 * MIB
+    ),
     "attribute": Case(
         code="class Exp: pass\nexp = Exp(); exp.x = ones(4); exp.y = ones(1); x = exp.x",
         targets=("exp.x",),

@@ -230,7 +230,7 @@ class Trial:
         sums = {name: _sums(value) for name, value in self._own(named)}
         ready = [name for name in sums if not self._step(name, dry=True)]
         texts = [self._cell(line) for line in command.lines]
-        if any("UsageError" in text or "Traceback" in text for text in texts):
+        if any("UsageError:" in text or "Traceback" in text for text in texts):
             return f"it failed: {texts[-1].strip()[-300:]}"
         gc.collect()
         freed = before - self._bytes()

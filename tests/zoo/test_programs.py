@@ -23,7 +23,7 @@ _COUNT = 500 if THOROUGH else 60
 def test_commands_that_are_printed_take_nothing_that_is_needed_and_free_what_they_say(first: int) -> None:
     argv = [sys.executable, "-m", "tests.zoo.programs", str(first), str(_AT_ONCE)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    output = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=True).stdout
+    output = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=3000, check=True).stdout
 
     results = [json.loads(line) for line in output.splitlines()]
 

@@ -197,7 +197,7 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
     by_label: dict[str, set[int]] = {}
     for number, root in enumerate(graph.roots):
         by_label.setdefault(root.label, set()).add(number)
-    for target in targets:
+    for target in sorted({target.text: target for target in targets}.values(), key=lambda target: target.turn):
         gone = by_label.get(target.root, set()) if target.root else set()
         value = by_ref.get(target.value)
         cut = {(by_ref[c], value) for c in target.containers if c in by_ref} if value is not None else set()

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from nbguard.memory.advice import is_python
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Root
+from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, NodeKind, Root
 from nbguard.memory.references.graph import GRAPH, Edge, leading_to, path_text, reach, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.references.releases import can_delete
@@ -42,7 +42,7 @@ class Partner:
 
     path: str  # as one would write it
     how: How
-    kind: str  # of the object there, as its node has it
+    kind: NodeKind  # of the object there
     target: Target | None  # what a cleanup would be told to delete; None: it must not go
 
 
@@ -129,8 +129,7 @@ class _Search:
         return place
 
     def _is_deletable(self, root: Root, way: tuple[int, ...]) -> bool:
-        is_held_twice = not self.target.containers and path_text(self.graph, root, way) == self.target.text
-        return can_delete(self.graph, root, way) and not is_held_twice
+        return can_delete(self.graph, root, way) and way[-1] not in self.graph.nodes[way[-2]].repeated
 
     def _partner(self, root: Root, way: tuple[int, ...], place: int) -> Partner:
         graph = self.graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 children=numbers,
                 labels=tuple(texts),
                 storages=held,
+                repeated=_repeated(walk.children[old], new),
             )
         )
         if kind in EXPERIMENT_KINDS:
@@ -81,6 +82,13 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         for fact in walk.storages
     )
     return Graph(tuple(kept_roots), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
+
+
+def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
+    """Return the children that are referred to more than once: deleting one element of a list then lets nothing go."""
+    if len(set(children)) == len(children):
+        return ()
+    return tuple(new[child] for child, count in Counter(children).items() if count > 1 and child in new)
 
 
 def _is_goal(walk: Walk, number: int) -> bool:

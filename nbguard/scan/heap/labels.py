@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.kinds import Types, TypeTable, Unwalked, is_graph_node, mro_of, name_of, namespace_of
 from nbguard.scan.roots.frames import frame_locals
 
-_SEQUENCES = Types((list, tuple))
+_SEQUENCES = Types((list, tuple, deque))
 _WRITTEN = Types((dict, list, tuple))
 _FRAMES = Types((types.FrameType, types.TracebackType))
 
