@@ -15,6 +15,7 @@ import pytest
 import torch
 from fastai.learner import Learner
 
+import nbguard
 from nbguard.prediction.predict import predict
 from tests.prediction.applications import CASES, make
 from tests.prediction.test_predict import _state
@@ -85,18 +86,20 @@ def test_the_users_objects_stay_as_they_are(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", ["regression", "gan", "classifier"])
+@pytest.mark.parametrize("case", ["continuous", "gan", "classifier"])
 def test_nothing_of_nbguards_own_stays_behind(case: str, tmp_path: Path) -> None:
     """Without the collector: what it would find would be shown as the user's until it runs."""
     learn = make(case, tmp_path, "cpu")
     gc.collect()
+    before = nbguard.report().to_data()
     known = {id(each) for each in gc.get_objects()}
     gc.disable()
     try:
-        predict(learn, gpu="16GiB", largest=case == "regression", savings=case == "regression")
+        predict(learn, gpu="16GiB")
         new = [each for each in gc.get_objects() if id(each) not in known]
         left = [each for each in new if isinstance(each, (torch.Tensor, torch.nn.Module, Learner))]
         assert left == []
+        assert nbguard.report().to_data() == before
     finally:
         gc.enable()
     assert gc.get_freeze_count() == 0
@@ -112,5 +115,19 @@ def test_garbage_of_the_users_is_left_to_the_collector(tmp_path: Path) -> None:
         del cycle
         predict(learn, gpu="16GiB")
         assert mine() is not None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_report_is_the_same_after_many_traces(tmp_path: Path) -> None:
+    learn = make("regression", tmp_path, "cpu")
+    gc.collect()
+    before = nbguard.report().to_data()
+    gc.disable()
+    try:
+        predict(learn, gpu="16GiB", largest=True, savings=True)
+        assert nbguard.report().to_data() == before
     finally:
         gc.enable()
