@@ -128,6 +128,8 @@ def _full(path: Any, folder: Any) -> str:
 def _is_allowed(place: str, is_direct: bool) -> bool:
     if place in ("/dev/null", "/dev/full") or "__pycache__" in place:
         return True
+    if place == os.path.realpath(os.environ[TEMPORARY]):
+        return True  # a file without a name, of Python's tempfile
     if any(place.startswith(f"{folder}/") for folder in os.environ[MAY_WRITE].split(os.pathsep)):
         return True
     return place.startswith(f"{os.environ[TEMPORARY]}/{'nbguard' if is_direct else ''}")

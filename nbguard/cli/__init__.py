@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is not None:  # of a file, not of the output
             raise
         with suppress(OSError):
-            print(f"nbguard: the output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            say(f"the output cannot be written: {error.strerror}")
         _write_no_more()
         return 2
 

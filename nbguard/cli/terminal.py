@@ -39,4 +39,4 @@ def show_result(result: Result, *, as_json: bool, **details: int) -> None:
 
 def say(sentence: object) -> None:
     """Print a line about what went wrong, or was written."""
-    print(printable(f"nbguard: {sentence}"), file=sys.stderr)
+    print(printable(f"nbguard: {sentence}"), file=sys.stderr, flush=True)

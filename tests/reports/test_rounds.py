@@ -13,7 +13,7 @@ _OTHER = ("cpu", 1 << 20)
 
 
 def _compared(states: list[HeldStorages], last: Analysis) -> RoundsReport:
-    return compare_rounds("step()", states, last)
+    return compare_rounds("step()", states, (), last)
 
 
 def test_a_global_that_each_round_binds_anew_is_no_leak() -> None:

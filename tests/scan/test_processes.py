@@ -151,7 +151,7 @@ def family() -> Iterator[Callable[..., probe.DeviceProcess]]:
         workers.append(int(output.readline()))
         if "dies" in how:
             parents[-1].wait()
-        found = probe._facts(workers[-1], (), True)
+        found = probe.process_facts(workers[-1], (), True)
         assert found is not None
         return found
 
@@ -205,7 +205,7 @@ from nbguard.scan.devices import processes as probe
 assert os.getpid() == 1
 child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)
 child.stdout.readline()
-found = replace(probe._facts(child.pid, (), True), command=("python", "-c", "from multiprocessing.spawn import spawn_main"))
+found = replace(probe.process_facts(child.pid, (), True), command=("python", "-c", "from multiprocessing.spawn import spawn_main"))
 around = probe.surroundings()
 judged = judge(found, replace(around, pid=1 << 30, ancestors=frozenset()))
 child.kill()
@@ -251,7 +251,7 @@ def test_a_kernel_without_clients(tmp_path: Path, transport: str) -> None:
             wait_until(file.exists, "the kernel's connection file", within=120)
             wait_until(lambda: probe._has_clients(probe._entry(kernel.pid)) is not True, "the kernel to listen", within=60)
             file.unlink()
-            found = probe._facts(kernel.pid, (), True)
+            found = probe.process_facts(kernel.pid, (), True)
         finally:
             kernel.kill()
 
