@@ -215,18 +215,6 @@ def test_diagnose_shows_the_rest_of_a_file_whose_settings_cannot_be_used(
     assert "Who held the memory" in text
 
 
-def test_a_module_that_exits_is_no_finding_of_the_doctor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Status 3 says that `--strict` has found a problem; a module may exit with any."""
-    (tmp_path / "exits_at_once.py").write_text("import sys\nsys.exit(3)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    assert main(["doctor", "exits_at_once:model"]) == 2
-    assert capsys.readouterr().err == "nbguard: exits_at_once:model cannot be made: SystemExit: 3\n"
-
-
 def test_a_file_without_a_device_is_said_to_have_nothing_to_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

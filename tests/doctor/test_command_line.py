@@ -166,3 +166,15 @@ def test_a_function_that_fits_is_no_target(folder: Path, capsys: pytest.CaptureF
     (folder / "train.py").write_text(_FITS["fastai"].replace("learn.fit(1)", "def make():\n    learn.fit(1)\n    return learn"))
     assert main(["doctor", "train:make"]) == 2
     assert "train:make fits before it returns (line 6: fit() of Learner)" in capsys.readouterr().err
+
+
+def test_a_module_that_exits_is_no_finding_of_the_doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 3 says that `--strict` has found a problem; a module may exit with any."""
+    (tmp_path / "exits_at_once.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    assert main(["doctor", "exits_at_once:model"]) == 2
+    assert capsys.readouterr().err == "nbguard: exits_at_once:model cannot be made: SystemExit: 3\n"

@@ -205,7 +205,8 @@ from nbguard.scan.devices import processes as probe
 assert os.getpid() == 1
 child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)
 child.stdout.readline()
-found = replace(probe.process_facts(child.pid, (), True), command=("python", "-c", "from multiprocessing.spawn import spawn_main"))
+command = ("python", "-c", "from multiprocessing.spawn import spawn_main")
+found = replace(probe.process_facts(child.pid, (), True), command=command)
 around = probe.surroundings()
 judged = judge(found, replace(around, pid=1 << 30, ancestors=frozenset()))
 child.kill()
