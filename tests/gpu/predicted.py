@@ -1,6 +1,7 @@
 """Predicted peaks beside those of the same fits on this machine's GPU, each in a process of its own: a table in Markdown.
 
-python -m tests.gpu.predicted [CASE …]
+python -m tests.gpu.predicted [CASE …]               fits of `tests/prediction/fits.py`
+python -m tests.gpu.predicted --applications [CASE …] fastai's applications, of `tests/prediction/applications.py`
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import partial
 from typing import Any
 
 from tests.gpu.child import ROOT
@@ -26,31 +29,39 @@ CASES = (
     "resnet18 channels_last bf16",
 )
 SHORT = ("mlp", "gpt bf16")
+APPLICATIONS = "--applications"
 _MIB = 2**20
 _FIT = """
 import json, sys, warnings; warnings.filterwarnings("ignore")
 import torch
+from functools import partial
+from pathlib import Path
 from nbguard.prediction.predict import predict
-from tests.prediction.fits import fit, make
-case = sys.argv[1]
+from tests.prediction import applications, fits
+case, folder = sys.argv[1:]
+made_by = applications if folder else fits
+make = partial(made_by.make, case, Path(folder)) if folder else partial(made_by.make, case)
 kept = torch.ones(1, device="cuda")  # the prediction is for the device that is in use
-foreseen = predict(make(case, "cpu"))
-fit(make(case, "cuda"))
+foreseen = predict(make("cpu"))
+learn = make("cuda")
+torch.cuda.reset_peak_memory_stats()
+made_by.fit(learn)
 real = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 print(json.dumps([foreseen.peak_allocated, foreseen.peak_reserved, foreseen.band, *real]))
 """
 
 
-def row(case: str) -> str:
+def row(case: str, *, is_application: bool = False) -> str:
     """Return the row of a case: MiB foreseen and real, and how far off, allocated and reserved; or why there is none."""
-    done = subprocess.run(
-        [sys.executable, "-c", _FIT, case], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _FIT, case, folder if is_application else ""]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     if done.returncode:
         return f"| {case} | {(done.stderr.strip().splitlines() or ['no output'])[-1][:120]} | | |"
     figures: list[Any] = json.loads(done.stdout.splitlines()[-1])
     allocated, reserved, band, was_allocated, was_reserved = figures
-    cells = [_cell(allocated, was_allocated), _cell(reserved, was_reserved), f"{band / _MIB:,.0f}"]
+    holds = "" if was_reserved <= reserved + band else ": too small"
+    cells = [_cell(allocated, was_allocated), _cell(reserved, was_reserved), f"{band / _MIB:,.0f}{holds}"]
     return f"| {case} | " + " | ".join(cells) + " |"
 
 
@@ -61,11 +72,17 @@ def _cell(foreseen: int, real: int) -> str:
 
 def main() -> None:
     """Print the table."""
+    is_application = APPLICATIONS in sys.argv
+    named = [case for case in sys.argv[1:] if case != APPLICATIONS]
+    if is_application and not named:
+        from tests.prediction.applications import CASES as applications
+
+        named = list(applications)
     print("MiB, predicted / real:\n")
     print("| fit | allocated | reserved | band |\n|---|---|---|---|")
     beside = max(1, min(3, (os.cpu_count() or 1) // 4))  # each fit has a process and a peak of its own
     with concurrent.futures.ThreadPoolExecutor(beside) as pool:
-        for line in pool.map(row, sys.argv[1:] or CASES):
+        for line in pool.map(partial(row, is_application=is_application), named or CASES):
             print(line, flush=True)
 
 

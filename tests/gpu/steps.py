@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.gpu.child import with_settings
-from tests.gpu.predicted import SHORT
+from tests.gpu.predicted import APPLICATIONS, SHORT
 from tests.gpu.recording import SUFFIX
 from tests.gpu.workloads import WORKLOADS
 from tests.thorough import THOROUGH
@@ -49,6 +49,9 @@ def steps(work: Path, *, dry: bool) -> Iterator[Step]:
         yield Step(f"record {name}", arguments, 60, with_settings(workload.settings) | (_DRY if dry else {}))
     predicted = ["-W", "ignore", "-m", "tests.gpu.predicted", *(SHORT if short else ())]
     yield Step("predicted", predicted, 180, needs=("fastai", "torchvision"), title="Predicted peaks of fits beside real ones")
+    applications = ["-W", "ignore", "-m", "tests.gpu.predicted", APPLICATIONS, *(["regression"] if short else [])]
+    title = "Predicted peaks of fastai's applications beside real ones"
+    yield Step("applications", applications, 150, needs=("fastai", "torchvision"), title=title)
     yield Step("recordings add up", ["-m", "tests.gpu.replay", str(work / "recordings")], 60, is_alone=True)
     yield Step("figures", ["-W", "ignore", "-m", "tests.gpu.bench", str(work / "bench.json")], 120, is_alone=True)
     profiles = ["-W", "ignore", "-m", "tests.profiler.corpus.run", *(["cuda:[g03]", "cuda:bfloat16"] if short else ["cuda"])]

@@ -185,18 +185,18 @@ def _texts() -> Any:
 
 
 def _language_model(_: Path, device: torch.device) -> Any:
-    from fastai.text.all import AWD_LSTM, TextDataLoaders, language_model_learner
+    from fastai.text.all import AWD_LSTM, BaseTokenizer, TextDataLoaders, language_model_learner
 
-    dls = TextDataLoaders.from_df(_texts(), text_col="text", valid_col="is_valid", is_lm=True, bs=8, seq_len=20, device=device)
+    words = {"text_col": "text", "valid_col": "is_valid", "tok_tfm": BaseTokenizer()}  # which needs no spaCy
+    dls = TextDataLoaders.from_df(_texts(), is_lm=True, bs=8, seq_len=20, device=device, **words)
     return language_model_learner(dls, AWD_LSTM, pretrained=False)
 
 
 def _text_classifier(_: Path, device: torch.device) -> Any:
-    from fastai.text.all import AWD_LSTM, TextDataLoaders, text_classifier_learner
+    from fastai.text.all import AWD_LSTM, BaseTokenizer, TextDataLoaders, text_classifier_learner
 
-    dls = TextDataLoaders.from_df(
-        _texts(), text_col="text", label_col="label", valid_col="is_valid", bs=8, device=device, num_workers=0
-    )
+    words = {"text_col": "text", "label_col": "label", "valid_col": "is_valid", "tok_tfm": BaseTokenizer()}
+    dls = TextDataLoaders.from_df(_texts(), bs=8, device=device, num_workers=0, **words)
     return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=[])
 
 
