@@ -75,9 +75,9 @@ def main() -> None:
     is_application = APPLICATIONS in sys.argv
     named = [case for case in sys.argv[1:] if case != APPLICATIONS]
     if is_application and not named:
-        from tests.prediction.applications import CASES as applications
+        from tests.prediction import applications
 
-        named = list(applications)
+        named = list(applications.CASES)
     print("MiB, predicted / real:\n")
     print("| fit | allocated | reserved | band |\n|---|---|---|---|")
     beside = max(1, min(3, (os.cpu_count() or 1) // 4))  # each fit has a process and a peak of its own
