@@ -132,6 +132,26 @@ for x, in loader:""",
 
 
 @pytest.mark.fakecuda
+def test_a_step_that_is_recorded_after_others_is_not_disturbed(fake_cuda_run: Run) -> None:
+    """CUDA refuses a question for an event while a graph is recorded, and the recording fails of it."""
+    code = FIT.replace(
+        "for x, in loader:",
+        """
+static = torch.zeros(1, 8, device="cuda")
+for _ in range(3):
+    opt.zero_grad(); net(static).sum().backward(); opt.step()
+graph = torch.cuda.CUDAGraph()
+opt.zero_grad()
+with torch.cuda.graph(graph):
+    net(static).sum().backward(); opt.step()
+for x, in loader:""",
+    )
+    found = fit(fake_cuda_run, batches=4, code=code)
+    assert found["failed"] == []
+    assert "recorded into a graph" not in found["waits"]
+
+
+@pytest.mark.fakecuda
 def test_a_driver_that_does_not_say_is_no_trouble(fake_cuda_run: Run) -> None:
     found = fit(fake_cuda_run, mig=1)  # of a slice of a GPU it knows no utilisation
     assert (found["failed"], found["used"]) == ([], None)

@@ -178,9 +178,7 @@ def test_any_nesting_is_accounted_for_and_freed_to_the_byte(recipe: Recipe) -> N
     every = set(range(len(recipe.names)))
     same = {n for n in every if recipe.names[n] == recipe.names[0]}
 
-    rows, first = _release(names, "n0")
-    for name in sorted(same - {0}):
-        _release(names, f"n{name}")
+    rows, first = _release(names, *(f"n{name}" for name in sorted(same)))  # one of them alone would free nothing, and stay
     left = every - same
     gone = {number for number, storage in storages.items() if storage.expired()}
     again = _release(names)[1]

@@ -31,8 +31,14 @@ int cudaEventRecord(struct event *event, Ptr stream) {
   event->number = __atomic_add_fetch(&recorded, 1, __ATOMIC_RELAXED);
   return fake_sticky;
 }
+static Ptr capturing; /* the stream that a graph is recorded from */
+static u64 captures;
+static int is_strict = 1;
 int cudaEventRecordWithFlags(struct event *event, Ptr stream, unsigned flags) { return cudaEventRecord(event, stream); }
-int cudaEventQuery(struct event *event) { return fake_sticky ? fake_sticky : is_done(event) ? OK : NOT_READY; }
+int cudaEventQuery(struct event *event) {
+  if (capturing && is_strict) return CAPTURING; /* of a thread that records, as CUDA's default mode has it */
+  return fake_sticky ? fake_sticky : is_done(event) ? OK : NOT_READY;
+}
 int cudaEventSynchronize(struct event *event) {
   if (event->number > completed) completed = event->number;
   return fake_sticky;
@@ -57,8 +63,6 @@ int cudaLaunchHostFunc(Ptr stream, void (*call)(Ptr), Ptr data) { call(data); re
 int cudaStreamAddCallback(Ptr stream, void (*call)(Ptr, int, Ptr), Ptr data, unsigned flags) { call(stream, 0, data); return OK; }
 
 /* ---- graphs: a capture records nothing, but PyTorch's allocator sees that it is on ---- */
-static Ptr capturing;
-static u64 captures;
 
 int cudaStreamIsCapturing(Ptr stream, int *value) { *value = capturing && capturing == stream; return fake_sticky; }
 int cudaStreamGetCaptureInfo(Ptr stream, int *status, u64 *id, Ptr *graph, Ptr *nodes, Ptr *edges, size_t *n) {
@@ -75,7 +79,12 @@ int cudaStreamEndCapture(Ptr stream, Ptr *graph) { capturing = 0; *graph = handl
 int cudaGraphInstantiateWithFlags(Ptr *executable, Ptr graph, u64 flags) { *executable = handle(); return OK; }
 int cudaGraphGetNodes(Ptr graph, Ptr *nodes, size_t *n) { *n = 0; return OK; }
 int cudaGraphNodeGetDependencies(Ptr node, Ptr *nodes, Ptr *edges, size_t *n) { *n = 0; return OK; }
-int cudaThreadExchangeStreamCaptureMode(int *mode) { return OK; }
+int cudaThreadExchangeStreamCaptureMode(int *mode) { /* 2: relaxed, as PyTorch's allocator asks for its own questions */
+  int before = is_strict ? 0 : 2;
+  is_strict = *mode != 2;
+  *mode = before;
+  return OK;
+}
 
 /* ---- launches ---- */
 static uint64_t launches;

@@ -103,7 +103,12 @@ class GpuWatch:
         self._is_chained = True
 
     def _read(self) -> bool:
-        """Read the events that the GPU has come to; say whether there are no others."""
+        """Read the events that the GPU has come to; say whether there are no others.
+
+        None is asked while a CUDA graph is recorded: the question alone would make the recording fail.
+        """
+        if self._pending and sys.modules["torch"].cuda.is_current_stream_capturing():
+            return False
         while self._pending:
             event, batch, phase, host = self._pending[0]
             if not event.query():
