@@ -198,7 +198,7 @@ def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
     kernel.run(_OVERFLOWS).ok()
     assert "no profile has met a NaN yet" in str(kernel.run("%nbguard fix nan").error)
     profiled = kernel.run("%%profile_fit\nfit(1); fit(1); fit(900)").ok()
-    assert "let the module `1` compute in float32: %nbguard fix nan" in " ".join(profiled.text.split())
+    assert "let the module 1 (Overflows) compute in float32: %nbguard fix nan" in " ".join(profiled.text.split())
 
     shown = kernel.run("%nbguard fix nan -o repair").ok()  # it is cured: the variable gets the copy
     assert "repair is a copy of the model" in " ".join(shown.text.split())
