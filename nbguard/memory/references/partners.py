@@ -22,9 +22,9 @@ from nbguard.memory.references.releases import can_delete
 from nbguard.memory.target import Target
 
 How = Literal["same", "shares", "graph", "cache", "needs", "runs", "holds"]
-"""How a partner keeps memory: it is the same object; it shares the memory; its autograd graph does; it is a function whose cache
-has it; it is an experiment or a function with the memory as a part; it is code that runs; it is a library or another root that
-has no name."""
+"""How a partner keeps memory: it is the same object; it shares the memory; its autograd graph does; it is a function whose
+cache does; it is an experiment or a function with the memory as a part; it is code that runs; it is a library or another root
+that has no name."""
 
 _NEEDING = frozenset({"learner", "model", "code"})
 """Kinds of objects that need what they have: without it they are broken."""
