@@ -58,11 +58,15 @@ def release_stale_of_engines(frees: int | None = None) -> Advice:
     return Advice(command=f"{_RESET} --engines", effect="frees all that is stale in each engine", frees=frees)
 
 
-def release_names(names: Sequence[str], frees: int | None = None) -> Advice:
-    """Return the advice that deletes names, or what one writes after `del`, and frees their memory."""
+def release_names(names: Sequence[str], frees: int | None = None, *, has_caches: bool = False) -> Advice:
+    """Return the advice that deletes names, or what one writes after `del`, and frees their memory.
+
+    With `has_caches` it empties the caches of functions that have it, too.
+    """
+    emptied = ", empties the caches that have them" if has_caches else ""
     return Advice(
-        command=f"{_RESET} {' '.join(names)}",
-        effect=f"deletes {', '.join(names)} and frees their memory",
+        command=f"{_RESET} {' '.join(names)}{' --caches' if has_caches else ''}",
+        effect=f"deletes {', '.join(names)}{emptied} and frees their memory",
         frees=frees,
         targets=tuple(names),
     )

@@ -20,6 +20,7 @@ from nbguard.scan.heap.kinds import Types, mro_of, name_of, namespace_of
 _MISSING: Any = object()
 _KEYS = Types((str, int, float, bool, bytes, tuple, type(None)))
 _SEQUENCES = Types((list, tuple, deque))
+_LISTS = Types((list, deque))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -55,7 +56,7 @@ def _turn(target: ast.expr, namespace: dict[str, Any], out: dict[int, Any]) -> t
     while isinstance(step, (ast.Attribute, ast.Subscript)):
         depth, step = depth + 1, step.value
     owner = lookup(target.value, namespace) if isinstance(target, ast.Subscript) else _MISSING
-    parts = owner if type(owner) in (list, deque) else _numbered_modules(owner)
+    parts = owner if type(owner) in _LISTS else _numbered_modules(owner)
     key = _key(target.slice, namespace) if isinstance(target, ast.Subscript) and parts is not None else None
     return -depth, -(key % max(len(parts), 1)) if parts is not None and type(key) is int else 0
 

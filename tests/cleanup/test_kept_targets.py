@@ -171,6 +171,34 @@ CASES = {
 }
 
 
+_CACHED = "import functools\n@functools.lru_cache\ndef f(m): return m.weight if isinstance(m, nn.Module) else None\n"
+CACHED = {
+    "argument": Case(code="x = ones(4); f(x)", targets=("x",), keepers={"f": "cache"}, command=("x",), frees=4 * MIB),
+    "beside a name": Case(
+        code="x = best = ones(4); f(x)",
+        targets=("x",),
+        keepers={"f": "cache", "best": "same"},
+        command=("x", "best"),
+        frees=4 * MIB,
+    ),
+    "in a list": Case(
+        code="x = ones(4); fs = [functools.lru_cache(lambda t, n=n: n) for n in range(4)]; any(f(x) for f in fs[:1] + fs[2:3])",
+        targets=("x",),
+        keepers={"fs[0]": "cache", "fs[2]": "cache"},
+        command=("x",),
+        frees=4 * MIB,
+    ),
+    "result that a model needs": Case(
+        code="x = nn.Linear(512, 512); w = f(x)", targets=("w",), keepers={"f": "cache", "x": "needs"}
+    ),
+    "what the function needs": Case(
+        code="x = ones(4); g = functools.lru_cache(lambda t, y=x: 1); g(x)",
+        targets=("x",),
+        keepers={"g": "cache", "g.__wrapped__": "needs"},
+    ),
+}
+
+
 def _names(code: str) -> dict[str, Any]:
     names: dict[str, Any] = {"torch": torch, "nn": nn, "ones": lambda n: torch.ones(n * MIB // 4)}
     exec(code, names)
@@ -202,6 +230,23 @@ def test_a_target_that_frees_nothing_stays_and_its_command_frees_what_it_says(ca
     if case.command:
         assert _outcome(names, *case.command).realised == case.frees
         assert not names.keys() & {*case.command}
+
+
+@pytest.mark.parametrize("case", CACHED.values(), ids=CACHED)
+def test_a_cache_that_keeps_a_target_is_emptied_and_its_function_stays(case: Case) -> None:
+    names = _names(_CACHED + case.code)
+    before = {*names}
+
+    (told,) = _outcome(names, *case.targets).plan.kept
+
+    assert names.keys() == before
+    assert {keeper.path: keeper.how for keeper in told.keepers} == case.keepers
+    assert (told.advice.targets, told.advice.frees or 0) == (case.command, case.frees)
+    assert told.advice.command.endswith("--caches" if case.command else "")
+    if case.command:
+        outcome = nbguard.release(*case.command, caches=True, namespace=names)
+        assert outcome.realised == outcome.plan.promised == case.frees
+        assert names.keys() == before - {*case.command}
 
 
 def test_a_part_of_the_bytes_is_what_was_asked_for() -> None:

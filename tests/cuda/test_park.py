@@ -179,7 +179,9 @@ def test_a_parked_learner_does_nothing_and_says_how_to_bring_it_back(notebook: N
     """Seen: fit() failed of a device, and get_preds() moved the model back without the optimizer's state."""
     kernel = notebook(fastai=True)
     kernel.run(_LEARNER).ok()
-    reset(kernel, "--park learn")
+    alone = reset(kernel, "--park learn --dry-run")
+    assert any("parallel needs it too" in sentence for sentence in alone["skipped"])
+    reset(kernel, "--park learn parallel")
     kernel.run("before = state()").ok()
     assert kernel.value("{device for device, _ in before}") == {"cpu"}
     for use in _USES:

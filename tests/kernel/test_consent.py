@@ -127,10 +127,11 @@ def test_with_targets_only_their_caches_are_emptied(kernel: Kernel) -> None:
     kernel.run(_SETUP + _CACHED).ok()
     kernel.run("model = nn.Linear(100, 100, bias=False); by_argument(model); by_result(40); None").ok()
 
-    text = kernel.run("%reset_gpu model").ok().text
-    assert "by_argument (_lru_cache_wrapper)" in text, text
+    (kept,) = json.loads(kernel.run("%reset_gpu model --json").ok().text)["plan"]["kept"]
+    assert [(keeper["path"], keeper["how"]) for keeper in kept["keepers"]] == [("by_argument", "cache")]
+    assert (kept["advice"]["command"], kept["advice"]["frees"]) == ("%reset_gpu model --caches", 100 * 100 * 4)
     kernel.run("model = nn.Linear(100, 200, bias=False); by_argument(model); None").ok()
-    outcome = json.loads(kernel.run("%reset_gpu model --caches --json").ok().text)
+    outcome = json.loads(kernel.run(kept["advice"]["command"] + " --json").ok().text)
 
     assert outcome["realised"] == outcome["plan"]["promised"] == (100 * 100 + 100 * 200) * 4
-    assert kernel.value("by_result.cache_info().currsize") == 1
+    assert kernel.value("by_argument.cache_info().currsize, by_result.cache_info().currsize") == (0, 1)

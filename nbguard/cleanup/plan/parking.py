@@ -73,7 +73,7 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
         wanted = storages_of(graph, nodes) - taken
         _refuse_running(facts, text, nodes)
         for storage in wanted:
-            reason = needed.get(storage) or stays.get(storage)
+            reason = stays.get(storage) or needed.get(storage)  # parking what needs it as well would not help
             if reason:
                 skipped.setdefault(reason, set()).add(storage)
         moved = {n for n in wanted if n not in needed and n not in stays and graph.storages[n].nbytes}

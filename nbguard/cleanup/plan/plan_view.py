@@ -56,6 +56,8 @@ def _keeping(keeper: Keeper) -> str:
             return f"`{keeper.path}` shares its memory"
         case "graph":
             return f"`{keeper.path}` keeps it"
+        case "cache":
+            return f"the cache of `{keeper.path}` keeps it"
         case "needs":
             return f"`{keeper.path}` needs it"
         case "runs":

@@ -38,16 +38,19 @@ _PARTS = 100
 """Tensors in parts of an object that has an experiment are few if the experiment has so many times their bytes."""
 
 
-def plan_cleanup(facts: Facts, request: Request) -> Plan:
+def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) -> Plan:
     """Return the plan that meets `request` in the process that `facts` describe, with the bytes it promises.
 
-    A target that frees nothing, since something else keeps its memory, is not deleted: the plan says what keeps it.
+    A target that frees nothing, since something else keeps its memory, is not deleted: the plan says what keeps it. A plan
+    that is for later is carried out once the code that runs has ended, which keeps nothing then.
     """
     if request.only_workers or not (request.everything or request.targets):
         return _plan_and_builder(facts, request)[0]
     if request.everything:
         request = replace(request, targets=_everything(facts.graph, request.keep))
-    plan, _, alive = _plan_and_builder(facts, request)
+    plan, builder, alive = _plan_and_builder(facts, request)
+    if is_for_later:
+        alive = _without_running(builder)
     idle = tuple(target for target in request.targets if _frees_nothing(facts.graph, target, alive))
     if not idle:
         return plan
@@ -62,10 +65,18 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
         cut=builder.cut,
         freed=plan.storages,
         going=tuple(target for target in request.targets if target not in idle),
-        freed_by=lambda targets: _plan_and_builder(facts, replace(request, targets=targets))[0].storages,
+        freed_by=lambda targets, has_caches: (
+            _plan_and_builder(facts, replace(request, targets=targets, caches=request.caches or has_caches))[0].storages
+        ),
     )
     skipped = (*plan.skipped, *_without_memory(facts, idle))
     return replace(plan, kept=tuple(kept_targets(state, idle)), skipped=skipped)
+
+
+def _without_running(builder: PlanBuilder) -> frozenset[int]:
+    """Return the nodes that stay reached after the steps of a plan, once no function runs any more."""
+    roots = (n for n, root in enumerate(builder.graph.roots) if n not in builder.gone and root.kind != "frame")
+    return frozenset(reach_of_roots(builder.graph, roots, builder.cut))
 
 
 def _plan_and_builder(

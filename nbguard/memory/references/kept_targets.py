@@ -44,7 +44,8 @@ class CleanupState:
     freed: Set[int]  # numbers of the storages that are free afterwards
     collected: Set[int]  # numbers of the storages that only cycles hold which wait for the collector
     going: Targets  # its targets that go
-    freed_by: Callable[[Targets], Set[int]]  # the storages that a plan frees which has these targets instead
+    freed_by: Callable[[Targets, bool], Set[int]]
+    """The storages that a plan frees which has these targets instead, and may empty the caches of functions besides."""
 
 
 def entries_of(graph: Graph, target: Target) -> set[int]:
@@ -70,23 +71,28 @@ def kept_targets(state: CleanupState, idle: Collection[Target]) -> Iterator[Kept
         told.update(names)
         releasable = {each.target.text: each.target for each in partners.releasable if each.target is not None}
         targets = tuple(({target.text: target} | releasable).values())
+        has_caches = any(each.how == "cache" for each in partners.releasable)
         also = tuple(each for each in state.going if storages & storages_of(graph, reach(graph, entries_of(graph, each))))
         yield KeptTarget(
             names=names,
             nbytes=nbytes_of(graph, storages),
             keepers=tuple(Keeper(each.path, each.how, each.kind) for each in partners.all if each.path not in names),
-            advice=_release(state, storages, state.going, targets, state.freed),
-            instead=_release(state, storages, (), (*also, *targets), frozenset()),
+            advice=_release(state, storages, state.going, targets, state.freed, has_caches=has_caches),
+            instead=_release(state, storages, (), (*also, *targets), frozenset(), has_caches=has_caches),
         )
 
 
-def _release(state: CleanupState, storages: Set[int], going: Targets, targets: Targets, free: Set[int]) -> Advice:
+def _release(
+    state: CleanupState, storages: Set[int], going: Targets, targets: Targets, free: Set[int], *, has_caches: bool
+) -> Advice:
     """Return the command that releases `targets` once `going` have gone, and `free` is free; none where it frees no `storages`.
 
     Displayed results that go with the other targets need not be named.
     """
-    freed = state.freed_by((*going, *targets)) - free - state.collected
+    freed = state.freed_by((*going, *targets), has_caches) - free - state.collected
     without = tuple(target for target in targets if not target.root.startswith("Out["))
-    if 0 < len(without) < len(targets) and state.freed_by((*going, *without)) - free - state.collected == freed:
+    if 0 < len(without) < len(targets) and state.freed_by((*going, *without), has_caches) - free - state.collected == freed:
         targets = without
-    return release_names([each.text for each in targets], nbytes_of(state.graph, freed)) if freed & storages else NONE
+    if not freed & storages:
+        return NONE
+    return release_names([each.text for each in targets], nbytes_of(state.graph, freed), has_caches=has_caches)

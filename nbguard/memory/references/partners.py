@@ -15,14 +15,16 @@ from typing import Literal
 
 from nbguard.memory.advice import is_python
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, NodeKind, Root
+from nbguard.memory.references.function_caches import cached_edges, is_function_cache
 from nbguard.memory.references.graph import GRAPH, Edge, leading_to, path_text, reach, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.references.releases import can_delete
 from nbguard.memory.target import Target
 
-How = Literal["same", "shares", "graph", "needs", "runs", "holds"]
-"""How a partner keeps memory: it is the same object; it shares the memory; its autograd graph does; it is an experiment or a
-function with the memory as a part; it is code that runs; it is a library or another root that has no name."""
+How = Literal["same", "shares", "graph", "cache", "needs", "runs", "holds"]
+"""How a partner keeps memory: it is the same object; it shares the memory; its autograd graph does; it is a function whose
+cache does; it is an experiment or a function with the memory as a part; it is code that runs; it is a library or another root
+that has no name."""
 
 _NEEDING = frozenset({"learner", "model", "code"})
 """Kinds of objects that need what they have: without it they are broken."""
@@ -44,6 +46,11 @@ class Partner:
     how: How
     kind: NodeKind  # of the object there
     target: Target | None  # what a cleanup would be told to delete; None: it must not go
+
+    @property
+    def may_let_go(self) -> bool:
+        """Return whether it can let go of the memory: it is deleted, or its cache is emptied."""
+        return self.target is not None or self.how == "cache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +93,7 @@ class _Search:
         keeping = owners_of_storages(graph, owners_of_nodes(graph, groups, self.left))
         roots = {number for storage in storages for number in bits_of(keeping[storage])}
         found = {number: tuple(self._ways(graph.roots[number], storages)) for number in sorted(roots)}
-        stuck = sum(1 << number for number, ways in found.items() if any(way.target is None for way in ways))
+        stuck = sum(1 << number for number, ways in found.items() if not all(way.may_let_go for way in ways))
         free = {storage for storage in storages if not keeping[storage] & stuck}
         freeing = {number for storage in free for number in bits_of(keeping[storage])}
         releasable = (way for number in sorted(freeing) for way in self._ways(graph.roots[number], free))
@@ -106,12 +113,24 @@ class _Search:
             way = _way(graph, root, goals, cut) or _way(graph, root, carriers, cut)
             if not way:
                 return
+            if (at := self._cache(way)) is not None and number < _WAYS:
+                path = path_text(graph, root, way[: at + 1], shorten=6)
+                yield Partner(path=path, how="cache", kind=graph.nodes[way[-1]].kind, target=None)
+                cut |= cached_edges(graph, way[at])
+                continue
             place = 0 if is_whole else self._place(root, way)
             partner = self._partner(root, way, place)
             yield replace(partner, target=None) if number == _WAYS else partner
             if not place or partner.target is None:
                 return
             cut.add((way[place - 1], way[place]))
+
+    def _cache(self, way: tuple[int, ...]) -> int | None:
+        """Return the place of the first function on a way whose cache leads on; None: there is none."""
+        graph, steps = self.graph, enumerate(pairwise(way))
+        return next(
+            (n for n, step in steps if is_function_cache(graph, step[0]) and step in cached_edges(graph, step[0])), None
+        )
 
     def _is_all_of(self, root: Root, carriers: Set[int]) -> bool:
         """Say whether a root is a list or the like of many things, all of which lead to the memory: it is named as a whole."""

@@ -137,7 +137,8 @@ class Plans:
         seen = scan(notebook, tensors=wanted.action == "park")
         if wanted.action == "park":
             return plan_parking(seen.facts, targets, fixed_storages(seen.tracker)), seen, ()
-        whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep))
+        is_for_later = notebook.is_running and wanted.action == "release"
+        whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep), is_for_later=is_for_later)
         if wanted.action == "clean_stale" and notebook.is_running:
             beside = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep, while_busy=True))
             if does_something(beside):
