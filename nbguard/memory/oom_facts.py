@@ -128,6 +128,7 @@ class OomFact:
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running
+    fills: tuple[str, ...] = ()  # names of containers that a loop of the user's, around the model where one ran, puts things in
     trains: bool = True  # False: nothing that ran then, nor the cell, calls a backward pass
     was_released: bool = False  # a cleanup has taken the frames' variables since
     note: OomNote | None = None  # the allocator at the failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from nbguard.memory.facts import Graph, Root
@@ -13,6 +14,8 @@ _FEWEST = 3
 """Elements from which on a container is said to grow."""
 _MOST = 4
 """It holds at least this part of what the failed run still holds: a quarter."""
+_LAST_NAME = re.compile(r"(\w+)(?:\[[^\[\]]*\])*$")
+"""The name in front of the subscripts with which a path ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,8 @@ class Growing:
 def growing_container(rerun: Rerun) -> Growing | None:
     """Return the container that holds most of what the failed run still holds; None if no such is there.
 
-    It is one of tensors, each with memory of its own, and it is in the run's hands: in a variable of a frame of the error, or
-    in a name that the run uses. What holds others, a model with its layers, is none.
+    It is one of tensors other than parameters, and a loop of the run put them there: it is in a variable of a frame of the
+    error, or in a name that the run uses. What autograd's graphs keep is none.
     """
     facts, oom = rerun.request.facts, rerun.request.oom
     graph, found = facts.graph, list[tuple[int, Growing]]()
@@ -44,13 +47,19 @@ def growing_container(rerun: Rerun) -> Growing | None:
 
 
 def _growing(rerun: Rerun, graph: Graph, root: Root, number: int) -> Growing | None:
-    tensors = [child for child in graph.nodes[number].children if graph.nodes[child].kind == "tensor"]
+    parameters = {n for n, node in enumerate(graph.nodes) if node.type_name == "Parameter"}
+    tensors = [n for n in graph.nodes[number].children if graph.nodes[n].kind == "tensor" and n not in parameters]
     if len(tensors) < _FEWEST:
         return None
-    nbytes = rerun.request.nbytes_here(storages_of(graph, reach(graph, tensors)))
+    path = shortest_path(graph, root, {number})
+    text = path_text(graph, root, path)
+    last = _LAST_NAME.search(text)
+    if GRAPH in text or last is None or last[1] not in rerun.request.oom.fills:
+        return None
+    nbytes = rerun.request.nbytes_here(storages_of(graph, reach(graph, tensors, blocked=parameters)))
     shown = {storage for child in tensors for storage in graph.nodes[child].storages}
     keeps_graph = nbytes_of(graph, shown) < nbytes and any(
         graph.nodes[n].kind == "graph" for child in tensors for n in graph.nodes[child].children
     )
-    text = path_text(graph, root, shortest_path(graph, root, {number}), shorten=4).partition(GRAPH)[0]
+    text = path_text(graph, root, path, shorten=4)
     return Growing(name=text, elements=len(tensors), nbytes=nbytes, keeps_graph=keeps_graph)

@@ -34,18 +34,21 @@ def test_the_card_comes_after_the_error_and_only_then(notebook: Notebook) -> Non
 
 
 @pytest.mark.parametrize(
-    "cell",
+    ("cell", "words"),
     [
-        "net(torch.empty(1 << 18, 512, device='cuda'))",
-        _BACKWARD,
+        ("net(torch.empty(1 << 18, 512, device='cuda'))", "a smaller batch or dtype"),
+        (_BACKWARD, "a smaller batch, mixed precision or gradient accumulation"),
     ],
     ids=["forward", "backward"],
 )
-def test_where_a_model_runs_the_card_speaks_of_its_batch(notebook: Notebook, cell: str) -> None:
+def test_where_a_model_runs_the_card_speaks_of_its_batch(notebook: Notebook, cell: str, words: str) -> None:
     kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
     kernel.run("net = Net().cuda()").ok()
 
-    assert "a smaller batch, mixed precision or gradient accumulation asks for less" in kernel.run(cell).text
+    text = kernel.run(cell).text
+
+    assert f"{words} asks for less" in text
+    assert ("accumulation" in text) == ("backward" in cell), "only a backward pass accumulates gradients"
 
 
 def test_before_torch_uses_the_device_nothing_is_opened(notebook: Notebook) -> None:

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from nbguard.memory.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
@@ -16,7 +17,7 @@ from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
 from nbguard.scan.oom.cell_start import start_of
 from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
 from nbguard.scan.oom.failed_runs import earlier_failures
-from nbguard.scan.oom.names import length_of_list, made_by, names_in, names_of_functions, reached_by
+from nbguard.scan.oom.names import filled_in_loops, length_of_list, made_by, names_in, names_of_functions, reached_by
 from nbguard.scan.oom.notes import note_of
 from nbguard.scan.oom.rest_of_cell import may_go_on
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
@@ -80,6 +81,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         learner=learner,
         batch_size=batch_size,
         runs_model=trace.runs_model(),
+        fills=tuple(sorted(trace.fills())),
         trains=trace.trains(inputs),
         was_released=trace.was_released(),
         note=note,
@@ -191,8 +193,13 @@ class _Trace:
 
     def runs_model(self) -> bool:
         """Say whether a module was called, or gradients computed or used: there a batch decides on what is asked for."""
-        functions = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in self.frames)
-        return any(name in _OF_A_MODEL.get(module, ()) for module, name in functions if type(module) is str)
+        return any(_is_of_a_model(frame) for frame, _ in self.frames)
+
+    def fills(self) -> set[str]:
+        """Return the names of containers that the user's loops fill, but for loops inside a model: these are of one batch."""
+        around = takewhile(lambda one: not _is_of_a_model(one[0]), self.frames)
+        own = [(frame, at) for frame, at in around if frame.f_globals.get("__name__") == "__main__"]
+        return set().union(*(filled_in_loops("".join(linecache.getlines(f.f_code.co_filename)), at) for f, at in own))
 
     def trains(self, inputs: Sequence[str]) -> bool:
         """Say whether the cell, or a function that ran, speaks of a backward pass or is a library's training loop."""
@@ -215,6 +222,11 @@ def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
     while traceback is not None:
         yield traceback.tb_frame, traceback.tb_lineno
         traceback = traceback.tb_next
+
+
+def _is_of_a_model(frame: types.FrameType) -> bool:
+    module = frame.f_globals.get("__name__")
+    return type(module) is str and frame.f_code.co_name in _OF_A_MODEL.get(module, ())
 
 
 def _first_loader(loaders: Any) -> Any:

@@ -22,6 +22,8 @@ _GLOBALS = frozenset(
 """Instructions of Python that name something global, or a module. Others name attributes, which are no names of the user's."""
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FILLING = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault"})
+"""Methods that put something into a container."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _MAGICS = ("run_cell_magic", "run_line_magic")
 _ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "get_ipython", "__main__", "user_ns", "Out", "In"})
@@ -183,6 +185,29 @@ def length_of_list(source: str, at: int) -> int | None:
     loops = (node for node in ast.walk(tree) if isinstance(node, ast.ListComp | ast.For))
     lengths = [counted_loop(node) for node in loops if node.lineno <= at <= (node.end_lineno or at)]
     return lengths[0] if len(lengths) == 1 else None
+
+
+def filled_in_loops(source: str, at: int) -> set[str]:
+    """Return the names of containers into which the loops around line `at` put something: `outs` of `self.outs.append(x)`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    loops = (node for node in ast.walk(tree) if isinstance(node, _LOOPS) and node.lineno <= at <= (node.end_lineno or at))
+    return {name for loop in loops for node in ast.walk(loop) if (name := _name_filled_by(node))}
+
+
+def _name_filled_by(node: ast.AST) -> str:
+    match node:
+        case ast.Call(func=ast.Attribute(value=container, attr=method)) if method in _FILLING:
+            pass
+        case ast.Subscript(value=container, ctx=ast.Store()) | ast.AugAssign(target=container, op=ast.Add() | ast.BitOr()):
+            pass
+        case _:
+            return ""
+    while isinstance(container, ast.Subscript):
+        container = container.value
+    return container.id if isinstance(container, ast.Name) else container.attr if isinstance(container, ast.Attribute) else ""
 
 
 def counted_loop(node: ast.ListComp | ast.For) -> int | None:
