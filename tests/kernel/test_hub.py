@@ -206,6 +206,22 @@ def test_the_learner_that_trains_is_never_touched(kernel: Kernel, panel: Panel) 
     assert kernel.value("len(learn.recorder.losses)") > 32
 
 
+def test_a_release_beside_a_fit_is_done_when_the_cell_ends(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("learn = learner()").ok()
+    wanted = panel.row("learn")
+
+    with training(kernel) as end:
+        panel.until(_is_well_under_way)
+        release = panel.ask("apply", token=panel.plan("release", **wanted)["token"])
+        panel.wait("queued", rid=release)
+        assert not panel.data("done", rid=release)
+        end().ok()
+    outcome = panel.wait("done", rid=release)
+
+    assert outcome["outcome"]["realised"] == outcome["outcome"]["promised"] > 0
+    assert kernel.value("'learn' in globals()") is False
+
+
 def test_parking_is_undone_by_its_names(kernel: Kernel, panel: Panel) -> None:
     kernel.run("learn = learner(); learn.fit(1); before = [p.clone() for p in learn.model.parameters()]").ok()
 
