@@ -132,9 +132,9 @@ def _is_allowed(place: str, is_direct: bool) -> bool:
         return True  # a file without a name, of Python's tempfile
     if any(place.startswith(f"{folder}/") for folder in os.environ[MAY_WRITE].split(os.pathsep)):
         return True
-    if not is_direct and place.startswith(os.path.expanduser("~/.")):  # noqa: PTH111
-        return True  # a library's own cache or settings, which it makes when it is first used
-    return place.startswith(f"{os.environ[TEMPORARY]}/{'nbguard' if is_direct else ''}")
+    if not is_direct:
+        return True  # a library's: its caches, or what the user's own fit writes where nbguard stands in between
+    return place.startswith(f"{os.environ[TEMPORARY]}/nbguard")
 
 
 def _is_descendant(pid: int) -> bool:
