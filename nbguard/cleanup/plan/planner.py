@@ -51,7 +51,11 @@ def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) 
     plan, builder, alive = _plan_and_builder(facts, request)
     if is_for_later:
         alive = _without_running(builder)
-    idle = tuple(target for target in request.targets if _frees_nothing(facts.graph, target, alive))
+    idle = tuple(
+        target
+        for target in request.targets
+        if _frees_nothing(facts.graph, target, alive) and not _is_one_of_several(target, request.targets)
+    )
     if not idle:
         return plan
     if request.everything:
@@ -199,6 +203,17 @@ def _frees_nothing(graph: Graph, target: Target, alive: Set[int]) -> bool:
     may_free_more = graph.rest is not None and any(n == graph.rest or graph.rest in graph.nodes[n].children for n in gone)
     is_used = any(graph.nodes[node].kind in ("pool", "iterator") for node in gone)
     return bool(entries) and not (may_free_more or is_used or storages_of(graph, gone) - storages_of(graph, alive))
+
+
+def _is_one_of_several(target: Target, targets: Iterable[Target]) -> bool:
+    """Say whether another target is the same object in a place that has it several times, such as two keys of a dict.
+
+    Both may free what neither does alone. The graph has one reference for all of a place's, so what goes is measured.
+    """
+    is_several_times = bool(target.value) and not target.is_known
+    return is_several_times and any(
+        other is not target and other.value == target.value and not other.is_known for other in targets
+    )
 
 
 def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
