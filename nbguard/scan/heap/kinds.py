@@ -10,7 +10,7 @@ import contextvars
 import gc
 import sys
 import types
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from itertools import compress
 from typing import Any, Final, Generic, TypeVar
 
@@ -72,6 +72,10 @@ _LIBRARY = (
 )
 
 
+_PIECE = 1 << 14
+"""Objects that are judged at once: so many stay in the processor's cache."""
+
+
 class Types(tuple[type, ...]):
     """Classes among which one is searched for by identity: `in` runs no metaclass's `__eq__`."""
 
@@ -97,11 +101,13 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
             self._types.append(cls)
         return known
 
-
-def types_of(objects: Iterable[Any]) -> dict[int, type]:
-    """Return the types of objects by their ids, each once."""
-    types = list(map(type, objects))
-    return dict(zip(map(id, types), types, strict=True))
+    def note(self, types: list[type], ids: list[int]) -> set[int]:
+        """Judge each of these types that is not known yet; `ids` are theirs. Return the ids, each once."""
+        distinct = set(ids)
+        if not distinct <= self.keys():
+            for cls in dict(zip(ids, types, strict=True)).values():
+                self.of(cls)
+        return distinct
 
 
 def namespace_of(cls: type) -> Any:
@@ -166,9 +172,15 @@ class Kinds:
 
     def tracked(self, wanted: Container[str]) -> list[Any]:
         """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does."""
-        objects = gc.get_objects()
-        types = {key for key, cls in types_of(objects).items() if self.of(cls) in wanted}
-        return list(compress(objects, map(types.__contains__, map(id, map(type, objects)))))
+        objects, found = gc.get_objects(), []
+        for at in range(0, len(objects), _PIECE):
+            piece = objects[at : at + _PIECE]
+            types = list(map(type, piece))
+            ids = list(map(id, types))
+            looked_for = {key for key in self.known.note(types, ids) if self.known[key] in wanted}
+            if looked_for:
+                found += compress(piece, map(looked_for.__contains__, ids))
+        return found
 
     def _judge(self, cls: type) -> str:
         for base in mro_of(cls):

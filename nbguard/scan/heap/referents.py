@@ -10,7 +10,7 @@ from itertools import compress
 from typing import Any
 
 from nbguard.scan.heap.autograd import Autograd
-from nbguard.scan.heap.kinds import LEAF, Kinds, Types, TypeTable, module_namespace, mro_of, namespace_of, types_of
+from nbguard.scan.heap.kinds import LEAF, Kinds, Types, TypeTable, module_namespace, mro_of, namespace_of
 from nbguard.scan.libraries import library_paths
 
 _BULK = 64
@@ -83,11 +83,13 @@ class Referents:
     def _plain_below(self, level: list[Any]) -> bool:
         allowed = _ROOM * (len(level) + _BULK)
         while (allowed := allowed - len(level)) > 0:
-            types = types_of(level)
-            if not all(map(self._plain.of, types.values())):
+            types = list(map(type, level))
+            ids = list(map(id, types))
+            distinct = self._plain.note(types, ids)
+            if not all(map(self._plain.__getitem__, distinct)):
                 return False
-            containers = {key for key, cls in types.items() if self.kinds.of(cls) not in _SKIPPED}
-            inside = list(compress(level, map(containers.__contains__, map(id, map(type, level)))))
+            containers = {key for key in distinct if self.kinds.known[key] not in _SKIPPED}
+            inside = list(compress(level, map(containers.__contains__, ids)))
             if len(set(map(id, inside))) < len(inside):  # something is shared: go into it once
                 inside = list({id(obj): obj for obj in inside}.values())
             level = gc.get_referents(*inside)
