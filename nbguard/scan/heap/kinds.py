@@ -172,7 +172,8 @@ class Kinds:
 
     def tracked(self, wanted: Container[str]) -> list[Any]:
         """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does."""
-        objects, found = gc.get_objects(), []
+        objects = gc.get_objects()
+        found: list[Any] = []
         for at in range(0, len(objects), _PIECE):
             piece = objects[at : at + _PIECE]
             types = list(map(type, piece))
