@@ -1,6 +1,6 @@
 """Accident, notice, cleanup, in any order: each accident is told, with its own cell, and the list is true after each step.
 
-60 in a thorough run, else 10. By hand, more of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
+60 in a thorough run, else 6. By hand, more of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from tests.kernels import Zygote
 from tests.thorough import THOROUGH
 
-SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "10"))
+SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "6"))
 
 # In a process of its own. The truth is torch's weak references, kept apart from nbguard.
 PROGRAM = r'''
