@@ -168,7 +168,7 @@ def _note(node: ast.AST, scope: _Scope) -> None:
 
 
 def _comprehension(node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, scope: _Scope) -> list[ast.AST]:
-    """Note what a comprehension reads and what `:=` binds in it; return its first iterable, which is of the scope itself."""
+    """Note the names that a comprehension reads and that `:=` binds in it; return its first iterable, which is of the scope."""
     first = node.generators[0].iter
     variables = _scope([generator.target for generator in node.generators])
     rest = [each for each in ast.iter_child_nodes(node) if each is not node.generators[0]]
@@ -187,7 +187,7 @@ def _parameters(arguments: ast.arguments) -> set[str]:
 
 
 def _outside(arguments: ast.arguments) -> list[ast.AST]:
-    """Return what of a function's arguments is computed where the function is defined: defaults and annotations."""
+    """Return the defaults and annotations of a function's arguments, which are computed where it is defined."""
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     annotations = [each.annotation for each in every if each is not None]
     return [each for each in (*arguments.defaults, *arguments.kw_defaults, *annotations) if each is not None]

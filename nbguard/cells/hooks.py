@@ -48,7 +48,7 @@ _LONGEST_REST = 63
 
 @dataclass(slots=True)
 class _Failures:
-    """What is known of a listener that has failed."""
+    """A listener that failed, and when it is tried again."""
 
     causes: set[str] = field(default_factory=set)  # that were reported
     in_a_row: int = 0  # cells at which it failed, with none between them at which it did not

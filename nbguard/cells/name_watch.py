@@ -32,7 +32,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 _LONGEST = 100_000
 """Characters of a cell up to which its source is read: longer ones are data."""
 _DELETED = 200
-"""Names that have been deleted and of which it can be asked what is left."""
+"""Deleted names for which `why` can still be asked."""
 _MISSING: Any = object()
 
 

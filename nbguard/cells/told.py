@@ -14,7 +14,7 @@ from nbguard.reports.notices.notice import Departure, Notice, StorageKey, is_par
 _KEPT = 200
 """Notices that are remembered. The oldest are forgotten."""
 _MOST_ASKED = 50
-"""Notices, the latest, of which it is asked whether they still hold."""
+"""The latest notices that are checked again for whether they still hold."""
 
 
 @dataclass(frozen=True, kw_only=True)

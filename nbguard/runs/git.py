@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-import stat
 import subprocess
 import time
 from pathlib import Path
 
+from nbguard.files import read_file
 from nbguard.runs.analysis.source import clean_source
 from nbguard.runs.collector import FactCollector
 
@@ -85,10 +85,7 @@ def _changes(folder: Path, top: Path) -> str:
 def _text(path: Path) -> str | None:
     """Return a file's text, empty if it is gone; None where it is no file of its own or too large."""
     try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            return None
-        return path.read_text(encoding="utf-8", errors="replace")
+        return None if path.is_symlink() else read_file(path, _LARGEST).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
     except OSError:

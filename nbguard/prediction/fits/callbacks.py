@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.copies import copied_beside_model
-from nbguard.prediction.fits.functions import OUTPUT, FunctionCopier, is_users, names_used
+from nbguard.prediction.fits.functions import OUTPUT, FunctionCopier, is_empty, is_users, names_used
 
 _KNOWN = frozenset(
     {
@@ -199,7 +199,7 @@ def _reason_not_to_run(callback: Any) -> str:
             if name := next(_names_beyond(value.__code__, value.__globals__), ""):
                 return f"it uses {name}"
             waiting.extend(value.__globals__[name] for name in names_used(value.__code__) if name in value.__globals__)
-            waiting.extend(cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell))
+            waiting.extend(cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell))
         elif _is_users_class(type(value)):
             waiting.append(type(value))
     return ""
@@ -229,11 +229,3 @@ def _is_harmless(value: Any) -> bool:
     if module.partition(".")[0] in _HARMLESS:
         return True
     return module in sys.modules and is_users(vars(sys.modules[module]))
-
-
-def _has_contents(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asking is the only way
-    except ValueError:
-        return False
-    return True

@@ -143,7 +143,7 @@ class FunctionCopier:
         own.__defaults__ = self.copy(function.__defaults__)
         own.__kwdefaults__ = self.copy(function.__kwdefaults__)
         for cell, former in zip(cells, function.__closure__ or (), strict=True):
-            if not _is_empty(former):
+            if not is_empty(former):
                 cell.cell_contents = self.copy(former.cell_contents)
         if is_users(namespace):
             self.take(function.__code__, namespace)
@@ -176,7 +176,7 @@ def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
     kind = type(value)
     if kind is FunctionType and is_users(value.__globals__):
         yield from (value.__globals__[name] for name in names_used(value.__code__) if name in value.__globals__)
-        yield from (cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell))
+        yield from (cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell))
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     elif kind is FunctionType and _wraps_users(value):
         yield value.__wrapped__
@@ -222,7 +222,8 @@ def unpacks(function: Callable[..., Any], batch: Any) -> bool:
     return False
 
 
-def _is_empty(cell: CellType) -> bool:
+def is_empty(cell: CellType) -> bool:
+    """Say whether a cell of a closure has no value yet."""
     try:
         cell.cell_contents  # noqa: B018 - asking is the only way
     except ValueError:
