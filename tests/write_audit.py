@@ -132,6 +132,8 @@ def _is_allowed(place: str, is_direct: bool) -> bool:
         return True  # a file without a name, of Python's tempfile
     if any(place.startswith(f"{folder}/") for folder in os.environ[MAY_WRITE].split(os.pathsep)):
         return True
+    if place.startswith(f"/dev/shm/pym-{os.getpid()}-"):
+        return True  # memory that Python shares with the processes that this one forks
     if not is_direct:
         return True  # a library's: its caches, or what the user's own fit writes where nbguard stands in between
     return place.startswith(f"{os.environ[TEMPORARY]}/nbguard")

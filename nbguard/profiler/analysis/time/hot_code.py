@@ -34,9 +34,9 @@ _FEW = 5
 have been usual in the time before it, if it is not the only one,"""
 _LONG = 200_000_000
 """or if so many nanoseconds were before it."""
-_NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad")
-"""Work that a line of the loop only asks for: of the notebook, of a GradScaler, which waits for the GPU by its nature, and of
-clipping, which many loops need."""
+_NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad", "torch/distributed/distributed_c10d")
+"""Work that a line of the loop only asks for: of the notebook, of a GradScaler, which waits for the GPU by its nature, of
+clipping, which many loops need, and of the other ranks, who have a report of their own."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
 _MAIN_PART = 0.8
 """Share of a function's time in one function below it from which that is named, too."""
