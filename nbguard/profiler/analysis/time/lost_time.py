@@ -129,8 +129,9 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
-    imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of what is usual
-    usual = max(timing.wall - imports, 0)
+    imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of a usual fit
+    own = sum(row.total for row in timing.rows if row.phase == phases.OWN)  # as little
+    usual = max(timing.wall - imports - own, 0)
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
         share *= usual / max(timing.wall, 1)
