@@ -126,10 +126,8 @@ def test_a_private_pool_is_called_after_what_keeps_it() -> None:
     ]
     plan = plan_cleanup(facts, Request())
     assert (plan.reserved, plan.reserved_at_most) == (0, MiB), "nothing tells whether it is in use"
-    assert (
-        plan_cleanup(facts, Request(targets=(Target(text="r", root="r"), Target(text="Out[3]", root="Out[3]")))).reserved
-        == 2 * MiB
-    )
+    both = plan_cleanup(facts, Request(targets=(Target(text="r", root="r"), Target(text="Out[3]", root="Out[3]"))))
+    assert (both.reserved, both.reserved_at_most) == (MiB, 2 * MiB)
 
 
 def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:
