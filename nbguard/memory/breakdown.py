@@ -17,7 +17,7 @@ class DevicePart(str, Enum):
     ALLOCATED = "allocated"  # in tensors and other live blocks (allocated_bytes.all.current)
     RELEASABLE = "releasable"  # reserved and free, and `torch.cuda.empty_cache()` gives it back
     STRANDED = "stranded"  # reserved and free, but a live block keeps its segment
-    GRAPH_POOLS = "graph pools"  # reserved and free, but only for the CUDA graph or MemPool whose pool it is
+    GRAPH_POOLS = "graph pools"  # reserved and free, but only for the CUDA graph or MemPool whose pool it is or may still be
     PENDING = "pending"  # freed, but another stream may still use it
     CACHED = "cached"  # reserved and free, where nothing tells how much of it is releasable
     CONTEXT = "context"  # CUDA itself in this process: what NVML counts for it beyond what is reserved
@@ -83,7 +83,7 @@ def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[P
         Part(DevicePart.STRANDED, space.stranded, _STRANDED),
     ]
     if space.kept:
-        parts.append(Part(DevicePart.GRAPH_POOLS, space.kept, "free, but kept for CUDA graphs and MemPools"))
+        parts.append(Part(DevicePart.GRAPH_POOLS, space.kept, "free, but in pools of CUDA graphs and MemPools"))
     if space.pending:
         parts.append(Part(DevicePart.PENDING, space.pending, _PENDING))
     return (*parts, *_rest(device, pid, space.reserved))

@@ -253,12 +253,15 @@ class LearnerFact:
         return " · ".join(self.names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFact:
     """A private pool and the nodes of the objects (CUDAGraph, MemPool) that keep it in use: its segments stay until they go."""
 
     pool: PoolId
     keepers: tuple[int, ...]
+    unnamed: tuple[int, ...] = ()  # those of the keepers that only libraries lead to, or garbage without memory of its own
+    is_shared: bool = False  # more than named keepers may use it: PyTorch counts more, or a graph has captured nothing
+    is_left: bool = False  # an empty cache gave nothing back of it though nothing named kept it, as after a capture that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,7 @@ class Facts:
     pid: int = 0  # this process's
     frozen_objects: int = 0  # number of objects that gc.freeze() hides
     is_autocast_on: bool = False  # in the thread that scanned
-    pools: tuple[PoolFact, ...] = ()  # private pools that an object keeps in use
+    pools: tuple[PoolFact, ...] = ()  # private pools that are known to be in use; nothing tells of the others
     pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use
     oom: OomFact | None = None  # the last error, where it ran out of memory
     parked: tuple[ParkedFact, ...] = ()  # what `--park` has moved to host memory

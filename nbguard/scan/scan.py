@@ -215,7 +215,7 @@ def _scan_from(
         pid=os.getpid(),
         frozen_objects=gc.get_freeze_count(),
         is_autocast_on=is_autocast_on(tracked),
-        pools=pool_facts(_of_kind("pool", walk, numbers)),
+        pools=pool_facts(_of_kind("pool", walk, numbers), graph),
         pinned=pinned_facts() if tracked == "cuda" else None,
         oom=oom_fact(notebook.shell, notebook.inputs),
         parked=parked_facts(),

@@ -166,7 +166,7 @@ def saved_map(file: str, devices: Sequence[tuple[DeviceFacts, HolderNames | None
     )
     nodes = [Node(kind="data", type_name="", ref=number, storages=tuple(held)) for number, held in enumerate(holds.values())]
     private = sorted({segment.pool for device, _ in devices for segment in device.segments or () if segment.is_private})
-    pools = tuple(PoolFact(pool, (number,)) for number, pool in enumerate(private, start=len(nodes)))
+    pools = tuple(PoolFact(pool=pool, keepers=(number,)) for number, pool in enumerate(private, start=len(nodes)))
     nodes += [Node(kind="pool", type_name=f"private pool {fact.pool[0]}.{fact.pool[1]}", ref=fact.keepers[0]) for fact in pools]
     facts = Facts(
         tracked="cuda",

@@ -111,6 +111,19 @@ def test_an_error_kept_by_the_user_is_left_alone() -> None:
     assert _plan(make_facts(graph)).promised == 0
 
 
+@pytest.mark.parametrize(("thread", "promised"), [("MainThread", 30), ("trainer", 0)])
+def test_a_plan_for_later_promises_what_the_cells_functions_still_keep(thread: str, promised: int) -> None:
+    graph = make_graph({"x": ["x"], "running f()": ["x", "y"]}, storages={"x": 30, "y": 7})
+    graph = replace(graph, roots=tuple(replace(root, thread=thread) for root in graph.roots))
+    request = Request(targets=(Target(text="x", root="x"),))
+
+    now = plan_cleanup(make_facts(graph), request)
+    later = plan_cleanup(make_facts(graph), request, is_for_later=True)
+
+    assert now.promised == 0
+    assert (later.promised, [each.text for each in later.request.targets], bool(later.kept)) == (promised, ["x"], not promised)
+
+
 @pytest.mark.parametrize(("running", "promised"), [(False, 20), (True, 0)])
 def test_leftovers_of_a_batch_go_when_no_fit_runs(running: bool, promised: int) -> None:
     graph = make_graph(
@@ -331,6 +344,7 @@ def test_what_leads_to_objects_that_were_not_looked_into_promises_at_least_its_b
     assert (_plan(facts, many).promised, _plan(facts, many).at_least) == (9, True)
     assert (_plan(facts, few).promised, _plan(facts, few).at_least) == (4, False)
     assert "would free at least 9 B" in str(_plan(facts, many))
+    assert "nothing counts" in str(_plan(facts, many)), "no allocator counts the memory of a CPU"
     assert "at least" not in str(_plan(facts, few))
 
 

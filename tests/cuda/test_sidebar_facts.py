@@ -155,7 +155,6 @@ from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.segments.pools import pools_in_use
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
 from nbguard.sidebar.protocol.requests import request_of
@@ -185,14 +184,14 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     assert notes["cuBLAS workspaces"] == "%reset_gpu --hard clears them"
     assert "is free, but live blocks keep it from going back." in device["sentence"]
 
-    plan = kernel.value("(f := seen().facts) and asdict(cache_view(f.devices, pools_in_use(f), 't'))")
+    plan = kernel.value("asdict(cache_view(seen().facts, 't'))")
     kernel.run("empty_cache()").ok()
     after = counters(kernel)[1]
 
     assert plan["promised"] == reserved - after >= 30 * MIB
     assert [row["label"] for row in plan["rows"]] == ["cuda:0"]
     assert kernel.value(f"asdict(emptied_view({plan['promised']}, {reserved}, {after}))")["realised"] == reserved - after
-    assert "empty already" in kernel.value("(f := seen().facts) and cache_view(f.devices, (), 't').refused")
+    assert "empty already" in kernel.value("cache_view(seen().facts, 't').refused")
     kernel.run(f"big = torch.empty({device['largest_flushed']}, dtype=torch.uint8, device='cuda')").ok()
     kernel.run(notes["cuBLAS workspaces"].removesuffix(" clears them")).ok()
     assert "cuBLAS workspaces" not in holders(report(kernel)["devices"][0])

@@ -29,7 +29,11 @@ def reported(state: str) -> Json:
     given_back = before - torch.cuda.memory_reserved()
     allocated = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
-    return said | {"given_back": given_back, "workspaces": allocated - torch.cuda.memory_allocated()}
+    return said | {
+        "is_let_go": state == "pool_left",
+        "given_back": given_back,
+        "workspaces": allocated - torch.cuda.memory_allocated(),
+    }
 
 
 def _said(names: Json) -> Json:

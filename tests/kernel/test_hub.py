@@ -212,13 +212,15 @@ def test_a_release_beside_a_fit_is_done_when_the_cell_ends(kernel: Kernel, panel
 
     with training(kernel) as end:
         panel.until(_is_well_under_way)
-        release = panel.ask("apply", token=panel.plan("release", **wanted)["token"])
+        plan = panel.plan("release", **wanted)
+        release = panel.ask("apply", token=plan["token"])
         panel.wait("queued", rid=release)
         assert not panel.data("done", rid=release)
         end().ok()
     outcome = panel.wait("done", rid=release)
 
     assert outcome["outcome"]["realised"] == outcome["outcome"]["promised"] > 0
+    assert plan["promised"] > 0, "it comes back when the cell's functions have ended"
     assert kernel.value("'learn' in globals()") is False
 
 

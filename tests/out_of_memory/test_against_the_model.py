@@ -56,7 +56,7 @@ def facts_on(model: CachingAllocator, stale: frozenset[int], requested: int) -> 
     )
     return replace(
         make_facts(graph, device=device),
-        pools=tuple(PoolFact(pool, (len(live),)) for pool in pools),
+        pools=tuple(PoolFact(pool=pool, keepers=(len(live),)) for pool in pools),
         oom=OomFact(device="cuda:0", requested=requested),
     )
 

@@ -172,7 +172,7 @@ def test_a_graphs_pool_that_the_plan_frees_counts() -> None:
     segments = [*_segments(graph), make_segment((3 * GiB, "inactive"), address=1 << 44, pool=(0, 7))]
     facts = make_facts(graph, device=make_cuda_device(segments, 40 * GiB, GiB))
     node = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
-    facts = replace(facts, pools=(PoolFact((0, 7), (node,)),), oom=OomFact(device="cuda:0", requested=4 * GiB))
+    facts = replace(facts, pools=(PoolFact(pool=(0, 7), keepers=(node,)),), oom=OomFact(device="cuda:0", requested=4 * GiB))
 
     assert _cleanup(facts).enough is True
     assert _card(facts).had == GiB
@@ -183,7 +183,7 @@ def test_a_graphs_pool_that_stays_does_not_count() -> None:
     segments = [*_segments(graph), make_segment((3 * GiB, "inactive"), address=1 << 44, pool=(0, 7))]
     facts = make_facts(graph, device=make_cuda_device(segments, 40 * GiB, GiB))
     node = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
-    facts = replace(facts, pools=(PoolFact((0, 7), (node,)),), oom=OomFact(device="cuda:0", requested=4 * GiB))
+    facts = replace(facts, pools=(PoolFact(pool=(0, 7), keepers=(node,)),), oom=OomFact(device="cuda:0", requested=4 * GiB))
 
     assert _cleanup(facts).enough is False
 
@@ -515,6 +515,15 @@ def test_a_smaller_batch_comes_first_where_the_cell_has_outgrown_the_device(take
 
     assert [fix.is_of_smaller_run for fix in fixes] == [is_first, not is_first]
     assert {fix.verdict for fix in fixes if not fix.is_of_smaller_run} == {RerunVerdict.REQUEST}
+
+
+def test_a_smaller_run_never_stands_above_what_is_enough() -> None:
+    """Though the cell takes most of the device: it may be enough, the deletion is."""
+    facts = _recorded(_case(4 * GiB, names={"old": 4 * GiB}, free=2 * GiB, total=6 * GiB))
+    fixes = [fix for fix in _card(facts).fixes if fix.enough or fix.is_of_smaller_run]
+
+    assert [fix.enough for fix in fixes] == [True, None]
+    assert fixes[0].commands == ("%reset_gpu old",)
 
 
 @pytest.mark.parametrize(

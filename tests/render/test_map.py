@@ -86,7 +86,7 @@ def afternoon() -> Facts:
         make_segment((30 * MiB, "active_allocated"), (70 * MiB, "inactive"), address=8 << 40, expandable=True),
     ]
     facts = make_facts(graph, device=make_cuda_device(segments, 1 * GiB, 128 * MiB))
-    return replace(facts, pools=(PoolFact((1, 0), (0,)),))
+    return replace(facts, pools=(PoolFact(pool=(1, 0), keepers=(0,)),))
 
 
 def many(count: int) -> Facts:

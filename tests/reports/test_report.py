@@ -115,20 +115,19 @@ def test_a_private_pool_is_called_after_what_keeps_it() -> None:
     other = make_segment((MiB, "inactive"), address=1 << 50, pool=(2, 0))
     device = make_cuda_device([segment, other], total=GiB, free=0)
     keeper = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
-    facts = replace(make_facts(graph, device=device), pools=(PoolFact((1, 0), (keeper,)),))
+    facts = replace(make_facts(graph, device=device), pools=(PoolFact(pool=(1, 0), keepers=(keeper,)),))
 
     (found,) = build_report(Analysis(facts)).devices
 
     kind = graph.nodes[keeper].type_name
     assert [(pool.name, pool.space.kept, pool.space.releasable) for pool in found.pools] == [
         (f"{kind} r.graph · large blocks", MiB, 0),
-        ("pool (2, 0), no longer in use · large blocks", 0, MiB),
+        ("pool (2, 0) of an object that is not known · large blocks", MiB, 0),
     ]
-    assert plan_cleanup(facts, Request()).reserved == MiB
-    assert (
-        plan_cleanup(facts, Request(targets=(Target(text="r", root="r"), Target(text="Out[3]", root="Out[3]")))).reserved
-        == 2 * MiB
-    )
+    plan = plan_cleanup(facts, Request())
+    assert (plan.reserved, plan.reserved_at_most) == (0, MiB), "nothing tells whether it is in use"
+    both = plan_cleanup(facts, Request(targets=(Target(text="r", root="r"), Target(text="Out[3]", root="Out[3]"))))
+    assert (both.reserved, both.reserved_at_most) == (MiB, 2 * MiB)
 
 
 def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:

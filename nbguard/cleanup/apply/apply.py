@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.cleanup.apply.interrupts import Interrupts
-from nbguard.cleanup.apply.kept_memory import FreedBytes
+from nbguard.cleanup.apply.kept_memory import FreedBytes, note_left_pools
 from nbguard.cleanup.apply.parking import unpark
 from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.cleanup.plan.parking import Unparked
@@ -24,9 +24,10 @@ from nbguard.cleanup.plan.verdict import verdict
 from nbguard.errors import NbguardError
 from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts
+from nbguard.memory.facts import Facts, PoolId
 from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.segments.pools import left_pools
 from nbguard.scan.devices.cuda import lasting_error
 from nbguard.scan.scan import Notebook, Scan, TimedScan, timed_scan
 
@@ -105,6 +106,8 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
             undone.append((action.undone, reason))
         else:
             done.append(action)
+    if scanned.facts.tracked == "cuda" and any(action.kind in ("collect", "park") for action in done):  # it emptied the cache
+        note_left_pools(_unkept_pools(plan, scanned.facts))
     expired = scanned.tracker.expired()
     after = timed_scan(notebook)
     outcome = _measure(plan, scanned.facts, expired, after.analysis)
@@ -118,6 +121,11 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
         reserved=_both(reserved_before, _counted("memory_reserved")),
         interrupted=interrupts.happened,
     ), after
+
+
+def _unkept_pools(plan: Plan, facts: Facts) -> frozenset[PoolId]:
+    """Return the private pools that nothing named keeps after a plan."""
+    return frozenset(pool.pool for pool in facts.pools) - plan.pools | plan.doubtful | left_pools(facts)
 
 
 def _step(step: StepContext) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from nbguard.errors import NbguardError
+from nbguard.memory.facts import PoolId
+from nbguard.memory.segments.pools import with_free_segments
+from nbguard.scan.devices.cuda import segments_by_device
 from nbguard.scan.devices.kept_memory.pinned import pinned_facts
+from nbguard.scan.objects.pools import remember_left_pools
 
 
 @dataclass
@@ -27,6 +33,15 @@ def empty_cache() -> None:
         module: Any = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
         if hasattr(module, "empty_cache"):
             module.empty_cache()
+
+
+def note_left_pools(unkept: Collection[PoolId]) -> None:
+    """Remember which of the private pools `unkept` have free segments though the cache has just been emptied.
+
+    Nothing known keeps these pools, and they give nothing back: a capture that failed has left them in use for good.
+    """
+    segments = chain.from_iterable(segments_by_device().values()) if unkept else ()
+    remember_left_pools(with_free_segments(segments, unkept))
 
 
 def clear_workspaces(freed: FreedBytes) -> None:

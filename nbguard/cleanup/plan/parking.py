@@ -27,7 +27,7 @@ from nbguard.memory.references.graph import (
     storages_of,
 )
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.segments.pools import given_back, pools_in_use
+from nbguard.memory.segments.pools import doubtful_pools, given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
 from nbguard.units import format_bytes
@@ -85,17 +85,18 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     storages = frozenset(taken)
     words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: {reason}" for reason, numbers in skipped.items())
     promised = nbytes_of(graph, storages)
-    in_use = pools_in_use(facts)
-    back = given_back(facts, storages, in_use)
+    back = given_back(facts, storages)
     return Plan(
         request=Request(targets=targets),
         actions=tuple(actions),
         storages=storages,
         promised=promised,
         reserved=None if back is None else back.released,
+        reserved_at_most=None if back is None else back.at_most,
         stranded=None if back is None else back.stranded,
         skipped=words,
-        pools=in_use,
+        pools=pools_in_use(facts),
+        doubtful=doubtful_pools(facts),
     )
 
 

@@ -89,9 +89,11 @@ class Plan(Result):
     at_least: bool = False  # what goes leads to something that was not looked into: `promised` is a lower bound
     at_most: int | None = None  # bytes that may come back then, by the allocator's count; None: not known
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
+    reserved_at_most: int | None = None  # the same, if private pools are free of which nothing tells whether they are in use
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
     skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
-    pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use
+    pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use, as far as is known
+    doubtful: frozenset[PoolId] = frozenset()  # those of `pools` that nothing known keeps then: they may be in use and may not
     kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
 
 

@@ -23,6 +23,10 @@ PINNED = f"other tensors share its segments ({advice.MAP.command})"
 """Why freed memory does not go back to the device, for a plan's sentence."""
 
 
+DOUBTFUL = "nothing tells whether a CUDA graph still uses the rest"
+"""Why the bytes that go back to the device are an interval, for a plan's sentence."""
+
+
 def plan_blocks(plan: Plan) -> Iterator[Block]:
     """Yield the steps of a plan that has not been carried out, and their sum."""
     yield from _steps((action.future, figure, action.detail) for action, figure in _figures(plan))
@@ -98,9 +102,9 @@ def _plan_sentence(plan: Plan) -> str:
     later = " · afterwards it lists the processes on the GPUs and says whether only a restart would help"
     later = later if plan.request.hard else ""
     if not plan.promised and not plan.at_least and all(action.kind == "collect" for action in plan.actions):
-        cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
+        cache = f", but {_device_gets(plan)} of free cache would go back to the device" if plan.reserved_at_most else ""
         return f"nothing is stale: there is nothing to free{cache}{later}"
-    back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
+    back = f" · {_device_gets(plan)} would go back to the device" if plan.reserved is not None else ""
     back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
     host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
@@ -111,8 +115,16 @@ def _amount(plan: Plan) -> str:
     """Return the bytes that a plan promises, an interval where not all was looked into."""
     if not plan.at_least:
         return format_bytes(plan.promised)
-    most = "" if plan.at_most is None else f", up to {format_bytes(plan.at_most)}"
+    most = "; nothing counts the most that it may be" if plan.at_most is None else f", up to {format_bytes(plan.at_most)}"
     return f"at least {format_bytes(plan.promised)}{most} (not all was looked into)"
+
+
+def _device_gets(plan: Plan) -> str:
+    """Return the bytes that go back to the device, an interval where nothing tells whether a private pool is in use."""
+    least, most = plan.reserved or 0, plan.reserved_at_most or 0
+    if most <= least:
+        return format_bytes(least)
+    return f"at least {format_bytes(least)}, up to {format_bytes(most)} ({DOUBTFUL})"
 
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:

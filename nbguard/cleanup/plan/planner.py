@@ -27,13 +27,15 @@ from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.references.holders import workspace_blocks
 from nbguard.memory.references.kept_targets import CleanupState, entries_of, kept_targets
-from nbguard.memory.segments.pools import given_back, pools_in_use
+from nbguard.memory.segments.pools import doubtful_pools, given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.units import MiB, counted
 
 _CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "OrderedDict", "defaultdict", "deque", "mappingproxy"})
 _HANDLES = frozenset({"method", "partial", "cell", "function"})
 """Objects that stand for another one: what that one has itself is not in a part of it."""
+_CELLS = ("", "MainThread")
+"""The thread of a function that a cell runs, as its root tells it."""
 _PARTS = 100
 """Tensors in parts of an object that has an experiment are few if the experiment has so many times their bytes."""
 
@@ -48,9 +50,9 @@ def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) 
         return _plan_and_builder(facts, request)[0]
     if request.everything:
         request = replace(request, targets=_everything(facts.graph, request.keep))
-    plan, builder, alive = _plan_and_builder(facts, request)
     if is_for_later:
-        alive = _without_running(builder)
+        facts = replace(facts, graph=_without_running(facts.graph))
+    plan, builder, alive = _plan_and_builder(facts, request)
     idle = tuple(
         target
         for target in request.targets
@@ -77,10 +79,9 @@ def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) 
     return replace(plan, kept=tuple(kept_targets(state, idle)), skipped=skipped)
 
 
-def _without_running(builder: PlanBuilder) -> frozenset[int]:
-    """Return the nodes that stay reached after the steps of a plan, once no function runs any more."""
-    roots = (n for n, root in enumerate(builder.graph.roots) if n not in builder.gone and root.kind != "frame")
-    return frozenset(reach_of_roots(builder.graph, roots, builder.cut))
+def _without_running(graph: Graph) -> Graph:
+    """Return the graph once the cell has ended: none of its functions runs any more, those of the user's threads still may."""
+    return replace(graph, roots=tuple(root for root in graph.roots if root.kind != "frame" or root.thread not in _CELLS))
 
 
 def _plan_and_builder(
@@ -128,8 +129,7 @@ def _settled(
     """Return the plan that the steps so far make, with its bytes, its builder, and the nodes that stay reached."""
     facts, settled = builder.facts, builder.settle()
     workspaces = workspaces or Workspaces()
-    in_use = pools_in_use(facts, settled.alive)
-    back = given_back(facts, settled.storages, in_use, workspaces.addresses)
+    back = given_back(facts, settled.storages, settled.alive, workspaces.addresses)
     promised = nbytes_of(facts.graph, settled.storages) + workspaces.nbytes
     unseen = _not_looked_into(facts) if settled.at_least else None
     plan = Plan(
@@ -140,9 +140,11 @@ def _settled(
         at_least=settled.at_least,
         at_most=None if unseen is None else promised + unseen,
         reserved=None if back is None else back.released,
+        reserved_at_most=None if back is None else back.at_most,
         stranded=None if back is None else back.stranded,
         skipped=tuple(builder.skipped),
-        pools=in_use,
+        pools=pools_in_use(facts, settled.alive),
+        doubtful=doubtful_pools(facts, settled.alive),
     )
     return plan, builder, settled.alive
 

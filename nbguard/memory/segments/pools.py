@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId
+from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId, Segment
 from nbguard.memory.references.graph import STALE_KINDS, path_text, shortest_path
 from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation, left_in_segments
+
+_ONE_NUMBER = 512
+"""Bytes of the block of a tensor of one element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,40 @@ class Pool:
 
 
 def pools_in_use(facts: Facts, alive: Set[int] | None = None) -> frozenset[PoolId]:
-    """Return the private pools that an object keeps in use (one of the nodes `alive`, if given)."""
-    return frozenset(pool.pool for pool in facts.pools if alive is None or not alive.isdisjoint(pool.keepers))
+    """Return the private pools that are not known to be let go: an object keeps them (one of the nodes `alive`, if given).
+
+    The `doubtful_pools` are among them: what cannot be promised stays.
+    """
+    return frozenset(pool.pool for pool in facts.pools if _is_kept(pool, alive)) | doubtful_pools(facts, alive)
+
+
+def doubtful_pools(facts: Facts, alive: Set[int] | None = None) -> frozenset[PoolId]:
+    """Return the private pools that may be in use and may not: nothing named of the nodes `alive` keeps them.
+
+    A graph that is gone has let its pool go, a capture that failed never does, and no snapshot tells the two apart.
+    """
+    known = {pool.pool for pool in facts.pools}
+    unknown = {s.pool for device in facts.devices for s in device.segments or () if s.is_private and s.pool not in known}
+    return frozenset(unknown | {pool.pool for pool in facts.pools if _is_doubtful(pool) and not _is_kept(pool, alive)})
+
+
+def _is_doubtful(pool: PoolFact) -> bool:
+    return pool.is_shared or bool(pool.unnamed)
+
+
+def _is_kept(pool: PoolFact, alive: Set[int] | None) -> bool:
+    named = set(pool.keepers).difference(pool.unnamed)
+    return pool.is_left or bool(named if alive is None else named & alive)
+
+
+def left_pools(facts: Facts) -> frozenset[PoolId]:
+    """Return the private pools that an empty cache has left though nothing named kept them."""
+    return frozenset(pool.pool for pool in facts.pools if pool.is_left)
+
+
+def with_free_segments(segments: Iterable[Segment], pools: Collection[PoolId]) -> frozenset[PoolId]:
+    """Return those of `pools` that `empty_cache` would give memory back of, were none of them in use."""
+    return frozenset(each.pool for each in segments if each.pool in pools and fragmentation((each,)).releasable)
 
 
 def returnable(
@@ -46,24 +81,40 @@ class GivenBack:
     """What `empty_cache` does on all devices once some storages are free, in bytes."""
 
     released: int  # go back to the device, cached memory that was free before included
+    at_most: int  # the same, if the pools that may be in use and may not (`doubtful_pools`) are not, nor what goes with graphs
     stranded: int  # of what is freed stay with PyTorch: other blocks live in their segments (or pages), or pools are in use
 
 
 def given_back(
-    facts: Facts, storages: Iterable[int], in_use: Collection[PoolId], blocks: Mapping[str, Set[int]] | None = None
+    facts: Facts, storages: Iterable[int], alive: Set[int] | None = None, blocks: Mapping[str, Set[int]] | None = None
 ) -> GivenBack | None:
     """Return what `empty_cache` gives back of all devices once `storages` are free; None without segments.
 
-    `in_use` are the private pools that something keeps in use then, `blocks` addresses by device that are free then, too.
+    `alive` are the nodes that stay (None: all), `blocks` addresses by device that are free then, too.
     """
+    in_use = pools_in_use(facts, alive)
+    kept = in_use - doubtful_pools(facts, alive)
+    goes = any(pool.keepers and pool.pool not in kept for pool in facts.pools)
     devices = [device for device in facts.devices if device.segments is not None]
     gone, also = set(storages), blocks or {}
-    released = stranded = 0
+    released = at_most = stranded = 0
     for device in devices:
         freed = _freed(facts, device, gone) | also.get(device.device, frozenset())
         released += fragmentation(device.segments or (), freed, in_use).releasable
-        stranded += left_in_segments(device.segments or (), freed, in_use)
-    return GivenBack(released, stranded) if devices else None
+        with_graph = _graph_numbers(facts, device) if goes else frozenset[int]()
+        at_most += fragmentation(device.segments or (), freed | with_graph, kept).releasable
+        stranded += left_in_segments(device.segments or (), freed, kept)
+    return GivenBack(released, at_most, stranded) if devices else None
+
+
+def _graph_numbers(facts: Facts, device: DeviceFacts) -> Set[int]:
+    """Return the addresses of blocks of one number each that no Python object holds.
+
+    A random generator keeps two of them for CUDA graphs, and lets go of them with the last graph.
+    """
+    held = {storage.address for storage in facts.graph.storages if storage.device == device.device}
+    blocks = (block for segment in device.segments or () if segment.is_small for block in segment.blocks)
+    return {b.address for b in blocks if b.state == "active_allocated" and b.size == _ONE_NUMBER and b.address not in held}
 
 
 def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:
@@ -86,7 +137,9 @@ def _name(facts: Facts, key: PoolKey) -> str:
 def _keeper(graph: Graph, fact: PoolFact | None, pool: PoolId) -> str:
     """Return the object that keeps a private pool, by the path to it: `CUDAGraph g`; the user's own names first."""
     if fact is None:
-        return f"pool {pool}, no longer in use"
+        return f"pool {pool} of an object that is not known"
+    if fact.is_left:
+        return f"pool {pool} that an empty cache has left"
     kind = graph.nodes[fact.keepers[0]].type_name
     for root in sorted(graph.roots, key=lambda root: root.kind in STALE_KINDS):
         way = shortest_path(graph, root, fact.keepers)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nbguard.cleanup.apply.apply import apply, bring_back, uncover
-from nbguard.cleanup.apply.kept_memory import empty_cache
+from nbguard.cleanup.apply.kept_memory import empty_cache, note_left_pools
 from nbguard.cleanup.plan.parking import plan_parking
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError
-from nbguard.memory.facts import Facts
-from nbguard.memory.segments.pools import pools_in_use
+from nbguard.memory.facts import Facts, PoolId
+from nbguard.memory.segments.pools import doubtful_pools, left_pools
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.objects.parked import fixed_storages, parked_facts
@@ -51,6 +51,7 @@ class _OpenPlan:
     since: float  # time.monotonic() of the showing
     plan: Plan | None = None  # None where nothing is freed: the cache, unparking
     steps: frozenset[Step] = frozenset()  # by which a later plan is compared
+    unkept: frozenset[PoolId] = frozenset()  # of the cache: private pools that nothing known keeps
 
 
 class Plans:
@@ -67,11 +68,12 @@ class Plans:
 
     def show(self, wanted: OperationRequest) -> PlanView:
         """Return what `wanted` would do, with a token by which it can be done. Nothing is touched."""
-        token = secrets.token_urlsafe(12)
+        token, unkept = secrets.token_urlsafe(12), frozenset[PoolId]()
         match wanted.action:
             case "empty_cache":
                 facts = scan(self._notebook()).facts
-                view, plan, steps = cache_view(facts.devices, pools_in_use(facts), token), None, frozenset[Step]()
+                view, plan, steps = cache_view(facts, token), None, frozenset[Step]()
+                unkept = doubtful_pools(facts) | left_pools(facts)
             case "unpark":
                 view = unpark_view(parked_facts(), wanted.texts, token, *self._when("unpark"))
                 plan, steps = None, frozenset[Step]()
@@ -82,7 +84,15 @@ class Plans:
                 steps = _steps(plan, seen.facts)
         if view.token:
             self._remember(
-                token, _OpenPlan(wanted=wanted, promised=view.promised, since=time.monotonic(), plan=plan, steps=steps)
+                token,
+                _OpenPlan(
+                    wanted=wanted,
+                    promised=view.promised,
+                    since=time.monotonic(),
+                    plan=plan,
+                    steps=steps,
+                    unkept=unkept,
+                ),
             )
         return view
 
@@ -107,6 +117,7 @@ class Plans:
             case "empty_cache":
                 before = _reserved()
                 empty_cache()
+                note_left_pools(shown.unkept)
                 return emptied_view(shown.promised, before, _reserved())
             case "unpark":
                 return unparked_view(bring_back(shown.wanted.texts), shown.promised)

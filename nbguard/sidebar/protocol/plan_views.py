@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
-from nbguard.cleanup.plan.plan_view import kept_sentences
-from nbguard.memory.facts import DEBUGGER, DeviceFacts, ParkedFact, PoolId
+from nbguard.cleanup.plan.plan_view import DOUBTFUL, kept_sentences
+from nbguard.memory.facts import DEBUGGER, Facts, ParkedFact
 from nbguard.memory.segments.fragmentation import fragmentation
+from nbguard.memory.segments.pools import doubtful_pools, pools_in_use
 from nbguard.sidebar.protocol.requests import does_something
 from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView, UndoneStep
 from nbguard.sidebar.protocol.truncation import truncate_utf8
@@ -60,18 +61,23 @@ def _pinned(plan: Plan) -> Iterator[str]:
             f"The device gets {format_bytes(plan.reserved or 0)}: {format_bytes(plan.stranded)} stays with PyTorch here, "
             "as other tensors share its segments."
         )
+    if (plan.reserved_at_most or 0) > (plan.reserved or 0):
+        yield f"The device gets up to {format_bytes(plan.reserved_at_most or 0)}: {DOUBTFUL}."
 
 
-def cache_view(
-    devices: Sequence[DeviceFacts], in_use: Collection[PoolId], token: str, when: Now = "now", why: str = ""
-) -> PlanView:
-    """Return what emptying the cache gives back, by device; `in_use` are the private pools that something keeps."""
+def cache_view(facts: Facts, token: str, when: Now = "now", why: str = "") -> PlanView:
+    """Return what emptying the cache gives back, by device."""
+    in_use, doubtful, devices = pools_in_use(facts), doubtful_pools(facts), facts.devices
     releasable = [(each.device, fragmentation(each.segments, in_use=in_use).releasable) for each in devices if each.segments]
     rows: list[PlanRow] = [
         PlanRow(label=device, detail="segments with nothing in them go back to the device", nbytes=nbytes)
         for device, nbytes in releasable
         if nbytes
     ]
+    for each in devices:
+        segments = [segment for segment in each.segments or () if segment.pool in doubtful]
+        if more := fragmentation(segments).releasable:
+            rows.append(PlanRow(label=each.device, detail=f"up to {format_bytes(more)} more: {DOUBTFUL}", nbytes=None))
     unknown = [each for each in devices if each.segments is None and each.allocator is not None]
     rows += [
         PlanRow(label=each.device, detail="this device does not tell how much it gives back", nbytes=None) for each in unknown

@@ -16,7 +16,7 @@ typedef void *Ptr;
 typedef unsigned long long u64;
 
 enum { MAX_DEVICES = 8, MAX_PROCESSES = 64 };
-enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NOT_READY = 600, UNSUPPORTED = 801, CAPTURING = 900 };
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NOT_READY = 600, UNSUPPORTED = 801, CAPTURING = 900, INVALIDATED = 901 };
 
 /* ---- state.c: settings, devices, and the processes that share them ---- */
 

@@ -34,9 +34,15 @@ int cudaEventRecord(struct event *event, Ptr stream) {
 static Ptr capturing; /* the stream that a graph is recorded from */
 static u64 captures;
 static int is_strict = 1;
+static int is_invalidated; /* a call that a capture forbids has ended it, as in CUDA: only its end tells */
+
+static int forbidden(void) {
+  is_invalidated = 1;
+  return CAPTURING;
+}
 int cudaEventRecordWithFlags(struct event *event, Ptr stream, unsigned flags) { return cudaEventRecord(event, stream); }
 int cudaEventQuery(struct event *event) {
-  if (capturing && is_strict) return CAPTURING; /* of a thread that records, as CUDA's default mode has it */
+  if (capturing && is_strict) return forbidden(); /* of a thread that records, as CUDA's default mode has it */
   return fake_sticky ? fake_sticky : is_done(event) ? OK : NOT_READY;
 }
 int cudaEventSynchronize(struct event *event) {
@@ -54,8 +60,8 @@ int cudaStreamCreate(Ptr *stream) { *stream = handle(); return fake_sticky; }
 int cudaStreamCreateWithFlags(Ptr *stream, unsigned flags) { return cudaStreamCreate(stream); }
 int cudaStreamCreateWithPriority(Ptr *stream, unsigned flags, int priority) { return cudaStreamCreate(stream); }
 int cudaStreamGetPriority(Ptr stream, int *priority) { *priority = 0; return OK; }
-int cudaStreamSynchronize(Ptr stream) { return wait_for_all(); }
-int cudaDeviceSynchronize(void) { return wait_for_all(); }
+int cudaStreamSynchronize(Ptr stream) { return capturing && capturing == stream ? forbidden() : wait_for_all(); }
+int cudaDeviceSynchronize(void) { return capturing && is_strict ? forbidden() : wait_for_all(); }
 int cudaStreamQuery(Ptr stream) {
   return fake_sticky ? fake_sticky : fake_settings()->manual_events && completed < recorded ? NOT_READY : OK;
 }
@@ -74,8 +80,17 @@ int cudaStreamGetCaptureInfo(Ptr stream, int *status, u64 *id, Ptr *graph, Ptr *
   if (n) *n = 0;
   return fake_sticky;
 }
-int cudaStreamBeginCapture(Ptr stream, int mode) { capturing = stream; captures++; return OK; }
-int cudaStreamEndCapture(Ptr stream, Ptr *graph) { capturing = 0; *graph = handle(); return OK; }
+int cudaStreamBeginCapture(Ptr stream, int mode) {
+  capturing = stream;
+  captures++;
+  is_invalidated = 0;
+  return OK;
+}
+int cudaStreamEndCapture(Ptr stream, Ptr *graph) {
+  capturing = 0;
+  *graph = is_invalidated ? 0 : handle();
+  return is_invalidated ? INVALIDATED : OK;
+}
 int cudaGraphInstantiateWithFlags(Ptr *executable, Ptr graph, u64 flags) { *executable = handle(); return OK; }
 int cudaGraphGetNodes(Ptr graph, Ptr *nodes, size_t *n) { *n = 0; return OK; }
 int cudaGraphNodeGetDependencies(Ptr node, Ptr *nodes, Ptr *edges, size_t *n) { *n = 0; return OK; }

@@ -10,7 +10,7 @@ import pytest
 from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import Facts, LearnerFact, ParkedFact, PinnedFacts
+from nbguard.memory.facts import Facts, LearnerFact, ParkedFact, PinnedFacts, PoolFact
 from nbguard.memory.processes import Process, WorkersFact
 from nbguard.memory.target import Target
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
@@ -120,15 +120,19 @@ def test_the_cache_by_device() -> None:
     device = make_cuda_device(segments, 80 * GiB, 60 * GiB)
     full = make_cuda_device([make_segment((MiB, "active_allocated"))], 80 * GiB, 60 * GiB, "cuda:1")
 
-    view = cache_view((device, full), {(0, 1)}, "t")
+    kept = Facts(tracked="cuda", devices=(device, full), pools=(PoolFact(pool=(0, 1), keepers=(), is_left=True),))
+    view = cache_view(kept, "t")
     assert [(row.label, row.nbytes) for row in view.rows] == [("cuda:0", 30 * MiB)]
     assert (view.promised, view.confirm, view.token, view.irreversible) == (30 * MiB, "Empty the cache", "t", "")
-    assert "empty already" in cache_view((full,), (), "t").refused
-    cpu = cache_view(SCENES["cpu"]().facts.devices, (), "t")
+    assert "empty already" in cache_view(Facts(tracked="cuda", devices=(full,)), "t").refused
+    cpu = cache_view(SCENES["cpu"]().facts, "t")
     assert (cpu.token, cpu.rows) == ("", ())
     assert "no memory of a GPU" in cpu.refused
-    counted = cache_view((replace(device, segments=None),), (), "t")
+    counted = cache_view(Facts(tracked="cuda", devices=(replace(device, segments=None),)), "t")
     assert (counted.rows[0].nbytes, counted.token) == (None, "t")
+    doubtful = cache_view(Facts(tracked="cuda", devices=(device, full)), "t")
+    assert [(row.label, row.nbytes) for row in doubtful.rows] == [("cuda:0", 30 * MiB), ("cuda:0", None)]
+    assert (doubtful.promised, "1.00 MiB" in doubtful.rows[1].detail) == (30 * MiB, True)
 
 
 def test_what_emptying_the_cache_gave_back() -> None:
