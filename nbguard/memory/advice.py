@@ -44,6 +44,9 @@ def is_python(text: str) -> bool:
 
 
 NONE = Advice(command="")
+ONLY_WITH_KERNEL = Advice(
+    command="", effect="goes only with the kernel: C++ or a table of Python's own keeps it, and no line takes it out"
+)
 
 # --- what gives memory back -------------------------------------------------------------------------------------------------
 
@@ -70,6 +73,18 @@ def release_names(names: Sequence[str], frees: int | None = None, *, has_caches:
         frees=frees,
         targets=tuple(names),
     )
+
+
+def let_go(paths: Sequence[str], frees: int | None = None) -> Advice:
+    """Return the advice that takes the last reference on each path away: an entry goes, an attribute becomes None."""
+    effect = f"takes {', '.join(paths)} away and frees its memory"
+    return Advice(command=f"{_RESET} {' '.join(paths)}", effect=effect, frees=frees, targets=tuple(paths))
+
+
+def detach_finalizer(path: str) -> Advice:
+    """Return the advice that ends a `weakref.finalize` which keeps memory alive, by its path in the registry."""
+    effect = "detaches the finalizer as its `detach()` does: it no longer runs"
+    return Advice(command=f"{_RESET} {path}", effect=effect, targets=(path,))
 
 
 def release_output(label: str, frees: int | None = None) -> Advice:
@@ -150,11 +165,6 @@ def empty_cache_of(module: str, function: str, frees: int | None = None) -> Advi
 def empty_container(module: str, container: str, frees: int | None = None) -> Advice:
     """Return the line that empties a container of a library or a class."""
     return Advice(command=f"{_imported(module)}{container}.clear()", effect=f"empties {container}", frees=frees)
-
-
-def set_none(module: str, target: str, frees: int | None = None) -> Advice:
-    """Return the line that binds a global of a module to None."""
-    return Advice(command=f"{_imported(module)}{target} = None", effect="frees its memory", frees=frees)
 
 
 def cancel_work(executor: str) -> Advice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -23,7 +23,7 @@ from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.references.releases import release_of_way
+from nbguard.memory.references.releases import joined, release_of_way, releases_of_root
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.memory.simulated import TRACKED
 from nbguard.out_of_memory.card import out_of_memory
@@ -46,6 +46,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     facts, plan = analysis.facts, analysis.once(default_plan)
     rows = tuple(holder for holder, _ in analysis.holdings)
     errors = kept_errors(facts.graph)
+    handles = tuple(_handles(facts, rows, errors))
     rules = (
         out_of_memory(analysis),
         _stale(plan),
@@ -53,7 +54,8 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _graphs(facts, rows),
         _left_out(facts, rows),
         _unread(facts),
-        _handles(facts, rows, errors),
+        handles,
+        _without_a_name(facts, rows, handles),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
         idle_workers(facts),
@@ -165,14 +167,49 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
         if freed == 0:  # something else needs it: then nothing is kept alive by this
             continue
         how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
-        yield Finding("handle", f"{keeps}: {release.code} {how}" if release.command else keeps, release)
+        yield Finding(
+            "handle",
+            f"{keeps}: {release.code} {how}" if release.command else _without_way_out(keeps, release),
+            release,
+            root.label,
+        )
+
+
+def _without_way_out(keeps: str, release: Advice) -> str:
+    return f"{keeps}: {release.effect}" if release.effect else keeps
+
+
+def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
+    """Name what holds memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
+    graph, told = facts.graph, {finding.subject for finding in handles}
+    total = sum(storage.nbytes for storage in graph.storages)
+    for holder in rows:
+        root = graph.roots[holder.roots[0]]
+        is_one = (
+            len(holder.roots) == 1 and holder.kind in ("module", "library") and root.label not in told and not root.is_ending
+        )
+        if not is_one or holder.retained <= _WORTH_SAYING * total:
+            continue
+        lines = releases_of_root(graph, root)
+        frees = promised(facts, lines) if lines and lines[0].command else 0
+        keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
+        if frees:
+            release = joined(lines, frees)
+            how = "frees it" if frees >= holder.retained else f"frees {format_bytes(frees)} of it"
+            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release, root.label)
+        else:
+            yield Finding("no_name", f"{keeps}: {advice.ONLY_WITH_KERNEL.effect}", advice.ONLY_WITH_KERNEL, root.label)
+
+
+def _also(line: Advice) -> str:
+    return f" ({line.effect})" if "detach" in line.effect else ""
 
 
 def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:
     """Return the line that lets go of the experiments behind a root; none that does not run as it stands."""
     cleared = release_of_way(graph, root, shortest_path(graph, root, experiments))
     if cleared.cut or root.kind not in ("name", "out"):
-        return cleared if cleared.is_code else advice.NONE
+        return cleared if cleared.is_code or not cleared.command else advice.NONE
     return advice.release_names((root.label,))
 
 
@@ -257,7 +294,7 @@ def _gradients(facts: Facts) -> Iterator[Finding]:
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): "
                 f"{advice.zero_gradients(label).code} frees them, the next fit makes new ones",
                 advice.zero_gradients(label, nbytes),
-                label,
+                learner=label,
             )
 
 

@@ -14,6 +14,7 @@ from nbguard.cleanup.apply.kept_memory import FreedBytes, clear_workspaces, empt
 from nbguard.cleanup.apply.loaders import end_workers
 from nbguard.cleanup.apply.parking import park
 from nbguard.cleanup.apply.placeholders import Placeholders
+from nbguard.cleanup.apply.references import objects_by_id, take_away
 from nbguard.cleanup.apply.tracebacks import release_objects, release_variables
 from nbguard.cleanup.plan.plan import Action
 from nbguard.scan.heap.walk import WeakTracker
@@ -44,6 +45,20 @@ def _delete(step: StepContext) -> None:
     code = compile(f"del {text}", "<%reset_gpu>", "exec")
     modules = {name: module for name in code.co_names[:1] if (module := module_named(name)) is not None}
     exec(code, modules, step.notebook.namespace)  # noqa: S102 - `del` as the user would; names come before modules
+
+
+def _take_away(step: StepContext) -> None:
+    """Take away the reference that the action names by the ids of its owner and its object."""
+    *owners, value = step.action.refs
+    found = objects_by_id({*owners, value})
+    known = [owner for owner in owners if {owner, value} <= found.keys()]
+    taken = sum(take_away(found[owner], found[value], step.action.names[1]) for owner in known)
+    if not taken:
+        raise LookupError("it has changed since the look: run it again")
+
+
+def _run_line(step: StepContext) -> None:
+    exec(compile(step.action.names[1], "<%reset_gpu>", "exec"), step.notebook.namespace)  # noqa: S102 - as it is advised
 
 
 def _forget_output(step: StepContext) -> None:
@@ -152,6 +167,8 @@ def _collect(step: StepContext) -> None:
 
 STEPS: dict[str, Callable[[StepContext], None]] = {
     "del": _delete,
+    "cut": _take_away,
+    "line": _run_line,
     "out": _forget_output,
     "error": _release_error,
     "debugger": _forget_debugger,

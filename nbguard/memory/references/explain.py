@@ -13,6 +13,7 @@ from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, steps_of, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.memory.references.releases import release_of_way
+from nbguard.memory.references.shown_paths import ways_written
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
@@ -87,6 +88,17 @@ def explain_root(facts: Facts, label: str) -> Why | None:
     left = len(carriers) - _CARRIERS
     more = ((root.label, left),) if left > 0 else ()
     return Why(name=label, what=root.what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=more)
+
+
+def explain_path(facts: Facts, text: str) -> Why | None:
+    """Return why the thing at a path that a report shows is alive, or where the path is a root's label what is behind it."""
+    ways = ways_written(facts.graph, text)
+    if not ways:
+        return None
+    if len(ways[0][1]) == 1:
+        return explain_root(facts, text)
+    node = ways[0][1][-1]
+    return explain(facts, text, node, facts.graph.nodes[node].type_name)
 
 
 def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list[tuple[int, ...]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nbguard.memory import advice
 from nbguard.memory.advice import Advice, is_python
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Root
+from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.function_caches import cached_edges, is_function_cache
 from nbguard.memory.references.graph import (
     STALE_KINDS,
@@ -15,10 +16,15 @@ from nbguard.memory.references.graph import (
     path_text,
     reach,
 )
+from nbguard.memory.references.shown_paths import place_to_cut, reference_to_cut, way_without
 
+_MOST = 20
+"""Lines that are made for one root."""
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
 _CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
 """What keeps a value of a context: deleting a name of the variable lets nothing go."""
+_FINALIZER = "_Info"
+"""What `weakref.finalize` keeps of each finalizer in its registry."""
 _EXECUTOR = "ThreadPoolExecutor"
 """Keeps work that waits in a queue of its own, which its threads have as well: deleting the executor lets nothing go."""
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
@@ -38,12 +44,38 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     if root.kind == "frame":
         return advice.WAIT
     if any(graph.nodes[node].type_name in _CONTEXTS for node in way):
-        return advice.NONE
-    if root.kind not in ("name", "module") and not root.module:
-        return _emptied_cache(graph, way)
-    if cleared := _cleared(graph, root, way):
+        return advice.ONLY_WITH_KERNEL
+    if (root.kind in ("name", "module") or root.module) and (cleared := _cleared(graph, root, way)):
         return cleared
-    return _deleted(graph, root, way) if root.kind in ("name", "module") else _emptied_cache(graph, way)
+    if root.kind in ("name", "module"):
+        return _deleted(graph, root, way)
+    return _emptied_cache(graph, way) or _released(graph, root, way)
+
+
+def releases_of_root(graph: Graph, root: Root) -> tuple[Advice, ...]:
+    """Return the lines after which a root leads to no memory any more, as far as there are such, each where least is lost."""
+    cut, lines = set[Edge](), list[Advice]()
+    for _ in range(_MOST):
+        carriers = {node for node in reach(graph, root.nodes, cut) if graph.nodes[node].storages}
+        way = way_without(graph, root, carriers, cut)
+        line = release_of_way(graph, root, way) if way else advice.NONE
+        if not line.is_code or (line.cut and line.cut <= cut):
+            break
+        lines.append(line)
+        if not line.cut:
+            break
+        cut |= line.cut
+    return tuple(lines)
+
+
+def joined(lines: Sequence[Advice], frees: int | None = None) -> Advice:
+    """Return one line for several: with all their targets, or the first where that is a line of Python."""
+    if not lines[0].targets:
+        return replace(lines[0], frees=frees)
+    with_targets = [line for line in lines if line.targets]
+    targets = tuple(dict.fromkeys(text for line in with_targets for text in line.targets))
+    cut = frozenset[Edge]().union(*(line.cut for line in with_targets))
+    return replace(advice.release_names(targets, frees), cut=cut, ends=lines[0].ends if len(lines) == 1 else "")
 
 
 def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
@@ -74,21 +106,31 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
     return None
 
 
-def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice:
-    """Return the advice that empties the cache of a function on a way that one cannot write; none where there is no cache."""
+def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
+    """Return the advice that empties the cache of a function on a way that one cannot write; None where there is no cache."""
     caches = [number for number in way if is_function_cache(graph, number)]
-    return replace(advice.empty_caches(), cut=cached_edges(graph, caches[0])) if caches else advice.NONE
+    return replace(advice.empty_caches(), cut=cached_edges(graph, caches[0])) if caches else None
+
+
+def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
+    """Return the command that takes one reference on a way away, by the path as a report shows it."""
+    edge = reference_to_cut(graph, root, way)
+    if edge is None:
+        return advice.ONLY_WITH_KERNEL
+    text = path_text(graph, root, way[: way.index(edge[1]) + 1])
+    if graph.nodes[edge[1]].type_name == _FINALIZER:
+        return replace(advice.detach_finalizer(text), cut=frozenset({edge}))
+    return replace(advice.let_go((text,)), cut=frozenset({edge}))
 
 
 def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the line that deletes the thing on the way whose loss costs least."""
-    entry = next((place for place, n in enumerate(way) if graph.nodes[n].kind in EXPERIMENT_KINDS), len(way) - 1)
+    entry = place_to_cut(graph, way)
     while entry and not can_delete(graph, root, way[: entry + 1]):
         entry -= 1
     text = path_text(graph, root, way[: entry + 1])
     cut = frozenset({(way[entry - 1], way[entry])}) if entry else frozenset[Edge]()
-    line = advice.release_names((text,)) if root.kind == "name" else advice.set_none(root.module, text)
-    return replace(line, cut=cut, ends="" if entry else root.label)
+    return replace(advice.release_names((text,)), cut=cut, ends="" if entry else root.label)
 
 
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:

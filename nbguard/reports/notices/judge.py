@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbguard.cleanup.plan.promises import freed_by, promised
-from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
+from nbguard.memory.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.explain import Path, Why, explain, path_to
@@ -240,6 +240,7 @@ def _hidden(gone: Departure, nbytes: int, graph: Graph, alive: set[int]) -> _Lef
         nbytes=nbytes,
         holders=(NOT_SHOWN,),
         advice=(),
+        is_for_good=True,
         shape=_event(gone, NOT_SHOWN),
         bound=gone.bound,
         storages=gone.storages - _keys(graph, alive),
@@ -302,6 +303,7 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
         holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
         holder_kind=holder.kind,
         advice=_joined(lines),
+        is_for_good=not lines and all(path.advice == ONLY_WITH_KERNEL for path in paths),
         frees=promised(analysis.facts, lines) if lines else None,
         shape=_event(gone, shape_of(graph, first) if holder.is_shown else NOT_SHOWN),
         bound=gone.bound,

@@ -105,6 +105,8 @@ def _advice(notice: Notice) -> str:
     """Return the lines that free it; where none do and many hold it, the line that shows all of them."""
     if notice.advice:
         return " and ".join(line.code for line in notice.advice)
+    if notice.is_for_good:
+        return f"{'they go' if len(notice.holders) > 1 else 'it goes'} only with the kernel"
     first = notice.holders[0]
     if len(notice.holders) > 2 and notice.holder_kind == "name" and is_python(first) and " " not in first:
         return f"see {why(first).code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -34,7 +35,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     labels = Labels(walk.referents.autograd, walk.class_spaces)
     children_of = {old: [child for child in dict.fromkeys(walk.children[old]) if child in new] for old in relevant}
     texts_of: dict[int, list[str]] = {}
-    for old in sorted(relevant, key=lambda old: type(walk.objects[old]) is dict):  # its owner says how a dict is written
+    for old in sorted(relevant, key=lambda old: _turn(walk.objects[old])):
         if children_of[old] and (labelled is None or old in labelled or walk.kind[old] in _ALWAYS_LABELLED):
             children = [walk.objects[child] for child in children_of[old]]
             written = partial(labels.of, kind=walk.kind[old], children=children)
@@ -82,6 +83,11 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         for fact in walk.storages
     )
     return Graph(tuple(kept_roots), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
+
+
+def _turn(obj: Any) -> int:
+    """Return when an object's references are written: its owner says how a dict is, a function how the tuple of its cells."""
+    return 2 if type(obj) is dict else int(type(obj) is not types.FunctionType)
 
 
 def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
