@@ -16,9 +16,9 @@ RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage"
 """Where references start. The first three are the user's own; a cleanup may release `out`, `error`, `cache` and `garbage`;
 `library` stands for other code that holds on to objects."""
 
-CacheKind = Literal["", "garbage", "run", "store", "figure"]
+CacheKind = Literal["", "garbage", "run", "store", "figure", "cycle"]
 """The cache that a root of the kind `cache` stands for: gc.garbage, IPython's of `%run`'s scripts, its `%store` database's,
-pyplot's open figures."""
+pyplot's open figures; a cycle through C++ that nothing else leads to, and that Python's collector cannot see."""
 
 HolderSource = Literal["python", "workspaces", "graphs", "site", "unknown", "pending", "changed", "unrecorded"]
 """Source of a holder: a Python object; or, of blocks without one, cuBLAS as a workspace, a CUDA graph's pool, a known line of

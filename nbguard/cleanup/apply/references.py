@@ -107,3 +107,15 @@ def _has(slot: Any, owner: Any, value: Any) -> bool:
         return type(slot).__name__ == "member_descriptor" and slot.__get__(owner) is value
     except AttributeError:  # a slot without a value
         return False
+
+
+def break_cycles_of(obj: Any) -> None:
+    """Empty a tensor that nothing but a cycle leads to, as the collector would if it saw that: gradient, hooks, attributes."""
+    if not _is_tensor(mro_of(type(obj))):
+        return
+    if obj.is_leaf:
+        obj.grad = None
+    for hooks in (obj._backward_hooks, obj._post_accumulate_grad_hooks):
+        if hooks:
+            hooks.clear()
+    (attributes_of(obj) or {}).clear()

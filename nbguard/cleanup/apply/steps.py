@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import sys
@@ -14,7 +15,7 @@ from nbguard.cleanup.apply.kept_memory import FreedBytes, clear_workspaces, empt
 from nbguard.cleanup.apply.loaders import end_workers
 from nbguard.cleanup.apply.parking import park
 from nbguard.cleanup.apply.placeholders import Placeholders
-from nbguard.cleanup.apply.references import objects_by_id, take_away
+from nbguard.cleanup.apply.references import break_cycles_of, objects_by_id, take_away
 from nbguard.cleanup.apply.tracebacks import release_objects, release_variables
 from nbguard.cleanup.plan.plan import Action
 from nbguard.scan.heap.walk import WeakTracker
@@ -58,7 +59,12 @@ def _take_away(step: StepContext) -> None:
 
 
 def _run_line(step: StepContext) -> None:
-    exec(compile(step.action.names[1], "<%reset_gpu>", "exec"), step.notebook.namespace)  # noqa: S102 - as it is advised
+    """Run the line that ends a registration; a context variable's also where ipykernel keeps the values between two cells."""
+    code = compile(step.action.names[1], "<%reset_gpu>", "exec")
+    exec(code, step.notebook.namespace)  # noqa: S102 - as it is advised
+    context = getattr(getattr(step.notebook.shell, "kernel", None), "_shell_context", None)
+    if type(context) is contextvars.Context and step.action.names[1].endswith(".set(None);"):
+        context.run(exec, code, step.notebook.namespace)
 
 
 def _forget_output(step: StepContext) -> None:
@@ -110,6 +116,9 @@ def _forget_copy(step: StepContext) -> None:
     shell, cache, refs = step.notebook.shell, step.action.cache, set(step.action.refs)
     if cache == "garbage":
         gc.garbage.clear()
+    elif cache == "cycle":
+        for tensor in objects_by_id(refs).values():
+            break_cycles_of(tensor)
     elif cache == "run":
         _drop(shell._main_mod_cache, {path for path, module in shell._main_mod_cache.items() if id(module.__dict__) in refs})
     elif cache == "store":

@@ -355,7 +355,7 @@ def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None
                 Action(
                     kind="cache",
                     subject=root.label,
-                    participle="forgotten",
+                    participle="broken" if root.cache == "cycle" else "forgotten",
                     nbytes=0,
                     detail=root.what,
                     refs=refs,

@@ -43,7 +43,7 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
         return replace(advice.end_registration(root.ended_by), ends=root.label)
     if root.kind == "frame":
         return advice.WAIT
-    if any(graph.nodes[node].type_name in _CONTEXTS for node in way):
+    if not root.is_shown or any(graph.nodes[node].type_name in _CONTEXTS for node in way):
         return advice.ONLY_WITH_KERNEL
     if (root.kind in ("name", "module") or root.module) and (cleared := _cleared(graph, root, way)):
         return cleared
