@@ -22,6 +22,7 @@ class Advice:
     cut: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False, metadata={"json": False})
     """References that it takes away: (parent, child) nodes of the graph it was made for; empty where they are not known."""
 
+    is_own: bool = field(default=False, compare=False, metadata={"json": False})  # a method of the thing's that empties it
     ends: str = field(default="", compare=False, metadata={"json": False})  # label of the root that it takes away
 
     @property
@@ -165,6 +166,12 @@ def empty_cache_of(module: str, function: str, frees: int | None = None) -> Advi
 def empty_container(module: str, container: str, frees: int | None = None) -> Advice:
     """Return the line that empties a container of a library or a class."""
     return Advice(command=f"{_imported(module)}{container}.clear()", effect=f"empties {container}", frees=frees)
+
+
+def call_own_end(module: str, owner: str, method: str, argument: str = "") -> Advice:
+    """Return the line that calls an object's own method, which lets go of what it has piled up; the object stays."""
+    effect = f"lets go of {argument}" if argument else "lets go of what it has piled up"
+    return Advice(command=f"{_imported(module)}{owner}.{method}({argument})", effect=effect, is_own=True)
 
 
 def cancel_work(executor: str) -> Advice:

@@ -41,6 +41,9 @@ NodeKind = Literal[
     "data",
     "object",
 ]
+OwnEnd = Literal["", "reset", "delete_adapter"]
+"""The method by which an object of a library itself lets go of what it has piled up."""
+
 DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
 
@@ -198,6 +201,8 @@ class Node:
     labels: tuple[str, ...] = ()  # how each child is reached: `.model`, `[3]`
     storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
     repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children that it refers to more than once
+
+    own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that lets go of what it has piled up
 
     @property
     def references(self) -> Iterator[tuple[int, str]]:

@@ -23,7 +23,7 @@ from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.references.releases import joined, release_of_way, releases_of_root
+from nbguard.memory.references.releases import joined, release_of_alike, release_of_way, releases_of_root
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.memory.simulated import TRACKED
 from nbguard.out_of_memory.card import out_of_memory
@@ -161,6 +161,8 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
     unnamed_nodes = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named}
     for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
         release = _release_of(graph, root, unnamed_nodes)
+        if release.targets and release.cut:  # it may keep more than one
+            release = release_of_alike(graph, root) or release
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
         freed = release.frees
@@ -194,7 +196,7 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
         frees = promised(facts, lines) if lines and lines[0].command else 0
         keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
         if frees:
-            release = joined(lines, frees)
+            release = joined(graph, lines, frees)
             how = "frees it" if frees >= holder.retained else f"frees {format_bytes(frees)} of it"
             yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release, root.label)
         else:

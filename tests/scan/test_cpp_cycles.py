@@ -34,9 +34,7 @@ def _view_on_its_base() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
-@pytest.mark.parametrize(
-    "leave", [_gradients_with_a_graph, _hook_on_its_result, _hook_after_accumulation, _view_on_its_base]
-)
+@pytest.mark.parametrize("leave", [_gradients_with_a_graph, _hook_on_its_result, _hook_after_accumulation, _view_on_its_base])
 def test_a_cycle_through_cpp_is_broken_and_what_is_named_stays(leave: Callable[[], None]) -> None:
     live = nn.Linear(100, 100)
     live(torch.ones(2, 100)).square().sum().backward(create_graph=True)

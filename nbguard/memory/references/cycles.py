@@ -1,10 +1,11 @@
-"""Cycles that wait for the collector, in words: what they are of, how many, and by which reference each leads back to itself."""
+"""Cycles that wait for the collector, in words: whose they are, how many, and by which reference each leads back to itself."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.components import components
@@ -92,7 +93,7 @@ def _outermost(graph: Graph, root: Root, users: Collection[int]) -> Iterator[_Cy
 
 
 def _rank(graph: Graph, node: int, users: Collection[int]) -> tuple[int, int]:
-    """Order the objects of a cycle by how much they tell: a Learner, what is of the user's own class, a model, anything else."""
+    """Order the objects of a cycle by how much they tell: a Learner, one of the user's own classes, a model, anything else."""
     fact = graph.nodes[node]
     if fact.kind == "learner":
         return 0, node
@@ -118,7 +119,7 @@ def _how(graph: Graph, owner: int, cycle: Set[int]) -> str:
 
 
 def _labels(graph: Graph, way: Sequence[int]) -> Iterable[str]:
-    for parent, child in zip(way, way[1:], strict=False):
+    for parent, child in pairwise(way):
         yield dict(graph.nodes[parent].references).get(child, "")
 
 

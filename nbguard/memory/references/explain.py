@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import ClassVar
@@ -12,12 +12,13 @@ from nbguard.memory.advice import Advice
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, steps_of, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
-from nbguard.memory.references.releases import release_of_way
+from nbguard.memory.references.releases import release_of_alike, release_of_way
 from nbguard.memory.references.shown_paths import ways_written
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
 """Most ways shown of one root: one exception can hold a Learner by dozens of variables."""
+_CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "deque", "OrderedDict", "defaultdict"})
 _CARRIERS = 8
 """Most of the largest tensors behind a root that are named where the root itself is explained."""
 
@@ -69,9 +70,24 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
             ways_of_root = [path_to(graph, root, way, storages_only=True)]
         paths += ways_of_root[:_PER_ROOT]
         more += [(root.label, len(ways_of_root) - _PER_ROOT)] if len(ways_of_root) > _PER_ROOT else []
+    if name:
+        paths = [_of_its_parts(graph, path) for path in paths]
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
     paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
     return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))
+
+
+def _of_its_parts(graph: Graph, path: Path) -> Path:
+    """Return a path whose end is a name of an object that has experiments as parts, with the line that lets go of these alone.
+
+    A study keeps what its trials have found when their models go.
+    """
+    root = next(root for root in graph.roots if root.label == path.steps[0])
+    nodes = [graph.nodes[node] for node in root.nodes]
+    if len(path.steps) > 1 or path.storages_only or root.kind != "name" or any(node.kind != "object" for node in nodes):
+        return path
+    alike = None if any(node.type_name in _CONTAINERS for node in nodes) else release_of_alike(graph, root)
+    return path if alike is None else replace(path, advice=alike)
 
 
 def explain_root(facts: Facts, label: str) -> Why | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nbguard.memory import advice
@@ -16,10 +17,19 @@ from nbguard.memory.references.graph import (
     path_text,
     reach,
 )
-from nbguard.memory.references.shown_paths import place_to_cut, reference_to_cut, way_without
+from nbguard.memory.references.shown_paths import (
+    ANY,
+    last_reference,
+    place_to_cut,
+    reference_to_cut,
+    way_without,
+    ways_written,
+)
 
 _MOST = 20
 """Lines that are made for one root."""
+_FEW = 2
+"""Paths that a line names one by one."""
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
 _CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
 """What keeps a value of a context: deleting a name of the variable lets nothing go."""
@@ -68,14 +78,41 @@ def releases_of_root(graph: Graph, root: Root) -> tuple[Advice, ...]:
     return tuple(lines)
 
 
-def joined(lines: Sequence[Advice], frees: int | None = None) -> Advice:
-    """Return one line for several: with all their targets, or the first where that is a line of Python."""
-    if not lines[0].targets:
+def release_of_alike(graph: Graph, root: Root) -> Advice | None:
+    """Return the line that lets go of all the models that a root keeps in places written alike; None where these are few.
+
+    A study keeps one model for each trial: the models go, the study with its results stays.
+    """
+    models = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model")}
+    lines = [line for line in releases_of_root(graph, root) if line.targets and any(child in models for _, child in line.cut)]
+    line = joined(graph, lines) if len(lines) > _FEW else None
+    return line if line is not None and len(line.targets) == 1 else None
+
+
+def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> Advice:
+    """Return one line for several: with all their targets, or the first where that is a line of Python.
+
+    Many that differ by one key are one, `study.trials[*].model`, where that stands for them and for nothing else.
+    """
+    if not lines[0].targets or len(lines) == 1:
         return replace(lines[0], frees=frees)
     with_targets = [line for line in lines if line.targets]
     targets = tuple(dict.fromkeys(text for line in with_targets for text in line.targets))
     cut = frozenset[Edge]().union(*(line.cut for line in with_targets))
+    for pattern in _patterns(targets) if len(targets) > _FEW else ():
+        edges = {last_reference(graph, root, way) for root, way in ways_written(graph, pattern)}
+        if cut == edges:
+            targets = (pattern,)
+            break
     return replace(advice.release_names(targets, frees), cut=cut, ends=lines[0].ends if len(lines) == 1 else "")
+
+
+def _patterns(targets: Sequence[str]) -> Iterator[str]:
+    """Yield the first of some paths with one of its keys left open, where all others are that path with another key."""
+    for key in re.finditer(r"\[[^\[\]]*\]", targets[0]):
+        before, after = targets[0][: key.start()], targets[0][key.end() :]
+        if all(text.startswith(before) and text.endswith(after) for text in targets):
+            yield before + ANY + after
 
 
 def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
@@ -86,6 +123,8 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
             return None
         if is_function_cache(graph, number):
             return replace(advice.empty_cache_of(root.module, text), cut=cached_edges(graph, number))
+        if node.own_end and (own := _own_end(graph, root, way, place)) is not None:
+            return own
         cut = frozenset((number, child) for child in node.children)
         if node.type_name == _EXECUTOR and root.kind in ("name", "module") and not root.module:
             queue = frozenset(
@@ -104,6 +143,27 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
                 continue
             return replace(advice.empty_container(root.module, text), cut=cut)
     return None
+
+
+def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
+    """Return the line by which an object on a way lets go itself of what piles up in it there; None where it does not."""
+    owner, method = way[place], graph.nodes[way[place]].own_end
+    text = path_text(graph, root, way[: place + 1])
+    steps = list(zip(way[place:], way[place + 1 :], strict=False))
+    if method == "reset":
+        lists = {parent for parent, _ in steps if graph.nodes[parent].type_name == "list"}
+        if not lists:
+            return None
+        own = reach(graph, (owner, *(child for child, label in graph.nodes[owner].references if not label)))
+        states = {n for n in own if graph.nodes[n].type_name == "list"}
+        cut = frozenset((state, child) for state in states for child in graph.nodes[state].children)
+        return replace(advice.call_own_end(root.module, text, method), cut=cut)
+    keys = [label[1:-1] for parent, child in steps if (label := dict(graph.nodes[parent].references)[child])[:2] == "['"]
+    if not keys:
+        return None
+    below = reach(graph, (owner,))
+    cut = frozenset((n, c) for n in below for c, label in graph.nodes[n].references if label == f"[{keys[0]}]")
+    return replace(advice.call_own_end(root.module, text, method, keys[0]), cut=cut)
 
 
 def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:

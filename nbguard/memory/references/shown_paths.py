@@ -6,19 +6,21 @@ can be given to a cleanup, which takes away the last reference on the way that c
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from nbguard.errors import TargetError
 from nbguard.memory.advice import ONLY_WITH_KERNEL, is_python
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Node, Root
-from nbguard.memory.references.graph import BASE, DEFAULT, FUNCTION, GRAPH, SOMEWHERE, STALE_KINDS, Edge, reach
+from nbguard.memory.references.graph import BASE, DEFAULT, FUNCTION, GRAPH, SOMEWHERE, STALE_KINDS, Edge, path_text, reach
 from nbguard.memory.target import Target
 
 Way = tuple[int, ...]
 """The nodes of a way from a root on."""
 
+ANY = "[*]"
 _MOST = 100
 """Ways that are written alike, of which all are returned."""
 _FIXED = frozenset(
@@ -35,7 +37,7 @@ _UNWRITTEN = (GRAPH, BASE, DEFAULT, FUNCTION, " → closure ")
 def ways_written(graph: Graph, text: str) -> tuple[tuple[Root, Way], ...]:
     """Return the ways that a report would write as `text`, an empty tuple where there are none.
 
-    ` → …` stands for any number of steps, as a long path is shortened so.
+    ` → …` stands for any number of steps, as a long path is shortened so, and `[*]` for any key.
     """
     found = dict[tuple[str, Way], tuple[Root, Way]]()
     for root in graph.roots:
@@ -78,6 +80,8 @@ def _read(text: str, at: int, label: str, may_skip: bool) -> Iterator[tuple[int,
         return
     if text.startswith(label, at):
         yield at + len(label), label == SOMEWHERE
+    if label[0] == "[" and text.startswith(ANY, at):
+        yield at + len(ANY), False
     if may_skip:
         yield at, True
     elif text.startswith(SOMEWHERE, at):
@@ -114,7 +118,8 @@ def can_let_go(graph: Graph, root: Root, parent: int, child: int) -> bool:
 
 def is_written(graph: Graph, text: str) -> bool:
     """Say whether a report would write any way as `text`."""
-    return bool(ways_written(graph, text))
+    numbered = re.fullmatch(r"(.+) \(\d+\)", text)
+    return bool(ways_written(graph, text) or (numbered and ways_written(graph, numbered[1])))
 
 
 def targets_written(graph: Graph, text: str) -> tuple[Target, ...]:
@@ -123,6 +128,9 @@ def targets_written(graph: Graph, text: str) -> tuple[Target, ...]:
     Raises:
         TargetError: the path is known, and nothing can be done about it: code that runs uses it, or C++ keeps it.
     """
+    if (numbered := re.fullmatch(r"(.+) \((\d+)\)", text)) and not ways_written(graph, text):  # one of several written alike
+        alike_targets = targets_written(graph, numbered[1]) if ways_written(graph, numbered[1]) else ()
+        return tuple(each for each in alike_targets if each.text == text)
     ways = ways_written(graph, text)
     targets = dict.fromkeys(target for root, way in ways for target in _targets_on(graph, root, way, text))
     if ways and not targets:
@@ -130,8 +138,14 @@ def targets_written(graph: Graph, text: str) -> tuple[Target, ...]:
         is_running = root.kind == "frame"
         how = "is in use by code that runs: wait until it ends" if is_running else ONLY_WITH_KERNEL.effect
         raise TargetError(f"{text} {how}")
-    many = len({(target.containers, target.value) for target in targets}) > 1
-    return tuple(replace(each, text=f"{text} ({n})") if many else each for n, each in enumerate(targets, start=1))
+    alike = Counter(target.text for target in targets)
+    numbers = Counter[str]()
+    found = []
+    for target in targets:
+        numbers[target.text] += 1
+        number = f" ({numbers[target.text]})" if alike[target.text] > 1 else ""
+        found.append(replace(target, text=target.text + number))
+    return tuple(found)
 
 
 def _targets_on(graph: Graph, root: Root, way: Way, text: str) -> Iterator[Target]:
@@ -143,7 +157,7 @@ def _targets_on(graph: Graph, root: Root, way: Way, text: str) -> Iterator[Targe
     elif root.kind in STALE_KINDS:
         yield Target(text=text, value=refs[-1], value_kind=graph.nodes[way[-1]].type_name, lets_go=True)
     elif (edge := last_reference(graph, root, way)) is not None:
-        yield _target(graph, edge, text)
+        yield _target(graph, edge, path_text(graph, root, way) if ANY in text else text)
     elif root.kind in ("name", "module"):
         yield Target(text=text, root=root.label, value_kind=root.what)
     elif root.ended_by and is_python(root.ended_by):

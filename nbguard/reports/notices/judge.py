@@ -279,12 +279,13 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
     is_complete, is_whole = all(one.is_complete for one in found), all(one.is_whole for one in found)
     paths = list({path.text: path for one in found for path in one.paths}.values())
     roots = {root.label: root for root in graph.roots}
+    lines = _cuts(paths, roots, is_complete)
     own = [path for path in paths if roots[path.steps[0]].kind != "library"]
-    lines = _cuts(own, roots, is_complete)  # what these lines empty a library may have as well: a queue, with its threads
-    if lines and (len(own) == len(paths) or left <= (freed_by(analysis.facts, lines) or set())):
-        paths = own
-    else:
-        lines = _cuts(paths, roots, is_complete)
+    by_path = any(path.advice.targets for path in paths if path not in own)  # a library that has no line of its own for it
+    if own and (not lines or by_path):
+        its = _cuts(own, roots, is_complete)  # what these lines empty a library may have as well: a queue, with its threads
+        if its and left <= (freed_by(analysis.facts, its) or set()):
+            paths, lines = own, its
     first, lines = paths[0], _needed(analysis.facts, lines)
     freed = freed_by(analysis.facts, lines) if lines else None
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free

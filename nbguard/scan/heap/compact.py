@@ -11,13 +11,15 @@ from typing import Any
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
 from nbguard.memory.references.graph import SOMEWHERE
-from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.kinds import TypeTable, name_of
 from nbguard.scan.heap.labels import Labels
 from nbguard.scan.heap.walk import Walk
+from nbguard.scan.objects.own_ends import own_end
 from nbguard.scan.roots.frames import attached_locals
 from nbguard.scan.roots.root import LiveRoot
 
 _NODE_KIND = {"array": "data", "part of an array": "data", "class": "code", "storage": "tensor", "context": "object"}
+_WITH_METHODS = frozenset({"object", "model"})
 _ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
 _LABEL_ALL = 30_000
 """Up to so many objects each step gets its label; beyond, only those on a shortest path from a root: writing the label of an
@@ -40,7 +42,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
             children = [walk.objects[child] for child in children_of[old]]
             written = partial(labels.of, kind=walk.kind[old], children=children)
             texts_of[old] = walk.unread.read(walk.objects[old], written, otherwise=[SOMEWHERE] * len(children))
-    nodes = []
+    nodes, ends = [], TypeTable(own_end)
     for old in relevant:
         obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
         texts = texts_of.get(old, [SOMEWHERE] * len(children))
@@ -54,6 +56,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 labels=tuple(texts),
                 storages=held,
                 repeated=_repeated(walk.children[old], new),
+                own_end=ends.of(type(obj)) if kind in _WITH_METHODS else "",
             )
         )
         if kind in EXPERIMENT_KINDS:

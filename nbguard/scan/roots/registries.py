@@ -164,7 +164,7 @@ def _is_of_interest(variable: contextvars.ContextVar[Any], value: object) -> boo
 
 
 def _names_of(variables: set[int], namespace: dict[str, Any]) -> dict[int, str]:
-    """Return, by id, the line that sets each of these variables to None: by a name of the notebook, or else a module's global."""
+    """Return, by id, the line that sets each of these variables to None, by a name of the notebook or a module's global."""
     found: dict[int, str] = {}
     for module, names in {"": namespace, **module_namespaces()}.items():
         for name, value in list(names.items()):
