@@ -174,6 +174,16 @@ def call_own_end(module: str, owner: str, method: str, argument: str = "") -> Ad
     return Advice(command=f"{_imported(module)}{owner}.{method}({argument})", effect=effect, is_own=True)
 
 
+def empty_parts(module: str, places: Sequence[tuple[str, bool]], cut: frozenset[tuple[int, int]]) -> Advice:
+    """Return the line that lets go of (path, whether it is a container) on a model; the model stays as it is.
+
+    An attribute becomes None and a container is emptied: code that asks for it finds that there is nothing.
+    """
+    attributes = "".join(f"{path} = " for path, is_container in places if not is_container)
+    lines = [f"{attributes}None"] * bool(attributes) + [f"{path}.clear()" for path, is_container in places if is_container]
+    return Advice(command=_imported(module) + "; ".join(lines), effect="lets go of it, and leaves the model", cut=cut)
+
+
 def cancel_work(executor: str) -> Advice:
     """Return the line that lets go of the work which waits in an executor of threads; it takes no more."""
     return Advice(command=f"{executor}.shutdown(wait=False, cancel_futures=True)", effect="drops the work that waits")

@@ -41,6 +41,9 @@ NodeKind = Literal[
     "data",
     "object",
 ]
+ModulePart = Literal["", "parameters", "buffers", "modules"]
+"""The dict of a torch module that an object is: all else that a module refers to is no part of the model."""
+
 OwnEnd = Literal["", "reset", "delete_adapter"]
 """The method by which an object of a library itself lets go of what it has piled up."""
 
@@ -202,6 +205,7 @@ class Node:
     storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
     repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children that it refers to more than once
 
+    module_part: ModulePart = field(default="", metadata={"json": False})  # of the module that refers to it
     own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that lets go of what it has piled up
 
     @property

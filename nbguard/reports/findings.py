@@ -22,6 +22,7 @@ from nbguard.memory.finding import Finding
 from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
+from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.references.releases import joined, release_of_alike, release_of_way, releases_of_root
 from nbguard.memory.segments.pinning import HolderPins
@@ -56,6 +57,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _unread(facts),
         handles,
         _without_a_name(facts, rows, handles),
+        _rest_of_models(facts, rows),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
         idle_workers(facts),
@@ -201,6 +203,25 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
             yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release, root.label)
         else:
             yield Finding("no_name", f"{keeps}: {advice.ONLY_WITH_KERNEL.effect}", advice.ONLY_WITH_KERNEL, root.label)
+
+
+def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
+    """Name what is on a model and is not the model: outputs that its code keeps, with their graphs."""
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for holder in rows:
+        contents = (
+            None if holder.is_shared or holder.kind != "name" else contents_of(facts.graph, facts.graph.roots[holder.roots[0]])
+        )
+        if contents is None or contents.rest <= _WORTH_SAYING * total:
+            continue
+        release = contents.advice
+        frees = promised(facts, (release,)) if release.command else 0
+        words = f"{format_bytes(contents.rest)} on {holder.names[0]} are not the model, but {contents.whereabouts}"
+        if frees:
+            how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
+            yield Finding("rest", f"{words}: {release.code} {how}", replace(release, frees=frees), holder.label)
+        else:
+            yield Finding("rest", words, subject=holder.label)
 
 
 def _also(line: Advice) -> str:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
+from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, ModulePart, Node, Root, StorageFact
 from nbguard.memory.references.graph import SOMEWHERE
+from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import TypeTable, name_of
 from nbguard.scan.heap.labels import Labels
 from nbguard.scan.heap.walk import Walk
@@ -19,6 +20,7 @@ from nbguard.scan.roots.frames import attached_locals
 from nbguard.scan.roots.root import LiveRoot
 
 _NODE_KIND = {"array": "data", "part of an array": "data", "class": "code", "storage": "tensor", "context": "object"}
+_PARTS: dict[str, ModulePart] = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "modules"}
 _WITH_METHODS = frozenset({"object", "model"})
 _ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
 _LABEL_ALL = 30_000
@@ -42,7 +44,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
             children = [walk.objects[child] for child in children_of[old]]
             written = partial(labels.of, kind=walk.kind[old], children=children)
             texts_of[old] = walk.unread.read(walk.objects[old], written, otherwise=[SOMEWHERE] * len(children))
-    nodes, ends = [], TypeTable(own_end)
+    nodes, ends, parts = [], TypeTable(own_end), _parts_of_modules(walk, relevant if labelled is None else labelled)
     for old in relevant:
         obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
         texts = texts_of.get(old, [SOMEWHERE] * len(children))
@@ -56,6 +58,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 labels=tuple(texts),
                 storages=held,
                 repeated=_repeated(walk.children[old], new),
+                module_part=parts.get(id(obj), ""),
                 own_end=ends.of(type(obj)) if kind in _WITH_METHODS else "",
             )
         )
@@ -86,6 +89,16 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         for fact in walk.storages
     )
     return Graph(tuple(kept_roots), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
+
+
+def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePart]:
+    """Return the dicts in which torch modules have their parameters, buffers and modules, by their ids."""
+    parts: dict[int, ModulePart] = {}
+    for number in numbers:
+        if walk.kind[number] == "model":
+            attributes = attributes_of(walk.objects[number]) or {}
+            parts |= {id(attributes[name]): part for name, part in _PARTS.items() if name in attributes}
+    return parts
 
 
 def _turn(obj: Any) -> int:

@@ -102,8 +102,8 @@ def _on_cycles(walk: Walk, first: int, nodes: Iterable[int]) -> list[int]:
 def _cycles(walk: Walk, first: int, tied: list[int], stuck: list[int], whole: set[int]) -> Iterator[tuple[LiveRoot, list[int]]]:
     """Yield the roots of cycles through C++: what a cleanup can break, and what something else may hold, too.
 
-    What is `stuck` has no holder outside, by its count of references. A dict of hooks among `tied` has one more, its own tensor:
-    C++ keeps the dict for that.
+    What is `stuck` has no holder outside, by its count of references. A dict of hooks among `tied` has one more, its own
+    tensor: C++ keeps the dict for that.
     """
     autograd = walk.referents.autograd
     tensors = [n for n in whole if walk.kind[n] == "tensor"]
