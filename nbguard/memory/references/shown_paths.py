@@ -226,3 +226,22 @@ def way_without(graph: Graph, root: Root, goals: Collection[int], cut: Collectio
                 above[child] = node
                 todo.append(child)
     return ()
+
+
+def paths_beginning(graph: Graph, text: str, most: int = 50) -> tuple[str, ...]:
+    """Return paths that begin with a text, by one step more than it has, and the roots that do."""
+    found = dict.fromkeys(root.label for root in graph.roots if root.label.startswith(text))
+    for root in graph.roots:
+        if text.startswith(root.label):
+            todo = deque((node, root.label) for node in root.nodes)
+            met = set(todo)
+            while todo and len(found) < most:
+                node, written = todo.popleft()
+                for child, label in graph.nodes[node].references:
+                    step = (child, written + _written(root, written == root.label, label))
+                    if label and step[1].startswith(text):
+                        found.setdefault(step[1])
+                    elif step not in met and text.startswith(step[1]):
+                        met.add(step)
+                        todo.append(step)
+    return tuple(found)[:most]
