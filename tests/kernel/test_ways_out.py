@@ -80,8 +80,8 @@ def test_tab_completes_what_a_report_shows(notebook: Kernel) -> None:
     notebook.run_silently("Held(); lib.last.set(made());")
 
     def completed(code: str) -> list[str]:
-        found = notebook.value(f"[c.text for c in get_ipython().Completer.completions({code!r}, {len(code)})]")
-        return [code[: code.rindex(" ") + 1] * 0 + text for text in found]
+        found: list[str] = notebook.value(f"get_ipython().kernel.do_complete({code!r}, {len(code)})['matches']")
+        return found
 
     for code, path in (
         ("%reset_gpu weakref.fin", "weakref.finalize"),
