@@ -203,7 +203,7 @@ class Node:
     children: tuple[int, ...] = ()  # numbers of the nodes that it refers to
     labels: tuple[str, ...] = ()  # how each child is reached: `.model`, `[3]`
     storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
-    repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children that it refers to more than once
+    repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children, for each reference but the first
 
     module_part: ModulePart = field(default="", metadata={"json": False})  # of the module that refers to it
     own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that lets go of what it has piled up

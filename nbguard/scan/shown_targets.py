@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 
@@ -11,6 +12,8 @@ from nbguard.memory.references.shown_paths import is_written, targets_written
 from nbguard.memory.target import Target
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.targets import resolve_targets
+
+_HOOK = re.compile(r"_hooks\[\d+\]$")
 
 
 def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
@@ -57,6 +60,6 @@ def _targets(text: str, graph: Graph, notebook: Notebook) -> tuple[Target, ...]:
         if written := targets_written(graph, text):
             return written
         raise
-    if is_of_library:
+    if is_of_library or (not resolved[0].is_known and _HOOK.search(text)):  # a hook goes as often as it is registered
         return targets_written(graph, text) or resolved
     return resolved

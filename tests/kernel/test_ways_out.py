@@ -90,3 +90,25 @@ def test_tab_completes_what_a_report_shows(notebook: Kernel) -> None:
         ("%gpumem why context variable last.w", "context variable last.weight"),
     ):
         assert path in completed(code), code
+
+
+@pytest.mark.parametrize(
+    ("register", "times"),
+    [
+        ("def hook(m, a, o, old=old): pass\nfor _ in range(5): live.register_forward_hook(hook)\ndel hook", "5 times"),
+        ("for _ in range(5): live.register_forward_hook(lambda m, a, o, old=old: None)", "4 more"),
+    ],
+)
+def test_hooks_that_keep_a_deleted_model_go_and_the_model_they_are_on_stays(
+    notebook: Kernel, register: str, times: str
+) -> None:
+    stays = held(notebook)
+    notebook.run(f"old = made()\n{register}").ok()
+    text = notebook.run("del old").ok().text
+
+    assert times in text
+    command = text.rpartition("· `")[2].removesuffix("`")
+    assert follow(notebook, command) == _NBYTES
+
+    assert held(notebook) == stays
+    assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10) and len(live._forward_hooks)") == 0

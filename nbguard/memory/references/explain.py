@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
@@ -32,6 +33,7 @@ class Path:
     stale: bool  # the root is none of the user's own
     advice: Advice  # the line that cuts the way where least is lost
     storages_only: bool  # the way leads to its memory, not to the object
+    times: int = field(default=1, metadata={"json": False})  # how often a place on the way refers to the next, as to a hook
 
     @property
     def text(self) -> str:
@@ -54,7 +56,7 @@ class Why(Result):
     deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is what is left
 
 
-def explain(facts: Facts, name: str, node: int, what: str) -> Why:
+def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_ROOT) -> Why:
     """Return why the object at `node`, called `name`, and the memory behind it are alive."""
     graph = facts.graph
     storages = storages_of(graph, reach(graph, (node,)))
@@ -68,8 +70,8 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
         ways_of_root = list({path.text: path for path in reversed(ways_of_root)}.values())[::-1]
         if not ways_of_root and (way := shortest_path(graph, root, carriers)):
             ways_of_root = [path_to(graph, root, way, storages_only=True)]
-        paths += ways_of_root[:_PER_ROOT]
-        more += [(root.label, len(ways_of_root) - _PER_ROOT)] if len(ways_of_root) > _PER_ROOT else []
+        paths += ways_of_root[:per_root]
+        more += [(root.label, len(ways_of_root) - per_root)] if len(ways_of_root) > per_root else []
     if name:
         paths = [_of_its_parts(graph, path) for path in paths]
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
@@ -131,4 +133,5 @@ def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool 
         stale=root.kind in STALE_KINDS,
         advice=release_of_way(graph, root, way),
         storages_only=storages_only,
+        times=max((graph.nodes[at].repeated.count(child) + 1 for at, child in pairwise(way)), default=1),
     )

@@ -38,7 +38,7 @@ class ModelContents:
     optimizer: int  # state of the optimizer, of a Learner
     rest: int
     places: tuple[RestPlace, ...]  # of the rest, the largest first
-    advice: Advice  # lets go of the rest and leaves the model
+    advice: Advice  # lets go of what has a graph, and leaves the model; a table or a buffer may be needed
 
     @property
     def words(self) -> str:
@@ -89,14 +89,13 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
                 is_container=node.type_name in _CONTAINERS,
             )
         )
-        if is_python(f"{path} = None") and way[-1] == edge[1]:
+        if places[-1].has_graph and "_hooks" not in path and is_python(f"{path} = None"):
             lines.append((path, node.type_name in _CONTAINERS))
             edges |= {(edge[1], child) for child in node.children} if node.type_name in _CONTAINERS else {edge}
     places.sort(key=lambda place: -place.nbytes)
     if not places:
         return None
-    is_all = len(lines) == len(places)
-    line = empty_parts(root.module, lines, frozenset(edges)) if is_all and len(lines) <= _LINES else NONE
+    line = empty_parts(root.module, lines, frozenset(edges)) if 0 < len(lines) <= _LINES else NONE
     return ModelContents(
         parameters=nbytes_of(graph, own.parameters),
         buffers=nbytes_of(graph, own.buffers - own.parameters),

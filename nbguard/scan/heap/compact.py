@@ -107,10 +107,10 @@ def _turn(obj: Any) -> int:
 
 
 def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
-    """Return the children that are referred to more than once: deleting one element of a list then lets nothing go."""
+    """Return the children that are referred to more than once, for each reference but the first."""
     if len(set(children)) == len(children):
         return ()
-    return tuple(new[child] for child, count in Counter(children).items() if count > 1 and child in new)
+    return tuple(new[child] for child, count in Counter(children).items() if child in new for _ in range(count - 1))
 
 
 def _is_goal(walk: Walk, number: int) -> bool:
