@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from nbguard.errors import NbguardError, TargetError
 from nbguard.memory import advice
 from nbguard.memory.facts import Graph
 from nbguard.memory.processes import Zombies
-from nbguard.memory.references.explain import Why, explain
+from nbguard.memory.references.explain import Why, explain, explain_path
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import Report, build_report
@@ -25,7 +26,8 @@ from nbguard.scan.heap.unread import Unread
 from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.parked import fixed_storages
 from nbguard.scan.scan import Notebook, Scan, scan
-from nbguard.scan.targets import lookup, output_label, parse_target, resolve_targets
+from nbguard.scan.shown_targets import targets_of
+from nbguard.scan.targets import is_computed, lookup, output_label, parse_target, resolve_targets
 from nbguard.units import parse_bytes
 
 
@@ -88,12 +90,22 @@ def why(name: str, namespace: dict[str, Any] | None = None) -> Why:
 
 def why_in(notebook: Notebook, name: str) -> Why:
     """Return the same as `why`, for a notebook that is at hand already."""
-    target = parse_target(name)
-    label = output_label(target, notebook.out)
-    value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
+    try:
+        target = parse_target(name)
+        label = output_label(target, notebook.out)
+        value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
+    except TargetError:
+        if "torch" in sys.modules and (why_path := explain_path(scan(notebook).facts, name)) is not None:
+            return why_path
+        raise
     ref, what = id(value), describe(value, Kinds(), Unread())
+    is_computed_value = is_computed(value)
     del value
     facts = scan(notebook).facts
+    if is_computed_value or all(node.ref != ref for node in facts.graph.nodes):
+        why_path = explain_path(facts, name)
+        if why_path is not None:
+            return why_path
     return explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
 
 
@@ -250,7 +262,7 @@ def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], ev
     for name in keep:
         if not output_label(parse_target(name), notebook.out):
             lookup(ast.parse(name, mode="eval").body, notebook.namespace)
-    resolved = resolve_targets(targets, notebook.namespace, notebook.out, notebook.hidden)
+    resolved = targets_of(targets, notebook)
     consent["workers"] |= consent["hard"]
     return Request(targets=resolved, keep=keep, everything=everything, **consent)
 

@@ -22,6 +22,7 @@ class Advice:
     cut: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False, metadata={"json": False})
     """References that it takes away: (parent, child) nodes of the graph it was made for; empty where they are not known."""
 
+    is_own: bool = field(default=False, compare=False, metadata={"json": False})  # a method of the thing's that empties it
     ends: str = field(default="", compare=False, metadata={"json": False})  # label of the root that it takes away
 
     @property
@@ -44,6 +45,9 @@ def is_python(text: str) -> bool:
 
 
 NONE = Advice(command="")
+ONLY_WITH_KERNEL = Advice(
+    command="", effect="goes only with the kernel: C++ or a table of Python's own keeps it, and no line takes it out"
+)
 
 # --- what gives memory back -------------------------------------------------------------------------------------------------
 
@@ -70,6 +74,18 @@ def release_names(names: Sequence[str], frees: int | None = None, *, has_caches:
         frees=frees,
         targets=tuple(names),
     )
+
+
+def let_go(paths: Sequence[str], frees: int | None = None) -> Advice:
+    """Return the advice that takes the last reference on each path away: an entry goes, an attribute becomes None."""
+    effect = f"takes {', '.join(paths)} away and frees its memory"
+    return Advice(command=f"{_RESET} {' '.join(paths)}", effect=effect, frees=frees, targets=tuple(paths))
+
+
+def detach_finalizer(path: str) -> Advice:
+    """Return the advice that ends a `weakref.finalize` which keeps memory alive, by its path in the registry."""
+    effect = "detaches the finalizer as its `detach()` does: it no longer runs"
+    return Advice(command=f"{_RESET} {path}", effect=effect, targets=(path,))
 
 
 def release_output(label: str, frees: int | None = None) -> Advice:
@@ -152,9 +168,20 @@ def empty_container(module: str, container: str, frees: int | None = None) -> Ad
     return Advice(command=f"{_imported(module)}{container}.clear()", effect=f"empties {container}", frees=frees)
 
 
-def set_none(module: str, target: str, frees: int | None = None) -> Advice:
-    """Return the line that binds a global of a module to None."""
-    return Advice(command=f"{_imported(module)}{target} = None", effect="frees its memory", frees=frees)
+def call_own_end(module: str, owner: str, method: str, argument: str = "") -> Advice:
+    """Return the line that calls an object's own method, which lets go of what it has piled up; the object stays."""
+    effect = f"lets go of {argument}" if argument else "lets go of what it has piled up"
+    return Advice(command=f"{_imported(module)}{owner}.{method}({argument})", effect=effect, is_own=True)
+
+
+def empty_parts(module: str, places: Sequence[tuple[str, bool]], cut: frozenset[tuple[int, int]]) -> Advice:
+    """Return the line that lets go of (path, whether it is a container) on a model; the model stays as it is.
+
+    An attribute becomes None and a container is emptied: code that asks for it finds that there is nothing.
+    """
+    attributes = "".join(f"{path} = " for path, is_container in places if not is_container)
+    lines = [f"{attributes}None"] * bool(attributes) + [f"{path}.clear()" for path, is_container in places if is_container]
+    return Advice(command=_imported(module) + "; ".join(lines), effect="lets go of it, and leaves the model", cut=cut)
 
 
 def cancel_work(executor: str) -> Advice:

@@ -16,9 +16,9 @@ RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage"
 """Where references start. The first three are the user's own; a cleanup may release `out`, `error`, `cache` and `garbage`;
 `library` stands for other code that holds on to objects."""
 
-CacheKind = Literal["", "garbage", "run", "store", "figure"]
+CacheKind = Literal["", "garbage", "run", "store", "figure", "cycle"]
 """The cache that a root of the kind `cache` stands for: gc.garbage, IPython's of `%run`'s scripts, its `%store` database's,
-pyplot's open figures."""
+pyplot's open figures; a cycle through C++ that nothing else leads to, and that Python's collector cannot see."""
 
 HolderSource = Literal["python", "workspaces", "graphs", "site", "unknown", "pending", "changed", "unrecorded"]
 """Source of a holder: a Python object; or, of blocks without one, cuBLAS as a workspace, a CUDA graph's pool, a known line of
@@ -41,6 +41,12 @@ NodeKind = Literal[
     "data",
     "object",
 ]
+ModulePart = Literal["", "parameters", "buffers", "modules"]
+"""The dict of a torch module that an object is: all else that a module refers to is no part of the model."""
+
+OwnEnd = Literal["", "reset", "delete_adapter"]
+"""The method by which an object of a library itself lets go of what it has piled up."""
+
 DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
 
@@ -197,7 +203,10 @@ class Node:
     children: tuple[int, ...] = ()  # numbers of the nodes that it refers to
     labels: tuple[str, ...] = ()  # how each child is reached: `.model`, `[3]`
     storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
-    repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children that it refers to more than once
+    repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children, for each reference but the first
+
+    module_part: ModulePart = field(default="", metadata={"json": False})  # of the module that refers to it
+    own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that lets go of what it has piled up
 
     @property
     def references(self) -> Iterator[tuple[int, str]]:

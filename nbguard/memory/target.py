@@ -17,10 +17,14 @@ class Target:
     containers: tuple[int, ...] = ()  # else ids of the objects whose reference `del` would remove
     value: int = 0  # id of the object that they refer to
     value_kind: str = ""  # that object in a few words
+    step: str = ""
+    """How the reference that goes is written, of a path that only a report knows; empty where `del` takes it away."""
+    line: str = ""  # code that ends a library's hold on its root instead
+    lets_go: bool = False  # its root, such as the last error, lets go of it by itself: there is nothing to delete
     turn: tuple[int, int] = field(default=(0, 0), compare=False, metadata={"json": False})
     """By which several are deleted, the least first: parts before what they are parts of, of a list the last first."""
 
     @property
     def is_known(self) -> bool:
         """Return whether the references that go are known beforehand."""
-        return bool(self.root or (self.containers and self.value))
+        return bool(self.root or self.lets_go or (self.containers and self.value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -22,8 +22,9 @@ from nbguard.memory.finding import Finding
 from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
+from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.references.releases import release_of_way
+from nbguard.memory.references.releases import joined, release_of_alike, release_of_way, releases_of_root
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.memory.simulated import TRACKED
 from nbguard.out_of_memory.card import out_of_memory
@@ -46,6 +47,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     facts, plan = analysis.facts, analysis.once(default_plan)
     rows = tuple(holder for holder, _ in analysis.holdings)
     errors = kept_errors(facts.graph)
+    handles = tuple(_handles(facts, rows, errors))
     rules = (
         out_of_memory(analysis),
         _stale(plan),
@@ -53,7 +55,9 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _graphs(facts, rows),
         _left_out(facts, rows),
         _unread(facts),
-        _handles(facts, rows, errors),
+        handles,
+        _without_a_name(facts, rows, handles),
+        _rest_of_models(facts, rows),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
         idle_workers(facts),
@@ -159,20 +163,76 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
     unnamed_nodes = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named}
     for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
         release = _release_of(graph, root, unnamed_nodes)
+        if release.targets and release.cut:  # it may keep more than one
+            release = release_of_alike(graph, root) or release
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
         freed = release.frees
         if freed == 0:  # something else needs it: then nothing is kept alive by this
             continue
         how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
-        yield Finding("handle", f"{keeps}: {release.code} {how}" if release.command else keeps, release)
+        yield Finding(
+            "handle",
+            f"{keeps}: {release.code} {how}" if release.command else _without_way_out(keeps, release),
+            release,
+            root.label,
+        )
+
+
+def _without_way_out(keeps: str, release: Advice) -> str:
+    return f"{keeps}: {release.effect}" if release.effect else keeps
+
+
+def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
+    """Name what holds memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
+    graph, told = facts.graph, {finding.subject for finding in handles}
+    total = sum(storage.nbytes for storage in graph.storages)
+    for holder in rows:
+        root = graph.roots[holder.roots[0]]
+        is_one = (
+            len(holder.roots) == 1 and holder.kind in ("module", "library") and root.label not in told and not root.is_ending
+        )
+        if not is_one or holder.retained <= _WORTH_SAYING * total:
+            continue
+        lines = releases_of_root(graph, root)
+        frees = promised(facts, lines) if lines and lines[0].command else 0
+        keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
+        if frees:
+            release = joined(graph, lines, frees)
+            how = "frees it" if frees >= holder.retained else f"frees {format_bytes(frees)} of it"
+            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release, root.label)
+        else:
+            yield Finding("no_name", f"{keeps}: {advice.ONLY_WITH_KERNEL.effect}", advice.ONLY_WITH_KERNEL, root.label)
+
+
+def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
+    """Name what is on a model and is not the model: outputs that its code keeps, with their graphs."""
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for holder in rows:
+        contents = (
+            None if holder.is_shared or holder.kind != "name" else contents_of(facts.graph, facts.graph.roots[holder.roots[0]])
+        )
+        if contents is None or contents.rest <= _WORTH_SAYING * total:
+            continue
+        release = contents.advice
+        frees = promised(facts, (release,)) if release.command else 0
+        words = f"{format_bytes(contents.rest)} on {holder.names[0]} are not the model, but {contents.whereabouts}"
+        if frees:
+            how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
+            yield Finding("rest", f"{words}: {release.code} {how}", replace(release, frees=frees), holder.label)
+        else:
+            yield Finding("rest", words, subject=holder.label)
+
+
+def _also(line: Advice) -> str:
+    return f" ({line.effect})" if "detach" in line.effect else ""
 
 
 def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:
     """Return the line that lets go of the experiments behind a root; none that does not run as it stands."""
     cleared = release_of_way(graph, root, shortest_path(graph, root, experiments))
     if cleared.cut or root.kind not in ("name", "out"):
-        return cleared if cleared.is_code else advice.NONE
+        return cleared if cleared.is_code or not cleared.command else advice.NONE
     return advice.release_names((root.label,))
 
 
@@ -257,7 +317,7 @@ def _gradients(facts: Facts) -> Iterator[Finding]:
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): "
                 f"{advice.zero_gradients(label).code} frees them, the next fit makes new ones",
                 advice.zero_gradients(label, nbytes),
-                label,
+                learner=label,
             )
 
 

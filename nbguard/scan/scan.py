@@ -14,8 +14,9 @@ from typing import Any
 
 from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, Unavailable, UnwalkedFact
-from nbguard.memory.references.graph import STALE_KINDS
+from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact
+from nbguard.memory.references.cycles import with_cycles_named
+from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
 from nbguard.scan.devices.kept_memory.pinned import pinned_facts
@@ -205,6 +206,7 @@ def _scan_from(
     roots += orphan_roots(walk, None if notebook.is_running else threshold)
     roots += [] if notebook.is_running else other_holders(walk, roots)
     graph = compact(walk, roots, _block_sizes(devices))
+    graph = with_cycles_named(graph, _of_users_classes(walk, graph))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     facts = Facts(
         tracked=tracked,
@@ -238,6 +240,13 @@ def _unwalked(walk: Walk) -> UnwalkedFact | None:
         tensors=walk.tensors,
         tensors_left=len(walk.skipped),
     )
+
+
+def _of_users_classes(walk: Walk, graph: Graph) -> set[int]:
+    """Return the nodes of waiting cycles that are instances of the user's own classes."""
+    waiting = reach_of_roots(graph, (n for n, root in enumerate(graph.roots) if root.kind == "garbage"))
+    types = ((n, type(walk.objects[walk.number[graph.nodes[n].ref]])) for n in waiting)
+    return {n for n, cls in types if walk.referents.is_users_class(cls)}
 
 
 def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:

@@ -41,24 +41,36 @@ def test_a_method_that_runs_at_exit(notebook: Kernel) -> None:
     why = notebook.run("%gpumem why model").ok().text
     assert "import atexit; atexit.unregister(model.forward);" in why
     text = notebook.run("del model").ok().text
-    assert text == "`model` is deleted, its 3.82 MiB are not: `atexit callback Linear.forward.__self__` holds them"
+    assert (
+        text
+        == "`model` is deleted, its 3.82 MiB are not: `atexit callback Linear.forward.__self__` holds them · it goes only with the kernel"
+    )
 
 
 def test_an_argument_of_what_runs_at_exit(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "atexit.register(print, model)")
-    assert text == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them"
+    assert (
+        text
+        == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them · it goes only with the kernel"
+    )
 
 
 def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
     code = "w = torch.ones(3, requires_grad=True); y = w * 2\ny.grad_fn.register_hook(lambda *a, m=model: None)"
     text = _after_deletion(notebook, code)
-    assert text == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them"
+    assert (
+        text
+        == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them · it goes only with the kernel"
+    )
 
 
 def test_an_argument_of_a_finalizer(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "keep = K(); weakref.finalize(keep, print, model)")
     assert "`weakref.finalize._registry[<finalize>].args[0]` holds them" in text
-    assert text.endswith("holds them")
+    line = "%reset_gpu weakref.finalize._registry[<finalize>]"
+    assert text.endswith(f"holds them · `{line}`")
+    assert follow(notebook, line) == _NBYTES
+    assert notebook.value("type(keep).__name__") == "K"
 
 
 def test_records_that_a_logging_handler_keeps_back(notebook: Kernel) -> None:

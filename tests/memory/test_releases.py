@@ -36,8 +36,9 @@ def _library(attribute: str, type_name: str) -> Graph:
         (".items", "list", "import lib; lib.Reg.items.clear()"),
         (".enc", "_lru_cache_wrapper", "import lib; lib.Reg.enc.cache_clear()"),
         ("._enc", "_lru_cache_wrapper", "import lib; lib.Reg._enc.cache_clear()"),
-        ("._registry", "dict", ""),  # `weakref.finalize._registry`: others need it
-        (".queue", "Queue", ""),
+        ("._registry", "dict", "%reset_gpu lib.Reg._registry[0]"),  # the entry alone: others need the rest
+        (".queue", "Queue", "%reset_gpu lib.Reg.queue[0]"),
+        (".hooks", "tuple", "%reset_gpu lib.Reg.hooks"),
     ],
 )
 def test_what_a_class_of_a_library_keeps(attribute: str, type_name: str, command: str) -> None:

@@ -114,7 +114,7 @@ def test_several_holders_are_all_in_the_command() -> None:
 
     assert notice is not None
     assert notice.holders == ("runs[0]", "best.net", "helpers.kept", "Out[4]")
-    assert notice.command == "helpers.kept = None\n%reset_gpu runs[0] best.net"
+    assert notice.command == "%reset_gpu runs[0] best.net helpers.kept"
     assert notice.frees == 4 * MiB
     assert notice_line(notice).startswith(
         "the earlier `model` (In[3]) is still alive (4.00 MiB), held by `runs[0]` and 3 more ·"

@@ -192,7 +192,7 @@ def test_why_lists_each_root_with_its_shortest_path_and_the_line_that_cuts_it() 
     assert [(path.text, path.advice.command, path.storages_only) for path in why.paths] == [
         ("learn", "%reset_gpu learn", False),
         ("runs['a']", "%reset_gpu runs['a']", False),
-        ("zmod.STATE[0]", "zmod.STATE[0] = None", False),
+        ("zmod.STATE[0]", "%reset_gpu zmod.STATE[0]", False),
         ("Out[3]", "%reset_gpu Out[3]", False),
         ("opt.params", "%reset_gpu opt.params", True),
     ]

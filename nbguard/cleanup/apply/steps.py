@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import sys
@@ -14,6 +15,7 @@ from nbguard.cleanup.apply.kept_memory import FreedBytes, clear_workspaces, empt
 from nbguard.cleanup.apply.loaders import end_workers
 from nbguard.cleanup.apply.parking import park
 from nbguard.cleanup.apply.placeholders import Placeholders
+from nbguard.cleanup.apply.references import break_cycles_of, objects_by_id, take_away
 from nbguard.cleanup.apply.tracebacks import release_objects, release_variables
 from nbguard.cleanup.plan.plan import Action
 from nbguard.scan.heap.walk import WeakTracker
@@ -44,6 +46,25 @@ def _delete(step: StepContext) -> None:
     code = compile(f"del {text}", "<%reset_gpu>", "exec")
     modules = {name: module for name in code.co_names[:1] if (module := module_named(name)) is not None}
     exec(code, modules, step.notebook.namespace)  # noqa: S102 - `del` as the user would; names come before modules
+
+
+def _take_away(step: StepContext) -> None:
+    """Take away the reference that the action names by the ids of its owner and its object."""
+    *owners, value = step.action.refs
+    found = objects_by_id({*owners, value})
+    known = [owner for owner in owners if {owner, value} <= found.keys()]
+    taken = sum(take_away(found[owner], found[value], step.action.names[1]) for owner in known)
+    if not taken:
+        raise LookupError("it has changed since the look: run it again")
+
+
+def _run_line(step: StepContext) -> None:
+    """Run the line that ends a registration; a context variable's also where ipykernel keeps the values between two cells."""
+    code = compile(step.action.names[1], "<%reset_gpu>", "exec")
+    exec(code, step.notebook.namespace)  # noqa: S102 - as it is advised
+    context = getattr(getattr(step.notebook.shell, "kernel", None), "_shell_context", None)
+    if type(context) is contextvars.Context and step.action.names[1].endswith(".set(None);"):
+        context.run(exec, code, step.notebook.namespace)
 
 
 def _forget_output(step: StepContext) -> None:
@@ -95,6 +116,9 @@ def _forget_copy(step: StepContext) -> None:
     shell, cache, refs = step.notebook.shell, step.action.cache, set(step.action.refs)
     if cache == "garbage":
         gc.garbage.clear()
+    elif cache == "cycle":
+        for tensor in objects_by_id(refs).values():
+            break_cycles_of(tensor)
     elif cache == "run":
         _drop(shell._main_mod_cache, {path for path, module in shell._main_mod_cache.items() if id(module.__dict__) in refs})
     elif cache == "store":
@@ -152,6 +176,8 @@ def _collect(step: StepContext) -> None:
 
 STEPS: dict[str, Callable[[StepContext], None]] = {
     "del": _delete,
+    "cut": _take_away,
+    "line": _run_line,
     "out": _forget_output,
     "error": _release_error,
     "debugger": _forget_debugger,

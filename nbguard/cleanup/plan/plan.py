@@ -14,6 +14,8 @@ from nbguard.render.result import Result
 
 ActionKind = Literal[
     "del",
+    "cut",
+    "line",
     "out",
     "error",
     "kept_error",

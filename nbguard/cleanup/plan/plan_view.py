@@ -149,8 +149,11 @@ def _outcome_sentence(outcome: Outcome) -> str:
     if not outcome.plan.promised and not outcome.realised and not outcome.extra:
         return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
     text = f"freed {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised"
+    if outcome.plan.at_least:
+        text += " at least"
     if outcome.extra:
-        text += f", and {format_bytes(outcome.extra)} more" + " of what was not looked into" * outcome.plan.at_least
+        extra = f", and {format_bytes(outcome.extra)}"
+        text += f"{extra} of what was not looked into" if outcome.plan.at_least else f"{extra} more"
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
     return text + _given_back(outcome, always=True) + _host(outcome)
 

@@ -230,6 +230,7 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
         value = by_ref.get(target.value)
         cut = {(by_ref[c], value) for c in target.containers if c in by_ref} if value is not None else set()
         entries = {node for root in gone for node in graph.roots[root].nodes} | {child for _, child in cut}
+        entries |= {value} if target.lets_go and value is not None else set()
         if target.is_known and not entries:
             builder.skipped.append(
                 f"{target.text} ({target.value_kind}) leads to no tensor, model or loader on {builder.facts.tracked}: "
@@ -237,13 +238,27 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
             )
             continue
         given_up |= reach(graph, entries, blocked=given_up)
-        kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
-        refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
-        participle = "forgotten" if kind == "out" else "deleted"
-        nbytes = 0 if target.is_known else None
-        action = Action(kind=kind, subject=target.text, participle=participle, nbytes=nbytes, refs=refs, names=(target.text,))
-        builder.add(action, gone, cut)
+        if not target.lets_go:
+            builder.add(_action_on(graph, target, gone), gone, cut)
     return given_up
+
+
+def _action_on(graph: Graph, target: Target, gone: set[int]) -> Action:
+    """Return the step that takes a target's reference away, or its roots `gone`."""
+    kind: ActionKind = "del"
+    refs, names, participle = tuple[int, ...](), (target.text,), "deleted"
+    if target.step:
+        kind, refs, names, participle = "cut", (*target.containers, target.value), (target.text, target.step), "released"
+    elif target.line:
+        kind, names, participle = "line", (target.text, target.line), "ended"
+    elif any(graph.roots[root].kind == "out" for root in gone):
+        kind, participle = "out", "forgotten"
+        refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes)
+    elif target.root and target.root != target.text:
+        names = (target.root,)
+    subject = target.text if not target.root or target.root == target.text else f"{target.root}, for {target.text}"
+    nbytes = 0 if target.is_known else None
+    return Action(kind=kind, subject=subject, participle=participle, nbytes=nbytes, refs=refs, names=names)
 
 
 def _kept_out(builder: PlanBuilder, request: Request, scope: set[int] | None, given_up: set[int] | None) -> set[int]:
@@ -342,7 +357,7 @@ def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None
                 Action(
                     kind="cache",
                     subject=root.label,
-                    participle="forgotten",
+                    participle="broken" if root.cache == "cycle" else "forgotten",
                     nbytes=0,
                     detail=root.what,
                     refs=refs,

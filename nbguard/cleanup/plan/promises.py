@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nbguard.cleanup.plan.plan import Request
@@ -36,7 +36,7 @@ def freed_by(facts: Facts, lines: Sequence[Advice]) -> set[int] | None:
         return None
     graph = facts.graph
     left = _without(graph, code)
-    targets = tuple(_target(graph, line, text) for line in lines for text in line.targets)
+    targets = tuple(target for line in lines for target in _targets(graph, line))
     freed = plan_cleanup(replace(facts, graph=left), Request(targets=targets)).storages if targets else frozenset[int]()
     if cleans_up:
         left = _without(left, [line for line in lines if line.targets])
@@ -62,9 +62,12 @@ def _without(graph: Graph, lines: Sequence[Advice]) -> Graph:
     return replace(graph, nodes=tuple(nodes), roots=tuple(root for root in graph.roots if root.label not in gone))
 
 
-def _target(graph: Graph, line: Advice, text: str) -> Target:
-    """Return what a cleanup would make of a target that it is given by name: the root, or the reference that `del` removes."""
+def _targets(graph: Graph, line: Advice) -> Iterator[Target]:
+    """Yield what a cleanup would make of the targets of a line: roots, or the references that it removes."""
+    if not line.targets:
+        return
+    for parent, child in line.cut:
+        text = f"{line.command} {parent} {child}"
+        yield Target(text=text, containers=(graph.nodes[parent].ref,), value=graph.nodes[child].ref)
     if not line.cut:
-        return Target(text=text, root=text)
-    ((parent, child),) = line.cut
-    return Target(text=text, containers=(graph.nodes[parent].ref,), value=graph.nodes[child].ref)
+        yield from (Target(text=text, root=text) for text in line.targets)

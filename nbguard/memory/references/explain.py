@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
@@ -12,11 +13,13 @@ from nbguard.memory.advice import Advice
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, steps_of, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
-from nbguard.memory.references.releases import release_of_way
+from nbguard.memory.references.releases import release_of_alike, release_of_way
+from nbguard.memory.references.shown_paths import ways_written
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
 """Most ways shown of one root: one exception can hold a Learner by dozens of variables."""
+_CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "deque", "OrderedDict", "defaultdict"})
 _CARRIERS = 8
 """Most of the largest tensors behind a root that are named where the root itself is explained."""
 
@@ -30,6 +33,7 @@ class Path:
     stale: bool  # the root is none of the user's own
     advice: Advice  # the line that cuts the way where least is lost
     storages_only: bool  # the way leads to its memory, not to the object
+    times: int = field(default=1, metadata={"json": False})  # how often a place on the way refers to the next, as to a hook
 
     @property
     def text(self) -> str:
@@ -52,7 +56,7 @@ class Why(Result):
     deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is what is left
 
 
-def explain(facts: Facts, name: str, node: int, what: str) -> Why:
+def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_ROOT) -> Why:
     """Return why the object at `node`, called `name`, and the memory behind it are alive."""
     graph = facts.graph
     storages = storages_of(graph, reach(graph, (node,)))
@@ -66,11 +70,26 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
         ways_of_root = list({path.text: path for path in reversed(ways_of_root)}.values())[::-1]
         if not ways_of_root and (way := shortest_path(graph, root, carriers)):
             ways_of_root = [path_to(graph, root, way, storages_only=True)]
-        paths += ways_of_root[:_PER_ROOT]
-        more += [(root.label, len(ways_of_root) - _PER_ROOT)] if len(ways_of_root) > _PER_ROOT else []
+        paths += ways_of_root[:per_root]
+        more += [(root.label, len(ways_of_root) - per_root)] if len(ways_of_root) > per_root else []
+    if name:
+        paths = [_of_its_parts(graph, path) for path in paths]
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
     paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
     return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))
+
+
+def _of_its_parts(graph: Graph, path: Path) -> Path:
+    """Return a path whose end is a name of an object that has experiments as parts, with the line that lets go of these alone.
+
+    A study keeps what its trials have found when their models go.
+    """
+    root = next(root for root in graph.roots if root.label == path.steps[0])
+    nodes = [graph.nodes[node] for node in root.nodes]
+    if len(path.steps) > 1 or path.storages_only or root.kind != "name" or any(node.kind != "object" for node in nodes):
+        return path
+    alike = None if any(node.type_name in _CONTAINERS for node in nodes) else release_of_alike(graph, root)
+    return path if alike is None else replace(path, advice=alike)
 
 
 def explain_root(facts: Facts, label: str) -> Why | None:
@@ -89,6 +108,17 @@ def explain_root(facts: Facts, label: str) -> Why | None:
     return Why(name=label, what=root.what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=more)
 
 
+def explain_path(facts: Facts, text: str) -> Why | None:
+    """Return why the thing at a path that a report shows is alive, or where the path is a root's label what is behind it."""
+    ways = ways_written(facts.graph, text)
+    if not ways:
+        return None
+    if len(ways[0][1]) == 1:
+        return explain_root(facts, text)
+    node = ways[0][1][-1]
+    return explain(facts, text, node, facts.graph.nodes[node].type_name)
+
+
 def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list[tuple[int, ...]]:
     """Return the shortest way to `node` by each object that refers to it, none of them through `node` itself."""
     ways = [(node,)] if node in root.nodes else []
@@ -103,4 +133,5 @@ def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool 
         stale=root.kind in STALE_KINDS,
         advice=release_of_way(graph, root, way),
         storages_only=storages_only,
+        times=max((graph.nodes[at].repeated.count(child) + 1 for at, child in pairwise(way)), default=1),
     )

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Segment
+from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Root, Segment
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, shortest_path
+from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.units import counted
 
@@ -132,13 +133,19 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         retained=retained,
         reaches=reaches,
         cell=first.cell,
-        what=first.what,
+        what=_what(graph, first),
         stale=stale,
         roots=roots,
         path=path,
         source=first.source,
         names=tuple(graph.roots[root].label for root in roots),
     )
+
+
+def _what(graph: Graph, root: Root) -> str:
+    """Return what a root is; of a model that holds much else, what of it is the model and what is not."""
+    contents = contents_of(graph, root) if root.kind == "name" else None
+    return root.what if contents is None else f"{root.what}: {contents.words}"
 
 
 def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:

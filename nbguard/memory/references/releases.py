@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nbguard.memory import advice
 from nbguard.memory.advice import Advice, is_python
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Root
+from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.function_caches import cached_edges, is_function_cache
 from nbguard.memory.references.graph import (
     STALE_KINDS,
@@ -15,10 +17,24 @@ from nbguard.memory.references.graph import (
     path_text,
     reach,
 )
+from nbguard.memory.references.shown_paths import (
+    ANY,
+    last_reference,
+    place_to_cut,
+    reference_to_cut,
+    way_without,
+    ways_written,
+)
 
+_MOST = 20
+"""Lines that are made for one root."""
+_FEW = 2
+"""Paths that a line names one by one."""
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
 _CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
 """What keeps a value of a context: deleting a name of the variable lets nothing go."""
+_FINALIZER = "_Info"
+"""What `weakref.finalize` keeps of each finalizer in its registry."""
 _EXECUTOR = "ThreadPoolExecutor"
 """Keeps work that waits in a queue of its own, which its threads have as well: deleting the executor lets nothing go."""
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
@@ -37,13 +53,66 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
         return replace(advice.end_registration(root.ended_by), ends=root.label)
     if root.kind == "frame":
         return advice.WAIT
-    if any(graph.nodes[node].type_name in _CONTEXTS for node in way):
-        return advice.NONE
-    if root.kind not in ("name", "module") and not root.module:
-        return _emptied_cache(graph, way)
-    if cleared := _cleared(graph, root, way):
+    if not root.is_shown or any(graph.nodes[node].type_name in _CONTEXTS for node in way):
+        return advice.ONLY_WITH_KERNEL
+    if (root.kind in ("name", "module") or root.module) and (cleared := _cleared(graph, root, way)):
         return cleared
-    return _deleted(graph, root, way) if root.kind in ("name", "module") else _emptied_cache(graph, way)
+    if root.kind in ("name", "module"):
+        return _deleted(graph, root, way)
+    return _emptied_cache(graph, way) or _released(graph, root, way)
+
+
+def releases_of_root(graph: Graph, root: Root) -> tuple[Advice, ...]:
+    """Return the lines after which a root leads to no memory any more, as far as there are such, each where least is lost."""
+    cut, lines = set[Edge](), list[Advice]()
+    for _ in range(_MOST):
+        carriers = {node for node in reach(graph, root.nodes, cut) if graph.nodes[node].storages}
+        way = way_without(graph, root, carriers, cut)
+        line = release_of_way(graph, root, way) if way else advice.NONE
+        if not line.is_code or (line.cut and line.cut <= cut):
+            break
+        lines.append(line)
+        if not line.cut:
+            break
+        cut |= line.cut
+    return tuple(lines)
+
+
+def release_of_alike(graph: Graph, root: Root) -> Advice | None:
+    """Return the line that lets go of all the models that a root keeps in places written alike; None where these are few.
+
+    A study keeps one model for each trial: the models go, the study with its results stays.
+    """
+    models = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model")}
+    lines = [line for line in releases_of_root(graph, root) if line.targets and any(child in models for _, child in line.cut)]
+    line = joined(graph, lines) if len(lines) > _FEW else None
+    return line if line is not None and len(line.targets) == 1 else None
+
+
+def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> Advice:
+    """Return one line for several: with all their targets, or the first where that is a line of Python.
+
+    Many that differ by one key are one, `study.trials[*].model`, where that stands for them and for nothing else.
+    """
+    if not lines[0].targets or len(lines) == 1:
+        return replace(lines[0], frees=frees)
+    with_targets = [line for line in lines if line.targets]
+    targets = tuple(dict.fromkeys(text for line in with_targets for text in line.targets))
+    cut = frozenset[Edge]().union(*(line.cut for line in with_targets))
+    for pattern in _patterns(targets) if len(targets) > _FEW else ():
+        edges = {last_reference(graph, root, way) for root, way in ways_written(graph, pattern)}
+        if cut == edges:
+            targets = (pattern,)
+            break
+    return replace(advice.release_names(targets, frees), cut=cut, ends=lines[0].ends if len(lines) == 1 else "")
+
+
+def _patterns(targets: Sequence[str]) -> Iterator[str]:
+    """Yield the first of some paths with one of its keys left open, where all others are that path with another key."""
+    for key in re.finditer(r"\[[^\[\]]*\]", targets[0]):
+        before, after = targets[0][: key.start()], targets[0][key.end() :]
+        if all(text.startswith(before) and text.endswith(after) for text in targets):
+            yield before + ANY + after
 
 
 def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
@@ -54,6 +123,8 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
             return None
         if is_function_cache(graph, number):
             return replace(advice.empty_cache_of(root.module, text), cut=cached_edges(graph, number))
+        if node.own_end and (own := _own_end(graph, root, way, place)) is not None:
+            return own
         cut = frozenset((number, child) for child in node.children)
         if node.type_name == _EXECUTOR and root.kind in ("name", "module") and not root.module:
             queue = frozenset(
@@ -74,21 +145,52 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
     return None
 
 
-def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice:
-    """Return the advice that empties the cache of a function on a way that one cannot write; none where there is no cache."""
+def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
+    """Return the line by which an object on a way lets go itself of what piles up in it there; None where it does not."""
+    owner, method = way[place], graph.nodes[way[place]].own_end
+    text = path_text(graph, root, way[: place + 1])
+    steps = list(zip(way[place:], way[place + 1 :], strict=False))
+    if method == "reset":
+        lists = {parent for parent, _ in steps if graph.nodes[parent].type_name == "list"}
+        if not lists:
+            return None
+        own = reach(graph, (owner, *(child for child, label in graph.nodes[owner].references if not label)))
+        states = {n for n in own if graph.nodes[n].type_name == "list"}
+        cut = frozenset((state, child) for state in states for child in graph.nodes[state].children)
+        return replace(advice.call_own_end(root.module, text, method), cut=cut)
+    keys = [label[1:-1] for parent, child in steps if (label := dict(graph.nodes[parent].references)[child])[:2] == "['"]
+    if not keys:
+        return None
+    below = reach(graph, (owner,))
+    cut = frozenset((n, c) for n in below for c, label in graph.nodes[n].references if label == f"[{keys[0]}]")
+    return replace(advice.call_own_end(root.module, text, method, keys[0]), cut=cut)
+
+
+def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
+    """Return the advice that empties the cache of a function on a way that one cannot write; None where there is no cache."""
     caches = [number for number in way if is_function_cache(graph, number)]
-    return replace(advice.empty_caches(), cut=cached_edges(graph, caches[0])) if caches else advice.NONE
+    return replace(advice.empty_caches(), cut=cached_edges(graph, caches[0])) if caches else None
+
+
+def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
+    """Return the command that takes one reference on a way away, by the path as a report shows it."""
+    edge = reference_to_cut(graph, root, way)
+    if edge is None:
+        return advice.ONLY_WITH_KERNEL
+    text = path_text(graph, root, way[: way.index(edge[1]) + 1])
+    if graph.nodes[edge[1]].type_name == _FINALIZER:
+        return replace(advice.detach_finalizer(text), cut=frozenset({edge}))
+    return replace(advice.let_go((text,)), cut=frozenset({edge}))
 
 
 def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the line that deletes the thing on the way whose loss costs least."""
-    entry = next((place for place, n in enumerate(way) if graph.nodes[n].kind in EXPERIMENT_KINDS), len(way) - 1)
+    entry = place_to_cut(graph, way)
     while entry and not can_delete(graph, root, way[: entry + 1]):
         entry -= 1
     text = path_text(graph, root, way[: entry + 1])
     cut = frozenset({(way[entry - 1], way[entry])}) if entry else frozenset[Edge]()
-    line = advice.release_names((text,)) if root.kind == "name" else advice.set_none(root.module, text)
-    return replace(line, cut=cut, ends="" if entry else root.label)
+    return replace(advice.release_names((text,)), cut=cut, ends="" if entry else root.label)
 
 
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:

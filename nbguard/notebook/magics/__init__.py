@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbguard.notebook.magics.completion import add_completion, remove_completion
 from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.notebook.magics.gpumem import GpuMemMagics
 from nbguard.notebook.magics.grammar import help_of_word
@@ -28,6 +29,7 @@ def load(shell: InteractiveShell) -> None:
         magics = cls(shell)
         magics.replaced = {(kind, name): manager.magics[kind].get(name) for kind in _KINDS for name in magics.magics[kind]}
         manager.register(magics)
+    add_completion(shell)
     transformers = shell.input_transformers_cleanup
     transformers += [transformer for transformer in _TRANSFORMERS if transformer not in transformers]
 
@@ -35,6 +37,7 @@ def load(shell: InteractiveShell) -> None:
 def unload(shell: InteractiveShell) -> None:
     """Remove the magics and put back what they replaced; take every hook off."""
     close(shell)
+    remove_completion(shell)
     manager = shell.magics_manager
     for cls in _CLASSES:
         magics = manager.registry.pop(cls.__name__, None)

@@ -53,7 +53,8 @@ def _add_report(options: MagicArgumentParser) -> None:
 
 
 def _add_why(options: MagicArgumentParser) -> None:
-    options.add_argument("name", metavar="NAME", help="a name, a displayed result (Out[3]), an attribute or item of one")
+    shown = "a name, a displayed result (Out[3]), an attribute or item of one, or a path as a report shows it"
+    options.add_argument("name", metavar="NAME", nargs="+", help=shown)
 
 
 def _add_map(options: MagicArgumentParser) -> None:
@@ -203,8 +204,11 @@ class GpuMemMagics(Magics):
                     report = _known(report.only(options.device), options.device, devices)
                 return show(self.shell, options, report, limit=options.n)
             case "why":
-                left = guarded("%gpumem why", session.notices.why, options.name)
-                return show(self.shell, options, left or guarded("%gpumem why", api.why, options.name))
+                name = " ".join(options.name)  # a path as a report shows it may have blanks
+                if len(options.name) > 1 and options.name[0] in getattr(self.shell, "user_ns", {}) and "→" not in name:
+                    GRAMMAR.misused("why", f"unrecognized arguments: {' '.join(options.name[1:])}")
+                left = guarded("%gpumem why", session.notices.why, name)
+                return show(self.shell, options, left or guarded("%gpumem why", api.why, name))
             case "history":
                 recorded = guarded("%gpumem history", history)
                 if options.device is not None:

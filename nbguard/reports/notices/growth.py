@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
+from nbguard.cleanup.plan.promises import promised
+from nbguard.memory.advice import Advice
 from nbguard.memory.analysis import Analysis
+from nbguard.memory.references.explain import Path
 from nbguard.memory.references.graph import GRAPH
 from nbguard.reports.notices.judge import HeldStorages, held_storages, paths_to, roots_of, shape_of, storage_numbers
 from nbguard.reports.notices.notice import Notice
@@ -29,6 +33,7 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
     roots = {n for storage in left for n in roots_of(analysis, storage) if graph.roots[n].label in growing}
     paths, _ = paths_to(analysis.facts, None, left, roots)
     paths.sort(key=lambda path: -grown[path.steps[0]])
+    lines = _lines(analysis, paths, nbytes)
     return Notice(
         kind="growth",
         name=paths[0].steps[0],
@@ -37,13 +42,26 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
         nbytes=nbytes,
         holders=tuple(dict.fromkeys(path.text.partition(GRAPH)[0] for path in paths)),
         holder_kind=next(root.kind for root in graph.roots if root.label == paths[0].steps[0]),
-        advice=(),
+        advice=lines,
+        frees=promised(analysis.facts, lines) if lines else None,
         shape=shape_of(graph, paths[0]),
         holder_cell=paths[0].cell,
         keeps_graph=any(GRAPH in step for step in paths[0].steps),
         storages=frozenset(came),
         roots=frozenset(growing),
     )
+
+
+def _lines(analysis: Analysis, paths: Iterable[Path], least: int) -> tuple[Advice, ...]:
+    """Return the line by which the holder itself, or a library, lets go of what piles up; none that deletes a name."""
+    kinds = {root.label: root.kind for root in analysis.facts.graph.roots}
+    for path in paths:
+        line = path.advice
+        if line.is_code and line.cut and (line.is_own or kinds[path.steps[0]] == "library"):
+            frees = promised(analysis.facts, (line,))
+            if frees is not None and frees >= least:
+                return (line,)
+    return ()
 
 
 def by_label(held: HeldStorages) -> Counter[str]:

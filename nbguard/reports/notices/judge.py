@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nbguard.cleanup.plan.promises import freed_by, promised
-from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
+from nbguard.memory.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.explain import Path, Why, explain, path_to
@@ -240,6 +241,7 @@ def _hidden(gone: Departure, nbytes: int, graph: Graph, alive: set[int]) -> _Lef
         nbytes=nbytes,
         holders=(NOT_SHOWN,),
         advice=(),
+        is_for_good=True,
         shape=_event(gone, NOT_SHOWN),
         bound=gone.bound,
         storages=gone.storages - _keys(graph, alive),
@@ -253,7 +255,7 @@ def paths_to(facts: Facts, node: int | None, left: set[int], roots: Collection[i
     labels = {graph.roots[n].label for n in roots}
     paths, more = list[Path](), False
     if node is not None:
-        why = explain(facts, "", node, "")
+        why = explain(facts, "", node, "", per_root=_WAYS)
         paths = [path for path in why.paths if path.steps[0] in labels]
         more = any(label in labels for label, _ in why.more)
     reached = {path.steps[0] for path in paths}
@@ -278,11 +280,14 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
     is_complete, is_whole = all(one.is_complete for one in found), all(one.is_whole for one in found)
     paths = list({path.text: path for one in found for path in one.paths}.values())
     roots = {root.label: root for root in graph.roots}
-    lines = _cuts(paths, roots, is_complete)
-    if not lines and (own := [path for path in paths if roots[path.steps[0]].kind != "library"]):
-        lines = _cuts(own, roots, is_complete)  # what these lines empty a library may have as well: a queue, with its threads
-        is_enough = bool(lines) and left <= (freed_by(analysis.facts, lines) or set())
-        paths, lines = (own, lines) if is_enough else (paths, [])
+    cuts = partial(_cuts, graph, roots=roots, is_complete=is_complete)
+    lines = cuts(paths)
+    own = [path for path in paths if roots[path.steps[0]].kind != "library"]
+    by_path = any(path.advice.targets for path in paths if path not in own)  # a library that has no line of its own for it
+    if own and (not lines or by_path):
+        its = cuts(own)  # what these lines empty a library may have as well: a queue, with its threads
+        if its and left <= (freed_by(analysis.facts, its) or set()):
+            paths, lines = own, its
     first, lines = paths[0], _needed(analysis.facts, lines)
     freed = freed_by(analysis.facts, lines) if lines else None
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free
@@ -302,6 +307,8 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
         holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
         holder_kind=holder.kind,
         advice=_joined(lines),
+        registered=first.times if "_hooks" in first.text else 1,
+        is_for_good=not lines and all(path.advice == ONLY_WITH_KERNEL for path in paths),
         frees=promised(analysis.facts, lines) if lines else None,
         shape=_event(gone, shape_of(graph, first) if holder.is_shown else NOT_SHOWN),
         bound=gone.bound,
@@ -342,12 +349,15 @@ def shape_of(graph: Graph, path: Path) -> str:
     return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}{which}"
 
 
-def _cuts(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> list[Advice]:
-    """Return a line for each way, once; none where one of them cannot be cut by a line."""
+def _cuts(graph: Graph, paths: list[Path], roots: Mapping[str, Root], *, is_complete: bool) -> list[Advice]:
+    """Return a line for each way, once; none where one of them cannot be cut by a line, or only with a live model."""
     lines = dict[str, Advice]()
     for path in paths:
         root = roots[path.steps[0]]
         is_one_of_many = (not is_complete or len(paths) > _WAYS) and root.kind == "name"
+        is_model = any(graph.nodes[node].kind in ("learner", "model") for node in root.nodes)
+        if is_one_of_many and is_model and len(path.steps) > 1 and "_hooks" in path.text:
+            return []
         line = release_names((root.label,)) if is_one_of_many else path.advice
         if root.kind == "frame" or not line.is_code:
             return []

@@ -57,6 +57,8 @@ class Notice:
     is_whole: bool = True  # the object itself is alive; False: parts of it are
     keeps_graph: bool = False  # an autograd graph keeps it
     command: str = field(init=False)  # the lines of the advice; empty where there are none
+    registered: int = field(default=1, metadata={"json": False})  # how often the hook is registered by which it is held
+    is_for_good: bool = field(default=False, metadata={"json": False})  # no line ends it: it goes only with the kernel
     frees: int | None = None  # bytes of tensors that these lines give back together; None: there are none, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
     names: tuple[str, ...] = ()  # all names that have gone and left this, those of later cells last

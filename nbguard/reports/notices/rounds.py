@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
@@ -34,6 +34,7 @@ class LeftByRounds:
     nbytes: int  # bytes per round, on average, without the first
     keeps_graph: bool  # autograd graphs keep it
     cell: int | None = None  # number of the cell that the holder stems from
+    command: str = field(default="", metadata={"json": False})  # line that lets go of it, where the holder or a library has one
     line: str = ""  # line of the user's that allocated most of it: `In[7], line 3 in step()`; empty where nobody knows
 
 
@@ -87,7 +88,7 @@ def compare_rounds(
     for key in set().union(*counting):
         for label in held[-1][key][1]:
             piled_up.setdefault(label, set()).add(key)
-    left = []
+    left, of_libraries = [], {root.label for root in last.facts.graph.roots if root.kind == "library"}
     for label, keys in piled_up.items():
         nbytes = min(grown[label], sum(held[-1][key][0] for key in keys)) // len(counting)
         if nbytes <= 0:
@@ -100,6 +101,7 @@ def compare_rounds(
                 nbytes=nbytes,
                 keeps_graph=any(GRAPH in step for step in path.steps),
                 cell=path.cell,
+                command=path.advice.command if path.advice.is_own or label in of_libraries else "",
                 line=_line(keys, held[-1], lines or {}),
             )
         )
@@ -142,6 +144,10 @@ def _garbage_lines(report: RoundsReport) -> Iterator[Block]:
         yield Line("It piles up until the collector runs: break the cycle, or run  import gc; gc.collect()  after each run")
 
 
+def _keeps(one: LeftByRounds) -> str:
+    return f"keeps it: {one.command} lets go of it" if one.command else "keeps it"
+
+
 def _line(keys: Iterable[StorageKey], held: HeldStorages, lines: Mapping[StorageKey, str]) -> str:
     """Return the line that allocated most of these bytes."""
     nbytes = Counter[str]()
@@ -168,7 +174,7 @@ def rounds_blocks(report: RoundsReport) -> Iterator[Block]:
                 f"{format_bytes(one.nbytes)} a run",
                 "" if one.cell is None else f"In[{one.cell}]",
                 f"allocated by {one.line}" if one.line else "",
-                "keeps its graph: append loss.item() or t.detach()" if one.keeps_graph else "keeps it",
+                "keeps its graph: append loss.item() or t.detach()" if one.keeps_graph else _keeps(one),
             )
         )
         for one in report.left

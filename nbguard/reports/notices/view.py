@@ -88,6 +88,7 @@ def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
 def _holders(notice: Notice) -> str:
     first, *others = notice.holders
     cell = "" if notice.holder_cell is None or first.startswith("Out[") else f" (In[{notice.holder_cell}])"
+    cell = cell if notice.registered == 1 else f"{cell[:-1] or ' ('}{', ' if cell else ''}{notice.registered} times)"
     text = _quoted(first) + cell
     return f"{text} and {len(others)} more" if len(others) > 1 else f"{text} and {_quoted(others[0])}" if others else text
 
@@ -105,6 +106,8 @@ def _advice(notice: Notice) -> str:
     """Return the lines that free it; where none do and many hold it, the line that shows all of them."""
     if notice.advice:
         return " and ".join(line.code for line in notice.advice)
+    if notice.is_for_good:
+        return f"{'they go' if len(notice.holders) > 1 else 'it goes'} only with the kernel"
     first = notice.holders[0]
     if len(notice.holders) > 2 and notice.holder_kind == "name" and is_python(first) and " " not in first:
         return f"see {why(first).code}"

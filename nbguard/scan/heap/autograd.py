@@ -15,6 +15,7 @@ from operator import is_
 from typing import Any
 
 from nbguard.memory.references.graph import BASE, GRADIENT
+from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import Types, TypeTable, mro_of, namespace_of
 
 _SEQUENCES = Types((tuple, list))
@@ -78,6 +79,23 @@ class Autograd:
         """Say whether the user has registered hooks on a tensor."""
         names = ("_backward_hooks", "_post_accumulate_grad_hooks")
         return any(getattr(self.tensor_base, name).__get__(tensor) for name in names)
+
+    def hooks(self, tensor: Any) -> list[Any]:
+        """Return the dicts of the hooks that the user has registered on a tensor."""
+        names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        return [hooks for name in names if (hooks := getattr(self.tensor_base, name).__get__(tensor))]
+
+    def has_gradient_with_graph(self, tensor: Any) -> bool:
+        """Say whether a leaf's gradient was computed in a graph of its own, which leads back to the leaf."""
+        try:
+            gradient = self.grad(tensor) if self.is_leaf(tensor) else None
+        except RuntimeError:
+            return False
+        return gradient is not None and self.has_graph(gradient)
+
+    def may_close_a_cycle(self, tensor: Any) -> bool:
+        """Say whether a tensor has what can be taken from it where a cycle leads back to it: a gradient, hooks, attributes."""
+        return self.has_gradient_with_graph(tensor) or bool(self.hooks(tensor)) or bool(attributes_of(tensor))
 
     def parts(self, tensor: Any) -> list[Any]:
         """Return the tensors that one without a storage of its own is made of: a sparse one, or the wrapper of a transform."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
+from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, ModulePart, Node, Root, StorageFact
 from nbguard.memory.references.graph import SOMEWHERE
-from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import TypeTable, name_of
 from nbguard.scan.heap.labels import Labels
 from nbguard.scan.heap.walk import Walk
+from nbguard.scan.objects.own_ends import own_end
 from nbguard.scan.roots.frames import attached_locals
 from nbguard.scan.roots.root import LiveRoot
 
 _NODE_KIND = {"array": "data", "part of an array": "data", "class": "code", "storage": "tensor", "context": "object"}
+_PARTS: dict[str, ModulePart] = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "modules"}
+_WITH_METHODS = frozenset({"object", "model"})
 _ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
 _LABEL_ALL = 30_000
 """Up to so many objects each step gets its label; beyond, only those on a shortest path from a root: writing the label of an
@@ -34,12 +39,12 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     labels = Labels(walk.referents.autograd, walk.class_spaces)
     children_of = {old: [child for child in dict.fromkeys(walk.children[old]) if child in new] for old in relevant}
     texts_of: dict[int, list[str]] = {}
-    for old in sorted(relevant, key=lambda old: type(walk.objects[old]) is dict):  # its owner says how a dict is written
+    for old in sorted(relevant, key=lambda old: _turn(walk.objects[old])):
         if children_of[old] and (labelled is None or old in labelled or walk.kind[old] in _ALWAYS_LABELLED):
             children = [walk.objects[child] for child in children_of[old]]
             written = partial(labels.of, kind=walk.kind[old], children=children)
             texts_of[old] = walk.unread.read(walk.objects[old], written, otherwise=[SOMEWHERE] * len(children))
-    nodes = []
+    nodes, ends, parts = [], TypeTable(own_end), _parts_of_modules(walk, relevant if labelled is None else labelled)
     for old in relevant:
         obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
         texts = texts_of.get(old, [SOMEWHERE] * len(children))
@@ -53,6 +58,8 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 labels=tuple(texts),
                 storages=held,
                 repeated=_repeated(walk.children[old], new),
+                module_part=parts.get(id(obj), ""),
+                own_end=ends.of(type(obj)) if kind in _WITH_METHODS else "",
             )
         )
         if kind in EXPERIMENT_KINDS:
@@ -84,11 +91,26 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     return Graph(tuple(kept_roots), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
 
 
+def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePart]:
+    """Return the dicts in which torch modules have their parameters, buffers and modules, by their ids."""
+    parts: dict[int, ModulePart] = {}
+    for number in numbers:
+        if walk.kind[number] == "model":
+            attributes = attributes_of(walk.objects[number]) or {}
+            parts |= {id(attributes[name]): part for name, part in _PARTS.items() if name in attributes}
+    return parts
+
+
+def _turn(obj: Any) -> int:
+    """Return when an object's references are written: its owner says how a dict is, a function how the tuple of its cells."""
+    return 2 if type(obj) is dict else int(type(obj) is not types.FunctionType)
+
+
 def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
-    """Return the children that are referred to more than once: deleting one element of a list then lets nothing go."""
+    """Return the children that are referred to more than once, for each reference but the first."""
     if len(set(children)) == len(children):
         return ()
-    return tuple(new[child] for child, count in Counter(children).items() if count > 1 and child in new)
+    return tuple(new[child] for child, count in Counter(children).items() if child in new for _ in range(count - 1))
 
 
 def _is_goal(walk: Walk, number: int) -> bool:

@@ -70,6 +70,7 @@ class Labels:
 
     def __init__(self, autograd: Autograd | None, class_spaces: Iterable[int] = ()) -> None:
         self._writers: dict[int, Writer] = {space: Writer("__dict__") for space in class_spaces}
+        self._closures: dict[int, tuple[str, ...]] = {}  # by id of the tuple of a function's cells: the names of these
         self._autograd = autograd
         self._slots = TypeTable(_slots_of)
         self._hiding = TypeTable(hiding_names)
@@ -81,6 +82,9 @@ class Labels:
 
     def _known(self, obj: Any, kind: str, wanted: set[int]) -> dict[int, str]:
         cls = type(obj)
+        if id(obj) in self._closures:
+            names = self._closures[id(obj)]
+            return {id(cell): f" → closure {name}" for name, cell in zip(names, obj, strict=False)}
         if cls is dict:
             return _dict_labels(obj, self._writers.get(id(obj)), wanted)
         if dict in mro_of(cls):
@@ -88,6 +92,7 @@ class Labels:
         if cls in _SEQUENCES:
             return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj))) if id(item) in wanted}
         if cls is types.FunctionType:
+            self._closures[id(obj.__closure__)] = obj.__code__.co_freevars
             labels = _function_labels(obj)
             return labels if wanted <= labels.keys() else self._attribute_labels(obj) | labels
         if kind == "frame":

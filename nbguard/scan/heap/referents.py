@@ -37,7 +37,6 @@ class Referents:
             "array": _array,
             "part of an array": _part_of_an_array,
             "storage": lambda _: [],
-            "context": _context_value,
         }
         if self.autograd is not None:
             self._expand |= {"tensor": self.autograd.tensor_referents, "graph": self.autograd.graph_referents}
@@ -125,12 +124,3 @@ def _part_of_an_array(part: Any) -> list[Any]:
             except ValueError:  # an iterator that has been closed
                 return []
     return []
-
-
-def _context_value(variable: Any) -> list[Any]:
-    """Return the value that a context variable has here. The context keeps it, out of the variable's own references."""
-    referents = gc.get_referents(variable)
-    try:
-        return [*referents, variable.get()]
-    except LookupError:
-        return referents

@@ -9,7 +9,7 @@ upwards, in whole passes over the heap, to a module's global if there is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbguard.memory.references.components import components
@@ -22,6 +22,7 @@ from nbguard.scan.outside.saved_copies import held_by_cpp_alone, without_saved_c
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.units import counted
 
+CPP_CYCLE = "unreachable C++ cycle"
 _WHILE_CODE_RUNS = "unreachable cycles, or in use by the code that runs: known when it ends"
 
 
@@ -76,12 +77,13 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     explained = region.points(entry for _, entries in named for entry in entries)
     garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]
     unknown = sorted(region.pointing(held, explained))
-    tied = _on_cycles(walk, first, unknown) + sorted(stuck_in_cpp(walk, garbage))
-    if tied:
-        whole = below(walk, first, tied)
-        named.append((LiveRoot(kind="library", label="unreachable C++ cycle", objects=(), what=_tie(walk, whole)), tied))
-        garbage = [n for n in garbage if n not in whole]
-        unknown = [n for n in unknown if n not in whole]
+    tied = _on_cycles(walk, first, unknown)
+    stuck = sorted(stuck_in_cpp(walk, garbage))
+    whole = below(walk, first, tied + stuck)
+    for root, entries in _cycles(walk, first, tied, stuck, whole):
+        named.append((root, entries))
+    garbage = [n for n in garbage if n not in whole]
+    unknown = [n for n in unknown if n not in whole]
     if garbage:
         named.append((LiveRoot(kind="garbage", label="unreachable cycles", objects=(), what=_count(walk, garbage)), garbage))
     if unknown:
@@ -97,14 +99,43 @@ def _on_cycles(walk: Walk, first: int, nodes: Iterable[int]) -> list[int]:
     return sorted(n for each in found for n in nodes.intersection(each) if len(each) > 1 or n in children[n])
 
 
+def _cycles(walk: Walk, first: int, tied: list[int], stuck: list[int], whole: set[int]) -> Iterator[tuple[LiveRoot, list[int]]]:
+    """Yield the roots of cycles through C++: what a cleanup can break, and what something else may hold, too.
+
+    What is `stuck` has no holder outside, by its count of references. A dict of hooks among `tied` has one more, its own
+    tensor: C++ keeps the dict for that.
+    """
+    autograd = walk.referents.autograd
+    tensors = [n for n in whole if walk.kind[n] == "tensor"]
+    hooks = set[int]() if autograd is None else {id(d) for n in tensors for d in autograd.hooks(walk.objects[n])}
+    held = below(walk, first, [n for n in tied if id(walk.objects[n]) not in hooks])
+    loose = [n for n in {*tied, *stuck} if n not in held]
+    if loose:
+        inside = below(walk, first, loose) - held
+        closing = (
+            [] if autograd is None else [n for n in inside if n in tensors and autograd.may_close_a_cycle(walk.objects[n])]
+        )
+        if closing:
+            what = _tie(walk, inside)
+            yield LiveRoot(kind="cache", label=CPP_CYCLE, objects=(), what=what, cache="cycle"), sorted({*closing, *loose})
+        else:
+            held |= inside
+    if held:
+        yield LiveRoot(kind="library", label=CPP_CYCLE, objects=(), what=_tie(walk, held)), sorted(held & {*tied, *stuck})
+
+
 def _tie(walk: Walk, cycle: Iterable[int]) -> str:
     """Return in words the reference that closes a cycle which Python cannot collect, as far as it shows."""
     by_kind: dict[str, list[Any]] = {}
     for n in cycle:
         by_kind.setdefault(walk.kind[n], []).append(walk.objects[n])
     autograd = walk.referents.autograd
-    hooked = autograd is not None and any(autograd.has_hooks(tensor) for tensor in by_kind.get("tensor", ()))
+    tensors = by_kind.get("tensor", ())
+    hooked = autograd is not None and any(autograd.has_hooks(tensor) for tensor in tensors)
+    with_graph = 0 if autograd is None else sum(map(autograd.has_gradient_with_graph, tensors))
     what = "a hook refers to its own tensor" if hooked else "a graph, a view or a C library refers back to it"
+    if with_graph and not hooked:
+        what = f"gradients of {counted(with_graph, 'tensor')} keep their graph, as backward(create_graph=True) leaves them"
     if not hooked and "array" in by_kind:
         what = "an array of objects refers back to itself"
     return f"{what}: Python cannot collect such a cycle"

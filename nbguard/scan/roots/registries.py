@@ -7,6 +7,7 @@ cleanup may let them go. `library` roots are in force: they are reported, with t
 from __future__ import annotations
 
 import atexit
+import contextvars
 import gc
 import logging
 import signal
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.scan.heap.attributes import attribute_of
-from nbguard.scan.heap.kinds import module_namespace, mro_of, name_of, namespace_of
+from nbguard.scan.heap.kinds import Types, module_namespace, module_namespaces, mro_of, name_of, namespace_of
 from nbguard.scan.roots.root import LiveRoot
 
 GARBAGE = "gc.garbage"
+_PLAIN = Types((str, bytes, int, float, bool, type(None)))
+_OF_THE_KERNEL = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
+"""Context variables of ipykernel, which are in force while a cell runs."""
 
 
 def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]) -> list[LiveRoot]:
@@ -30,7 +34,7 @@ def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment
 
     A library's own registrations (IPython's events, signal handlers) lead to half the process and explain nothing.
     """
-    roots = [*_garbage(), *_torch(), *_figures(), *_log_buffers()]
+    roots = [*_garbage(), *_torch(), *_figures(), *_log_buffers(), *_context_values({} if shell is None else shell.user_ns)]
     if shell is not None:
         roots += [*_scripts(shell), *_stored(shell)]
     hooks = [*_interpreter(), *(() if shell is None else _ipython(shell))]
@@ -133,6 +137,41 @@ def _log_buffers() -> Iterator[LiveRoot]:
                     what=f"records that a {name_of(type(handler))} keeps back",
                     module="logging",
                 )
+
+
+def _context_values(namespace: dict[str, Any]) -> Iterator[LiveRoot]:
+    """Yield the values of context variables here: the context keeps them, whoever has the variable.
+
+    An error reporter keeps the last exception so, a tracer its span. The line that ends it finds the variable by its name, as
+    a library need not have made it a global.
+    """
+    values = [(variable, value) for variable, value in contextvars.copy_context().items() if _is_of_interest(variable, value)]
+    names = _names_of({id(variable) for variable, _ in values}, namespace) if values else {}
+    for variable, value in values:
+        is_it = f"v.name == {variable.name!r} and type(v.get()).__name__ == {name_of(type(value))!r}"
+        otherwise = f"import contextvars; [v.set(None) for v in contextvars.copy_context() if {is_it}];"
+        yield LiveRoot(
+            kind="library",
+            label=f"context variable {variable.name}",
+            objects=(value,),
+            what=f"value of a context variable, {name_of(type(value))}",
+            ended_by=names.get(id(variable), otherwise),
+        )
+
+
+def _is_of_interest(variable: contextvars.ContextVar[Any], value: object) -> bool:
+    return type(variable.name) is str and type(value) not in _PLAIN and variable.name not in _OF_THE_KERNEL
+
+
+def _names_of(variables: set[int], namespace: dict[str, Any]) -> dict[int, str]:
+    """Return, by id, the line that sets each of these variables to None, by a name of the notebook or a module's global."""
+    found: dict[int, str] = {}
+    for module, names in {"": namespace, **module_namespaces()}.items():
+        for name, value in list(names.items()):
+            if id(value) in variables and type(name) is str and module != "__main__":
+                written = f"import {module}; {module}.{name}" if module else name
+                found.setdefault(id(value), f"{written}.set(None);")  # `;`: else Out has the token, and with it the value
+    return found
 
 
 def _hook(label: str, hook: Any, ended_by: str, line: str = "") -> LiveRoot:

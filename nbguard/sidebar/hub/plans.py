@@ -19,7 +19,7 @@ from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.objects.parked import fixed_storages, parked_facts
 from nbguard.scan.scan import Notebook, Scan, TimedScan, scan
-from nbguard.scan.targets import resolve_targets
+from nbguard.scan.shown_targets import targets_of
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
 from nbguard.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
 from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
@@ -144,7 +144,7 @@ class Plans:
     def _make(self, wanted: OperationRequest) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
         """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
         notebook = self._notebook()
-        targets = resolve_targets(wanted.texts, notebook.namespace, notebook.out, notebook.hidden)
+        targets = targets_of(wanted.texts, notebook)
         seen = scan(notebook, tensors=wanted.action == "park")
         if wanted.action == "park":
             return plan_parking(seen.facts, targets, fixed_storages(seen.tracker)), seen, ()

@@ -1,0 +1,142 @@
+"""Each path that a report shows is a target: it is accepted, and its reference goes and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbguard
+from nbguard.errors import TargetError
+from nbguard.memory.references.explain import explain_root
+from nbguard.scan.scan import Notebook, scan
+
+MIB = 1024**2
+
+_LIBRARY = """
+class State:
+    _shared_state = {}
+    def __init__(self): self.__dict__ = self._shared_state
+class Registry:
+    items, table, slots = [], {}, set()
+class Slotted:
+    __slots__ = ('kept', '__weakref__')
+HOOKS, MADE = [], Slotted()
+def observe(callback): HOOKS.append(callback)
+"""
+
+
+@pytest.fixture
+def library() -> Iterator[Any]:
+    """A module that counts as a library's, which keeps things in every way that Python has."""
+    module = types.ModuleType("keepinglib")
+    module.__file__ = torch.__file__
+    exec(_LIBRARY, module.__dict__)
+    sys.modules["keepinglib"] = module
+    yield module
+    del sys.modules["keepinglib"]
+
+
+class Prefetcher:
+    """Registers a finalizer that keeps it alive."""
+
+    def __init__(self) -> None:
+        self.buffers = [torch.empty(MIB) for _ in range(2)]
+        self.final = weakref.finalize(self, self.close)
+
+    def close(self) -> None:
+        """Let the buffers go."""
+        self.buffers.clear()
+
+
+def _bytes(names: dict[str, Any], label: str) -> int:
+    gc.collect()
+    report = nbguard.report(names)
+    return sum(holder.retained for holder in report.devices[0].holders if holder.label == label)
+
+
+def _keep(library: Any, way: str) -> str:
+    """Have the library keep a model in some way, and return the label of the root that a report shows."""
+    model = nn.Linear(1000, 1000)
+    match way:
+        case "attribute of all instances":
+            library.State().active = model
+            return "keepinglib.State"
+        case "list of a class":
+            library.Registry.items.append(model)
+        case "dict of a class":
+            library.Registry.table["a"] = model
+        case "attribute of a class":
+            library.Registry.model = model
+        case "slot":
+            library.MADE.kept = model
+            return "keepinglib.MADE"
+        case "hook":
+            library.observe(lambda: model)
+            return "keepinglib.HOOKS"
+        case "finalizer":
+            Prefetcher()
+            return "weakref.finalize"
+    return "keepinglib.Registry"
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["attribute of all instances", "list of a class", "dict of a class", "attribute of a class", "slot", "hook", "finalizer"],
+)
+def test_what_a_library_keeps_goes_by_each_text_that_is_shown(library: Any, way: str) -> None:
+    names: dict[str, Any] = {"live": nn.Linear(500, 500)}
+    label = _keep(library, way)
+    gc.collect()
+    why = explain_root(scan(Notebook(None, names)).facts, label)
+    assert why is not None
+    assert why.nbytes
+    path = why.paths[0]
+
+    assert nbguard.plan(path.text, namespace=names).promised > 0
+    assert nbguard.plan(label, namespace=names).promised >= why.nbytes
+    if path.advice.targets:
+        outcome = nbguard.release(*path.advice.targets, namespace=names)
+        assert outcome.realised == outcome.plan.promised == why.nbytes
+    else:
+        exec(path.advice.command, {})
+
+    assert _bytes(names, label) == 0
+    assert nbguard.report(names).devices[0].allocated == (500 * 500 + 500) * 4
+    assert hasattr(library, "Registry")
+    assert "_shared_state" in library.State.__dict__
+    if way == "attribute of all instances":
+        assert library.State().active is None  # whoever asks for it is told that there is none
+
+
+def test_a_class_whose_label_is_shown_is_not_deleted(library: Any) -> None:
+    names: dict[str, Any] = {}
+    _keep(library, "finalizer")
+
+    nbguard.release("weakref.finalize", namespace=names)
+
+    assert weakref.finalize.__name__ == "finalize"
+    assert _bytes(names, "weakref.finalize") == 0
+
+
+def test_words_that_make_up_a_path_are_one_target(library: Any) -> None:
+    _keep(library, "hook")
+    names: dict[str, Any] = {"x": torch.ones(MIB)}
+
+    plan = nbguard.plan("keepinglib.HOOKS[0]", "→", "closure", "model", "x", namespace=names)
+
+    assert [target.text for target in plan.request.targets] == ["keepinglib.HOOKS[0] → closure model", "x"]
+    library.HOOKS.clear()
+
+
+@pytest.mark.parametrize("text", ["nowhere", "keepinglib.HOOKS[9]", "keepinglib.nothing → x", "1 +"])
+def test_what_is_neither_a_name_nor_shown_is_one_line(library: Any, text: str) -> None:
+    with pytest.raises(TargetError):
+        nbguard.plan(text, namespace={})

@@ -1,0 +1,65 @@
+"""What is on a model and is no part of it: told by its path, and let go of by a line that leaves the model."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn
+
+import nbguard
+
+
+class Keeping(nn.Module):
+    """A layer that keeps its outputs, the last with its graph and all in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(100, 100)
+        self.register_buffer("seen", torch.ones(1000))
+        self.table = torch.ones(5000)  # needed by whoever put it there
+        self.outputs: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, and keep it."""
+        self.x = self.layer(x)
+        self.outputs.append(self.x * 2)
+        return self.x.relu()
+
+
+def _row(names: dict[str, Any]) -> Any:
+    return next(row for row in nbguard.report(names).devices[0].holders if row.label == "model")
+
+
+def test_a_model_tells_what_of_it_is_not_the_model_and_its_line_leaves_the_model() -> None:
+    names: dict[str, Any] = {"model": nn.Sequential(Keeping())}
+    names["model"](torch.ones(1000, 100)).sum().backward()
+    names["model"](torch.ones(1000, 100))
+    gc.collect()
+    state = {name: value.clone() for name, value in names["model"].state_dict().items()}
+    row = _row(names)
+    (finding,) = (finding for finding in nbguard.report(names).findings if finding.kind == "rest")
+
+    assert {"parameters", "buffers", "gradients"} <= {word.strip(":,") for word in row.what.split()}
+    assert "model[0].outputs" in row.what
+    assert "model[0].x" in row.what
+    assert finding.command == "model[0].x = None; model[0].outputs.clear()"
+    exec(finding.command, names)
+    gc.collect()
+    after = _row(names)
+
+    assert row.retained - after.retained == finding.advice.frees
+    assert after.retained == 2 * (100 * 100 + 100) * 4 + 4000 + 20_000  # parameters with gradients, buffer, table
+    assert "model[0].table" in after.what
+    assert not [finding.command for finding in nbguard.report(names).findings if finding.kind == "rest" and finding.command]
+    assert all(torch.equal(value, state[name]) for name, value in names["model"].state_dict().items())
+    assert names["model"](torch.ones(2, 100)).shape == (2, 100)
+
+
+def test_a_model_that_is_all_model_has_no_such_line() -> None:
+    names: dict[str, Any] = {"model": nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))}
+    names["model"](torch.ones(8, 100)).sum().backward()
+
+    assert _row(names).what == "Sequential"
+    assert not [finding for finding in nbguard.report(names).findings if finding.kind == "rest"]
