@@ -33,7 +33,7 @@ def recording(*parts: Instrument) -> Iterator[Recorder]:
         for front in reversed(fronts):
             front.stop()
         recorder.stop()
-    assert recorder.failed == []
+    assert recorder.failed == [], recorder.failed
 
 
 def seed(number: int = 0) -> None:

@@ -199,10 +199,13 @@ class FastaiLoop:
     def _call_one(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
         other, around, off = recorder.code(phases.OTHER), self._around_loops, recorder.off
-        acts: dict[str, Function] = {**dict.fromkeys(_AROUND_LOOPS, around), "after_loss": self._has_loss}
+        acts: dict[str, Function] = {
+            **dict.fromkeys(_AROUND_LOOPS, around),
+            "after_loss": self._has_loss,
+            "before_step": self._steps,
+        }
         emitted: dict[str, Function] = {
             "after_backward": self._has_gradients,
-            "before_step": self._steps,
             "after_step": self._has_stepped,
             "after_cancel_step": self._has_stepped,
         }
@@ -288,7 +291,7 @@ class FastaiLoop:
 
     def _steps(self, learner: Any) -> None:
         if learner.training is True:
-            self._recorder.emit("step", learner.opt)
+            self._recorder.steps(learner.opt)
 
     def _has_stepped(self, learner: Any) -> None:
         if learner.training is True:

@@ -62,8 +62,8 @@ Event = Literal[
 """
 _RARE = frozenset(("stretch", "end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
-_INSIDE = frozenset(get_args(Event)) - _RARE - {"loss"}
-"""Events of each batch, the loss apart, which has a subscriber in every one."""
+_INSIDE = frozenset(get_args(Event)) - _RARE - {"loss", "step"}
+"""Events of each batch, apart from the loss and the step, which have a subscriber in every one."""
 _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
 _ALONE = 32
@@ -155,6 +155,7 @@ class Recorder:
         "trained",
         "turn",
         "usual_loss",
+        "usual_step",
     )
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -164,6 +165,7 @@ class Recorder:
         self.trained = 0  # batches in which there was a loss to train on
         self.losses = 0  # to train on
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
+        self.usual_step: Callable[[Any], bool] | None = None  # looks at gradients before a step, and says whether all is well
         self.calls = ModelCalls()
         self.turn = Turn(clock)
         self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
@@ -252,6 +254,18 @@ class Recorder:
             self.usual_loss = None
             return True
 
+    def steps(self, optimizer: Any) -> None:
+        """Emit that an optimizer is about to step, in a batch of which nobody hears only if its gradients are unusual."""
+        is_usual = self.usual_step
+        if not self.hears:
+            try:
+                if is_usual is None or is_usual(optimizer):
+                    return
+            except Exception:  # noqa: BLE001 - then nobody looks
+                self.usual_step = None
+                return
+        self.emit("step", optimizer)
+
     def begin_batch(self, loop: int) -> None:
         """Note that an iterator is about to be asked for a batch."""
         add, clock = self.add, self.clock
@@ -301,7 +315,8 @@ class Recorder:
 
     def _note_hearers(self) -> None:
         always = self._always
-        self.hears = self.looks or len(always["loss"]) > 1 or any(always[event] for event in _INSIDE)
+        has_more = len(always["loss"]) > 1 or len(always["step"]) > (self.usual_step is not None)
+        self.hears = self.looks or has_more or any(always[event] for event in _INSIDE)
 
     def _tell_stretch(self, *, begins: bool) -> None:
         """Emit that a stretch begins or has ended; never once something is compiled, which patches that change undo."""
@@ -423,7 +438,7 @@ class Recorder:
     def _switch_off(self, part: object, action: str, error: Exception) -> None:
         """Call no method of a part that failed any more: half of the events would make a wrong finding."""
         self.off[id(part)] = part
-        self.usual_loss = None
+        self.usual_loss = self.usual_step = None
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
                 subscribers[name] = tuple(

@@ -359,8 +359,7 @@ class TorchLoop:
 
         def before_step(optimizer: Any, *_: Any) -> None:
             if get_ident() == recorder.thread and not recorder.in_learner:
-                if recorder.hears:
-                    recorder.emit("step", optimizer)
+                recorder.steps(optimizer)
                 before = recorder.current
                 steps.append(before)
                 add((before, clock()))

@@ -45,7 +45,8 @@ def test_each_origin_is_a_problem_with_a_change(kind: Kind, has_stopped: bool) -
     (found,) = nan_findings(FiniteFacts(20, 3, first))
     assert found.severity == "problem"
     assert found.what.startswith("the loss is NaN in batch 17 of epoch 2")
-    assert ("it is gone" if kind == "unknown" else "`0.conv` (Conv2d) of `ResNet`") in found.evidence
+    where = {"unknown": "it is gone", "target": "`0.conv`"}.get(kind, "`0.conv` (Conv2d) of `ResNet`")
+    assert where in found.evidence
     assert ("stopped there" in found.what) == has_stopped
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nbguard.profiler.analysis.health.operations import Operation
 from nbguard.profiler.analysis.report import FitFinding, Setting
 from nbguard.units import counted
 
@@ -64,16 +65,37 @@ class AmpFacts:
         return dict(self.batches).get(dtype, 0)
 
 
-def amp_findings(facts: AmpFacts, nan: FitFinding | None = None, optimizers: int = 1) -> tuple[FitFinding, ...]:
+def amp_findings(
+    facts: AmpFacts, nan: FitFinding | None = None, optimizers: int = 1, made_by: Operation | None = None
+) -> tuple[FitFinding, ...]:
     """Return what stands out.
 
     Args:
         facts: what was seen.
         nan: the finding on values that are not finite, if there is one: steps are skipped and the scale falls because of them.
         optimizers: all of the fit.
+        made_by: the operation whose gradient was not finite in step after step; None: not known.
     """
-    skips = (finding for scaler in facts.scalers for finding in _skips(scaler, facts, nan, optimizers))
+    skips = (_of(made_by, finding) for scaler in facts.scalers for finding in _skips(scaler, facts, nan, optimizers))
     return (*_missing(facts), *_needless(facts), *skips)
+
+
+def _of(operation: Operation | None, finding: FitFinding) -> FitFinding:
+    """Return a finding on skipped steps with the operation that they come from; in float16 a smaller scale may be its cure."""
+    if operation is None:
+        return finding
+    change = operation.change if operation.is_singular else f"{operation.change}; or {finding.change}"
+    return replace(finding, what=f"{finding.what}, by {operation.words}", change=change)
+
+
+def consequences(facts: AmpFacts) -> str:
+    """Return in words what values that are not finite have done to the scales and their steps; empty where nothing."""
+    words = []
+    for scaler in facts.scalers:
+        if scaler.skipped:
+            falls = f", and its scale fell to {scaler.last:g}" if scaler.last < scaler.initial else ""
+            words.append(f"{len(scaler.skipped)} of {scaler.updates} steps were skipped by the GradScaler{falls}")
+    return "; ".join(words)
 
 
 def scale_settings(facts: AmpFacts) -> tuple[Setting, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from nbguard.profiler.analysis.health.amp import AmpFacts, amp_findings
+from nbguard.profiler.analysis.health.amp import AmpFacts, amp_findings, consequences
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts, range_findings
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, nan_findings
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, optimizer_findings
@@ -37,10 +38,14 @@ def health(
     work = sum(times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
     broken = _broken(finite, amp, optimizers, times)
     nan = next((finding for finding in broken if finding.kind in _NOT_FINITE and finding.severity == "problem"), None)
-    of_scales = amp_findings(amp, nan, len(optimizers.optimizers))
+    made_by = None if nan is not None or finite.scaled is None else finite.scaled.operation
+    of_scales = amp_findings(amp, nan, len(optimizers.optimizers), made_by)
     is_idle = any(finding.kind == "not trained" for finding in of_scales)
     if nan is not None and any(nan.what in finding.what for finding in of_scales):
         broken = tuple(finding for finding in broken if finding is not nan)  # it is said as the cause
+    elif nan is not None and (followed := consequences(amp)):
+        said = replace(nan, evidence=f"{nan.evidence}; from then on {followed}")
+        broken = tuple(said if finding is nan else finding for finding in broken)
     findings = [
         *(finding for finding in of_scales if finding.kind == "not trained"),
         *broken,

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
+from nbguard.profiler.analysis.health.operations import Operation
 from nbguard.profiler.analysis.report import FitFinding
 
-Kind = Literal["input", "layer", "code", "loss", "step", "gradient", "unknown"]
-"""The maker of the first value that is not finite. `input`: it came with the batch. `layer`: one module. `code`: lines of a
-module's own `forward`, or between modules. `loss`: the loss function. `step`: the optimizer step before: a parameter is not
-finite. `gradient`: the backward pass."""
+Kind = Literal["input", "target", "layer", "code", "loss", "step", "gradient", "unknown"]
+"""The maker of the first value that is not finite. `input`, `target`: it came with the batch. `layer`: one module. `code`:
+lines of a module's own `forward`, or between modules. `loss`: the loss function. `step`: the optimizer step before: a parameter
+is not finite. `gradient`: the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Origin:
     note: str = ""  # the reason why an "unknown" one is not known
     items: tuple[int, ...] = ()  # of an "input": the first places in the batch, from 0, that are not finite
     trial: Float32Trial | None = None  # None: of a "layer" or "code" only
+    operation: Operation | None = None  # that made it; None: not known
 
     @property
     def layer(self) -> str:
@@ -121,6 +123,7 @@ class FiniteFacts:
     gradients: int = 0  # optimizer steps before which all gradients were checked
     first: NotFinite | None = None  # None: all were finite
     course: LossCourse = LossCourse()  # of the losses
+    scaled: Origin | None = None  # of gradients for which a GradScaler skipped step after step; None: none, or not known
 
 
 def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: bool = False) -> tuple[FitFinding, ...]:
@@ -135,7 +138,7 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: 
     data = tuple(_bad_data(facts))
     if first is None or data:
         return data or tuple(_divergence(facts.course.growth))
-    what = f"the {first.of} is {first.value} in {first.place.words}"
+    what, operation = what_of(first), first.origin.operation
     if first.is_search:
         goes_on = "the learning rate finder raises the rate until the loss diverges"
         return (
@@ -143,24 +146,33 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: 
         )
     if first.has_stopped:
         what += "; the fit was stopped there"
-    if first.of == "loss" and first.value == "infinite" and first.origin.kind == "loss" and scale is not None:
+    is_of_loss = first.of == "loss" and first.value == "infinite" and first.origin.kind == "loss"
+    is_scaling = operation is None or (operation.name, operation.dtype) == ("mul", "float32")
+    if is_of_loss and scale is not None and is_scaling:
         evidence = f"{evidence_of(first.origin)}, or its product with the scale"
         change = f"look at the loss itself: it is seen times the GradScaler's scale ({scale:g} at first), which may overflow"
-        return (
-            FitFinding(kind="nan", severity="problem", what=f"the scaled loss{what[8:]}", evidence=evidence, change=change),
-        )
-    if _has_exploded(first):
+        return (FitFinding(kind="nan", severity="problem", what=f"the scaled {what[4:]}", evidence=evidence, change=change),)
+    is_singular = operation is not None and operation.is_singular
+    if _has_exploded(first) and not is_singular:
         return (_too_long_steps(first, what),)
-    if first.of == "gradient" and in_float16 and scale is None:
+    if first.of == "gradient" and in_float16 and scale is None and not is_singular:
         evidence, change = f"{evidence_of(first.origin)}; float16 ends at 65504", _SAFE_IN_FLOAT16
         return (FitFinding(kind="nan", severity="problem", what=f"{what}, in float16", evidence=evidence, change=change),)
-    return (FitFinding(kind="nan", severity="problem", what=what, evidence=evidence_of(first.origin), change=_change(first)),)
+    evidence = "; ".join((*(_grown(first) if _has_exploded(first) else ()), evidence_of(first.origin)))
+    return (FitFinding(kind="nan", severity="problem", what=what, evidence=evidence, change=_change(first)),)
+
+
+def what_of(first: NotFinite) -> str:
+    """Return the value in words, with its batch and the operation that made it."""
+    operation = first.origin.operation
+    made_by = "" if operation is None else f", made by {operation.words}"
+    return f"the {first.of} is {first.value} in {first.place.words}{made_by}"
 
 
 def _bad_data(facts: FiniteFacts) -> Iterator[FitFinding]:
     """Yield a batch whose data are finite and out of range, if it made the loss jump, or not finite."""
     first, jump = facts.first, facts.course.jump
-    if first is not None and (first.is_search or first.origin.kind == "input"):
+    if first is not None and (first.is_search or first.origin.kind in ("input", "target")):
         return
     what = ""
     if jump is not None and jump.is_by_data and (first is None or _follows(first.place, jump.place)):
@@ -200,25 +212,31 @@ def _follows(place: BatchPosition, before: BatchPosition) -> bool:
 
 def _has_exploded(first: NotFinite) -> bool:
     """Say whether parameters or losses had grown without bounds before: no layer is to blame for that."""
-    if first.origin.kind == "input" or first.rate is None:
+    if first.origin.kind in ("input", "target") or first.rate is None:
         return False
     has_grown = first.last_loss is not None and abs(first.last_loss) > _EXPLODED * max(abs(first.first_loss or 0), 1.0)
     return has_grown or (first.largest or 0) > _EXPLODED
 
 
+def _grown(first: NotFinite) -> list[str]:
+    """Return in words how losses and parameters had grown before."""
+    grown = []
+    if first.last_loss is not None:
+        grown.append(f"the loss before it was {first.last_loss:.3g}, the first {first.first_loss:.3g}")
+    if first.largest:  # 0: all that are not 0 are not finite
+        grown.append(f"parameters are up to {first.largest:.3g}")
+    if first.rate is not None:
+        grown.append(f"the learning rate is {first.rate:g}")
+    return grown
+
+
 def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
-    grown = (
-        [f"the loss before it was {first.last_loss:.3g}, the first {first.first_loss:.3g}"]
-        if first.last_loss is not None
-        else []
-    )
-    grown += [f"parameters are up to {first.largest:.3g}"] if first.largest else []  # 0: all that are not 0 are not finite
     change = f"a lower learning rate (it is {first.rate:g}), or {_CLIP}"
     return FitFinding(
         kind="nan",
         severity="problem",
         what=f"{what}: the steps before it were too long",
-        evidence="; ".join((*grown, evidence_of(first.origin))),
+        evidence="; ".join((*_grown(first), evidence_of(first.origin))),
         change=change if first.has_stopped else f"{change}; `--stop-on-nan` stops there",
     )
 
@@ -235,6 +253,7 @@ def evidence_of(origin: Origin) -> str:
     trial = "" if origin.trial is None else words_of(origin.trial)
     where = {
         "input": f"the batch itself has values that are not finite: the input of {layer}{_places(origin.items)}",
+        "target": f"the batch itself has values that are not finite: `{origin.name}`{_places(origin.items)}, made by no model",
         "layer": f"first in {layer}: what it was given was finite, what it returned was not",
         "code": f"first in the code of `forward` around {layer}: what other layers had returned was finite",
         "loss": f"the output of {layer} is finite for this batch: what makes the loss of it is to blame",
@@ -254,10 +273,13 @@ _CLIP = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the st
 
 def _change(first: NotFinite) -> str:
     trial = first.origin.trial
-    remedy = ("" if trial is None else change_of(trial)) or _usual_change(first)
-    return (
-        remedy if first.has_stopped or first.origin.kind in ("input", "unknown") else f"{remedy}; `--stop-on-nan` stops there"
-    )
+    operation = first.origin.operation
+    remedy = "" if trial is None else change_of(trial)
+    if not remedy and operation is not None:
+        return operation.change
+    remedy = remedy or _usual_change(first)
+    is_known = first.has_stopped or first.origin.kind in ("input", "target", "unknown")
+    return remedy if is_known else f"{remedy}; `--stop-on-nan` stops there"
 
 
 def _usual_change(first: NotFinite) -> str:
@@ -266,6 +288,8 @@ def _usual_change(first: NotFinite) -> str:
     return {
         "input": f"its data are not finite{_places(origin.items)}: look for such samples, `torch.isfinite(x).all()` over the "
         "dataset; fill or drop them",
+        "target": f"`{origin.name}` is not finite{_places(origin.items)}: look for such samples, `torch.isfinite(y).all()` "
+        "over the dataset; fill or drop them",
         "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
         "code": f"look at what that code computes in {first.place.words}",
         "loss": "look at how the loss is made of the model's output, and at callbacks that change the output",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,14 +21,17 @@ from nbguard.profiler.analysis.health.nonfinite import (
     NotFinite,
     Origin,
     evidence_of,
+    what_of,
 )
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
+from nbguard.profiler.instruments.nonfinite.operation_search import OperationSearch
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
-from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, autocast_of, device_type
+from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, autocast_of, device_type
+from nbguard.profiler.instruments.nonfinite.step_values import StepValues
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
@@ -34,6 +39,10 @@ from nbguard.scan.heap.kinds import name_of
 
 _SHARE = 0.001
 """Share of the time between two looks at all gradients that one look may take."""
+_SMALL = 2**14
+"""Values of a gradient that every step looks at."""
+_PERSISTS = (3, 12)
+"""Steps skipped in a row after which the operation is looked for: by the second time a scale has fallen far enough."""
 _LAST = 0.5
 """Seconds to wait at the end for values that a device has not come to."""
 
@@ -60,6 +69,9 @@ class FiniteWatch:
         self._learner: weakref.ref[Any] | None = None
         self._is_search = False
         self._counters = ModuleCounters()
+        self._checked: dict[int, weakref.ref[Any]] = {}  # a parameter of each optimizer, whose gradient every step looks at
+        self._scaled: Origin | None = None  # of gradients for which a GradScaler skips one step after the other
+        self._skips = 0  # in a row
         self._next_look = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is
@@ -74,7 +86,9 @@ class FiniteWatch:
         self._arriving = AsyncScalars(torch, waits=self._stops)
         self._late = DeviceLosses(torch, recorder.__len__, self._late_loss_is)
         self._history = LossHistory(torch, self._late.send)
+        self._search = OperationSearch(recorder)
         recorder.usual_loss = None if self._stops else self._history.is_usual
+        recorder.usual_step = None if self._stops else self._is_usual_step
         recorder.subscribe("batch", self._let_go)  # before anybody reads how much memory is in use
         recorder.subscribe("end", self._let_go)
         recorder.subscribe("learner", self._begin)
@@ -82,18 +96,23 @@ class FiniteWatch:
         recorder.subscribe("model", self._model)
         recorder.subscribe("forward", self._forward, every_batch=self._stops)
         recorder.subscribe("loss", self._loss, every_batch=True)
-        recorder.subscribe("step", self._step, every_batch=self._stops)
+        recorder.subscribe("step", self._step, every_batch=True)
+        recorder.subscribe("scale", self._scale)
+        if self._stops:
+            self._search.record()
 
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
+        self._search.forget()
         self._late.turn_page()
         end = time.monotonic() + _LAST
         while not self._have_arrived() and time.monotonic() < end:
             time.sleep(0.001)
         self._late.forget()
         self._growth = self._history.growth(self._rate)
-        self._recorder.usual_loss = None
+        self._recorder.usual_loss = self._recorder.usual_step = None
         self._recorder.calls.clear()
+        self._checked.clear()
         self._counters = ModuleCounters()
         self._learner = None
 
@@ -107,7 +126,8 @@ class FiniteWatch:
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
         losses = self._losses + self._history.count
-        return FiniteFacts(losses, self._gradients, self._first or self._searched, LossCourse(self._jump, self._growth))
+        course = LossCourse(self._jump, self._growth)
+        return FiniteFacts(losses, self._gradients, self._first or self._searched, course, self._scaled)
 
     def _let_go(self, *_: Any) -> None:
         """Hold no loss of a device in a batch that is looked at, nor after a loop: what is in use then is the user's."""
@@ -156,7 +176,22 @@ class FiniteWatch:
         """Return the calls that led to the latest loss."""
         return [ForwardCall(model, args, self._autocast, names) for model, args, names in self._recorder.calls.latest()]
 
+    @property
+    def _models(self) -> list[Any]:
+        return [module for call in self._calls if (module := call.module()) is not None]
+
+    @property
+    def _arguments(self) -> list[Any]:
+        """Return the arguments of the calls that led to the latest loss, as far as they are there."""
+        arguments: list[Any] = []
+        for call in self._calls:
+            with contextlib.suppress(NotPossibleError):
+                arguments.extend(call.inputs())
+        return arguments
+
     def _loss(self, tensors: Any) -> None:
+        if self._search.is_on:
+            self._search.loss(tensors, self._models, self._arguments)
         value = self._history.value_of(tensors)
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
@@ -219,17 +254,48 @@ class FiniteWatch:
             return
         self._have_arrived()
         start = self._recorder.clock()
-        if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
+        is_usual = self._is_usual_step(optimizer)
+        if (start < self._next_look and is_usual and not self._stops) or self._is_scaled(optimizer):
             return
         groups = groups_of(optimizer)
         rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
         self._rate = max(rates, default=None)
         parameters = [p for group in groups for p in group.parameters if _has_gradient(self._torch, p)]
+        small = next((p for p in parameters if p.grad.is_cpu and p.grad.numel() <= _SMALL), None)
+        if small is not None:
+            self._checked[id(optimizer)] = weakref.ref(small)
         for alike in _by_kind(parameters):
             self._look_at_gradients(alike)
         self._gradients += 1
         now = self._recorder.clock()
         self._next_look = now + int((now - start) / _SHARE)
+
+    def _is_usual_step(self, optimizer: Any) -> bool:
+        """Say whether the gradient of one small parameter is finite: what is not spreads to nearly all in a backward pass.
+
+        It is the first one of the optimizer, which the backward pass comes to late.
+        """
+        reference = self._checked.get(id(optimizer))
+        parameter = None if reference is None else reference()
+        gradient = None if parameter is None else parameter.grad
+        if type(gradient) is not self._torch.Tensor or not gradient.is_cpu:
+            return True
+        value = self._torch._C.TensorBase.item(self._torch._C.TensorBase.sum(gradient))
+        return bool(value - value == 0)
+
+    def _scale(self, _scaler: Any, _is_given: bool, found: list[Any]) -> None:
+        """Count the steps that a GradScaler skips in a row, and look for the operation once that is no search for its level."""
+        if found and self._first is None:
+            flags = self._torch.stack([flag.detach().reshape(()) for flag in found])
+            self._arriving.read(flags, self._were_infinite)
+
+    def _were_infinite(self, values: tuple[float, ...]) -> None:
+        self._skips = self._skips + 1 if any(values) else 0
+        if self._skips in _PERSISTS and self._first is None and not self._stops:
+            self._search.follow(StepValues.none(), self._scaled_is)
+
+    def _scaled_is(self, origin: Origin) -> None:
+        self._scaled = origin
 
     def _is_scaled(self, optimizer: Any) -> bool:
         """Say whether a GradScaler sees to gradients that are not finite: that is how it finds its scale."""
@@ -269,11 +335,42 @@ class FiniteWatch:
             peak=None if is_late else peak_of(self._torch, self._calls),
             usual_peak=self._history.usual_peak,
         )
+        self._recorder.usual_step = None
+        self._recorder.unsubscribe("step", self._step)
+        if not self._is_search:
+            self._look_for_operation(origin, stops=stops, is_late=is_late)
         nan_repair.keep(self._first, self._model_of(origin))
         self._recorder.unsubscribe("forward", self._forward)
         self._is_counting = False
         if stops:
             raise StopFit(self._error(self._first))
+
+    def _look_for_operation(self, origin: Origin, *, stops: bool, is_late: bool) -> None:
+        """Find the operation where only the kind of code is known: now if the fit ends here, else in the steps that follow."""
+        if origin.operation is not None or origin.kind == "step":
+            return
+        try:
+            if stops:
+                found = self._search.now(StepValues(self._arguments, ()), self._models)
+                if found is not None:
+                    self._operation_is(found)
+            elif is_late:
+                self._search.follow(StepValues.none(), self._operation_is)
+            else:
+                weights = [parameter for model in self._models for parameter in model.parameters()]
+                self._search.follow(StepValues(self._arguments, weights), self._operation_is)
+        except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
+            self._search.end()
+
+    def _operation_is(self, origin: Origin) -> None:
+        if self._first is not None:
+            before = self._first.origin
+            if before.kind == "input" and origin.operation is None:
+                return
+            named = replace(origin, trial=before.trial) if origin.kind == before.kind else origin
+            if before.kind == origin.kind == "gradient":
+                named = replace(before, operation=origin.operation)
+            self._first = replace(self._first, origin=named)
 
     def _model_of(self, origin: Origin) -> Any:
         """Return the model that an origin was found in; None where that is not known."""
@@ -287,7 +384,7 @@ class FiniteWatch:
         return max((value for value in values if value is not None), default=None)
 
     def _error(self, first: NotFinite) -> Exception:
-        words = f"the {first.of} is {first.value} in {first.place.words}: {evidence_of(first.origin)}"
+        words = f"{what_of(first)}: {evidence_of(first.origin)}"
         if self._learner is not None:
             fastai: Any = sys.modules["fastai.callback.core"]
             return fastai.CancelFitException(words)  # type: ignore[no-any-return]

@@ -8,15 +8,16 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.instruments.nonfinite.culprit import items_of, operation_of
 from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
 from nbguard.profiler.instruments.nonfinite.float32_trial import tried_in_float32
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
+from nbguard.profiler.instruments.nonfinite.operation_trace import OperationTrace, module_name
+from nbguard.profiler.instruments.nonfinite.replay import Found, Replay, is_finite
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
-_ITEMS = 4
-"""Places in a batch that are named."""
 _DEEPEST = 3
 """Dataclasses in dataclasses that are looked into."""
 
@@ -26,12 +27,12 @@ def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCou
     models = [(call, module) for call in calls if (module := call.module()) is not None]
     note = "" if models else "no model was called in this batch"
     for _, module in models:
-        name = _last(module, lambda parameter: not is_finite(torch, parameter))
+        name = _last(module, lambda parameter: not is_finite(parameter))
         if name:
             return Origin(kind="step", name=name, type="parameter", root=name_of(type(module)))
     for call, module in models:
         try:
-            origin = _Search(torch, module).run(call, counters)
+            origin = _search(torch, module, call, counters)
         except NotPossibleError as error:
             note = str(error)
         else:
@@ -41,7 +42,7 @@ def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCou
 
 
 def _tried(torch: Any, module: Any, call: ForwardCall, origin: Origin, counters: ModuleCounters) -> Float32Trial | None:
-    return tried_in_float32(torch, module, call, origin, lambda: _Search(torch, module).run(call, counters))
+    return tried_in_float32(torch, module, call, origin, lambda: _search(torch, module, call, counters))
 
 
 def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
@@ -53,78 +54,49 @@ def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
     return Origin(kind="gradient", type="parameter without a model")
 
 
-def is_finite(torch: Any, tensor: Any) -> bool:
-    """Say whether all values are finite; True if it has no floating point values. Waits for the tensor's device."""
-    if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    return bool(torch.isfinite(tensor.detach()).all().tolist())
-
-
 def _last(module: Any, is_meant: Any) -> str:
     names = [name for name, parameter in module.named_parameters() if is_meant(parameter)]
     return name_in_model(names[-1]) if names else ""
 
 
-class _Search:
-    """One forward pass again, and the first module in it whose output is not finite and stays so.
+def _search(torch: Any, module: Any, call: ForwardCall, counters: ModuleCounters) -> Origin | None:
+    """Return the first operation of a forward pass, run again, whose result is not finite; None where the output is.
 
-    A mask's infinity is gone after the softmax: a module that gets it and returns finite values, or the end of one around
-    the mask, clears it.
+    A mask's infinity is gone after the softmax: it is looked for from the output back.
     """
+    inputs, root = call.inputs(), name_of(type(module))
+    broken = _broken(torch, inputs)
+    if broken:
+        return Origin(kind="input", root=root, items=items_of(broken[0]))
+    trace = OperationTrace()
+    output = rerun(torch, module, call, inputs, trace.running, lambda: counters.put_back(module))
+    broken = _broken(torch, output)
+    if not broken:
+        return None
+    results = tuple(slot for tensor in broken if (slot := trace.slot_of(tensor)) is not None)
+    found = Replay(trace.program, {}).find(results) if results else None
+    if found is None or found.call is None:
+        return Origin(kind="code", type=root, root=root)
+    return origin_of(found, [module])
 
-    def __init__(self, torch: Any, module: Any) -> None:
-        self._torch = torch
-        self._module = module
-        self._names = {id(submodule): name for name, submodule in module.named_modules()}
-        self._suspect: Origin | None = None
 
-    def run(self, call: ForwardCall, counters: ModuleCounters) -> Origin | None:
-        inputs = call.inputs()
-        if not self._are_finite(inputs):
-            return Origin(kind="input", root=name_of(type(self._module)), items=self._items(inputs))
-        output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: counters.put_back(self._module))
-        if self._suspect is None and not self._are_finite(output):
-            return self._origin("code", self._module)
-        return self._suspect
+def origin_of(found: Found, models: list[Any]) -> Origin:
+    """Return the origin that an operation is. One that no module of the models has called is the loss function's."""
+    operation = operation_of(found, models)
+    root = name_of(type(models[-1])) if models else ""
+    if operation.is_backward:
+        return Origin(kind="gradient", type="parameter", root=root, operation=operation)
+    module = None if found.call is None or found.call.line.module is None else found.call.line.module()
+    named = None if module is None else module_name(models, module)
+    if named is None:
+        return Origin(kind="loss", root=root, operation=operation)
+    name, kind, root = named
+    is_leaf = not any(True for _ in module.children())
+    return Origin(kind="layer" if is_leaf else "code", name=name, type=kind, root=root, operation=operation)
 
-    def _hook(self, module: Any, args: Any, named: Any, output: Any) -> None:
-        if self._are_finite(output):
-            if self._suspect is not None and self._clears(self._suspect, module, (args, named)):
-                self._suspect = None
-            return
-        if self._suspect is not None:
-            return
-        if any(True for _ in module.children()):
-            self._suspect = self._origin("code", module)
-        elif self._are_finite((args, named)):
-            self._suspect = self._origin("layer", module)
-        else:
-            self._suspect = self._origin("code", self._parent(module))
 
-    def _clears(self, suspect: Origin, module: Any, inputs: Any) -> bool:
-        """Say whether a module with finite output is the one around the suspect, or got values that are not finite."""
-        name = name_in_model(self._names.get(id(module), ""))
-        return f"{suspect.name}.".startswith(f"{name}." if name else "") or not self._are_finite(inputs)
-
-    def _origin(self, kind: Any, module: Any) -> Origin:
-        name = name_in_model(self._names.get(id(module), ""))
-        return Origin(kind=kind, name=name, type=name_of(type(module)), root=name_of(type(self._module)))
-
-    def _parent(self, module: Any) -> Any:
-        name = self._names.get(id(module), "").rpartition(".")[0]
-        return next((submodule for path, submodule in self._module.named_modules() if path == name), self._module)
-
-    def _items(self, inputs: Any) -> tuple[int, ...]:
-        """Return the first places in the batch whose values are not finite."""
-        torch = self._torch
-        for tensor in _tensors(torch, inputs):
-            if tensor.dim() and not is_finite(torch, tensor):
-                is_broken = ~torch.isfinite(tensor.detach()).reshape(tensor.shape[0], -1).all(1)
-                return tuple(is_broken.nonzero()[:_ITEMS, 0].tolist())
-        return ()
-
-    def _are_finite(self, values: Any) -> bool:
-        return all(is_finite(self._torch, tensor) for tensor in _tensors(self._torch, values))
+def _broken(torch: Any, values: Any) -> list[Any]:
+    return [tensor for tensor in _tensors(torch, values) if not is_finite(tensor)]
 
 
 def _tensors(torch: Any, values: Any, depth: int = _DEEPEST) -> Iterator[Any]:

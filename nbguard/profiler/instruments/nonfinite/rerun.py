@@ -53,9 +53,14 @@ def device_type(torch: Any, args: Any) -> str:
 
 
 def rerun(
-    torch: Any, module: Any, call: ForwardCall, args: Any, hook: Callable[..., None], prepare: Callable[[], None] = lambda: None
+    torch: Any,
+    module: Any,
+    call: ForwardCall,
+    args: Any,
+    watched: Callable[[], contextlib.AbstractContextManager[None]],
+    prepare: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Run a forward pass again with `hook(module, args, named, output)` after each submodule, and return its output.
+    """Run a forward pass again inside of `watched()`, and return its output.
 
     `prepare` may change plain attributes of the modules: they are kept before it.
 
@@ -70,8 +75,6 @@ def rerun(
         stack.enter_context(kept_generators())
         stack.enter_context(_attributes(module))
         prepare()
-        for submodule in module.modules():
-            stack.callback(submodule.register_forward_hook(hook, with_kwargs=True).remove)
         stack.enter_context(torch.no_grad())
         kind, dtype = call.autocast
         if torch.amp.autocast_mode.is_autocast_available(kind):  # without a cache: it would outlive this
@@ -81,7 +84,8 @@ def rerun(
         try:
             positional = len(args) - len(call.names)
             named = dict(zip(call.names, args[positional:], strict=True))
-            return torch.func.functional_call(module, buffers, tuple(args[:positional]), named)
+            with watched():
+                return torch.func.functional_call(module, buffers, tuple(args[:positional]), named)
         except Exception as error:
             raise NotPossibleError(f"a second forward pass failed ({name_of(type(error))})") from error
 

@@ -1,0 +1,158 @@
+"""The search for the operation that made a value which is not finite: in the step after the one that failed.
+
+A step is over when its loss is known, and code of the user's is not run twice. So the operations of the next one are recorded
+while it runs, and computed again with the values of the one that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.instruments.nonfinite.culprit import items_of
+from nbguard.profiler.instruments.nonfinite.operation_trace import OperationTrace
+from nbguard.profiler.instruments.nonfinite.origin import origin_of
+from nbguard.profiler.instruments.nonfinite.replay import Replay
+from nbguard.profiler.instruments.nonfinite.rerun import NotPossibleError
+from nbguard.profiler.instruments.nonfinite.step_values import RecordedStep, StepValues, named_tensors
+from nbguard.profiler.record.recorder import Event, Recorder
+from nbguard.scan.heap.kinds import mro_of, name_of
+from nbguard.scan.objects.compiled import has_compiled
+
+_TRIES = 8
+"""Losses after the one that failed whose steps are recorded: it may be of another kind, or its batch of another size."""
+
+
+_OUTSIDE: tuple[Event, ...] = ("step", "zero_grad", "scale", "waited", "forward", "fit ends")
+"""Events outside of functions of torch's."""
+
+
+class OperationSearch:
+    """Records the operations of a step from its batch to its loss, and looks in it for the one that failed.
+
+    Nothing is recorded where a model is compiled, or where the user has a function mode of torch's on.
+    """
+
+    watches = "the operation that made a value which is not finite"
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._trace: OperationTrace | None = None
+        self._values: StepValues | None = None  # of the step that failed
+        self._found: Callable[[Origin], None] | None = None
+        self._step: RecordedStep | None = None  # of the first batch, for a fit that is to be stopped
+        self._left: OperationTrace | None = None  # that could not be ended yet
+        self._is_over = False  # the loader had no batch left
+        self._tries = 0
+        self.is_on = False
+
+    def record(self) -> None:
+        """Record the next step, to find the operation in the very step that fails."""
+        self._tries = _TRIES
+        self._switch_on()
+
+    def follow(self, values: StepValues, found: Callable[[Origin], None]) -> None:
+        """Record the steps that follow, and tell of the operation with which these values are not finite any more."""
+        self.end()
+        self._values, self._found, self._tries = values, found, _TRIES
+        self._switch_on()
+
+    def end(self) -> None:
+        """Record no more, and hold nothing."""
+        self._end_trace()
+        if self.is_on:
+            self.is_on = False
+            for event, act in (("waited", self._batch), ("forward", self._begin), ("end", self._pause)):
+                self._recorder.unsubscribe(event, act)  # type: ignore[arg-type]
+        self._values = self._found = None
+
+    def forget(self) -> None:
+        """Hold no recorded step either."""
+        self.end()
+        self._end_left()
+        self._step = None
+
+    def _switch_on(self) -> None:
+        self.is_on = True
+        self._recorder.subscribe("waited", self._batch, every_batch=True)
+        self._recorder.subscribe("forward", self._begin, every_batch=True)
+        self._recorder.subscribe("end", self._pause)
+
+    def _pause(self) -> None:
+        self._end_trace()
+        self._is_over = True
+
+    def _batch(self) -> None:
+        self._end_trace()
+        if not self._is_over:
+            self._begin()
+        self._is_over = False
+
+    def _begin(self, *_: Any) -> None:
+        self._end_left()
+        if self._trace is None and torch.is_grad_enabled() and not has_compiled():
+            trace = OperationTrace()
+            if trace.begin():
+                self._trace = trace
+
+    def _end_trace(self) -> OperationTrace | None:
+        trace, self._trace = self._trace, None
+        if trace is not None and not trace.end():
+            self._left = trace
+            for event in _OUTSIDE:
+                self._recorder.subscribe(event, self._end_left, every_batch=True)
+        return trace
+
+    def _end_left(self, *_: Any) -> None:
+        if self._left is not None and self._left.end():
+            self._left = None
+            for event in _OUTSIDE:
+                self._recorder.unsubscribe(event, self._end_left)
+
+    def loss(self, losses: Any, models: list[Any], arguments: list[Any]) -> None:
+        """Look at the step that has led to a loss, with its models and the arguments that these were called with."""
+        trace = self._end_trace()
+        loss = next(iter(losses), None) if type(losses) in (tuple, list) else losses
+        step = None
+        if trace is not None and torch.Tensor in mro_of(type(loss)):
+            step = RecordedStep.of(trace, loss, named_tensors(arguments))
+        self._tries -= 1
+        if self._values is None:
+            if step is not None:
+                step.program.let_go()
+                self._step = step
+            if step is not None or not self._tries:
+                self.end()
+            return
+        origin = None if step is None else _origin(step, self._values, models)
+        found = self._found
+        if origin is not None or not self._tries:
+            self.end()
+        if origin is not None and found is not None:
+            found(origin)
+
+    def now(self, values: StepValues, models: list[Any]) -> Origin | None:
+        """Return the origin in this very step, which has the operations of the one that was recorded; None: not known."""
+        return None if self._step is None else _origin(self._step, values, models)
+
+
+def _origin(step: RecordedStep, values: StepValues, models: list[Any]) -> Origin | None:
+    slots = values.by_slot(step)
+    if slots is None:
+        return None
+    try:
+        found = Replay(step.program, slots, models).find((step.loss,))
+    except NotPossibleError:
+        return None
+    if found is None:
+        return None
+    if found.call is not None:
+        return origin_of(found, models)
+    name, is_input = values.name_of(step, found.slot)
+    if found.values.requires_grad or not (name or is_input):
+        return None
+    root = name_of(type(models[-1])) if models else ""
+    return Origin(kind="input" if is_input else "target", name=name, root=root, items=items_of(found.values))

@@ -1,0 +1,302 @@
+"""The operations of one step as the user's own code calls them: recorded once, with their lines, to be computed again later."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from nbguard.profiler.instruments.health.autocast import autocast_dtypes
+from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
+from nbguard.scan.devices.allocation_sites import Sites
+from nbguard.scan.heap.kinds import mro_of, name_of
+from nbguard.scan.roots.frames import frame_locals
+
+_MOST = 50_000
+"""Operations of a step that are recorded: a step of more is not looked at."""
+_DEEPEST = 100
+"""Frames between an operation and the user's line."""
+_NOT_AGAIN = frozenset(
+    ("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "__repr__", "__format__")
+)
+_ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
+"""Attributes of a tensor that are tensors made of it."""
+_WRITES = frozenset(("__setitem__", "copy_", "__set__"))
+_tree: Any = torch.utils._pytree
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of the step by its number; an operation that writes in place gives its tensor a new one."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the user's code, and the module whose `forward` had led to it."""
+
+    file: str = ""
+    number: int = 0
+    function: str = ""  # with its class, e.g. "Doubles.after_pred"
+    module: weakref.ref[Any] | None = None  # the innermost one
+
+    @property
+    def words(self) -> str:
+        """Return the line as `In[2], line 19 in margin_loss()`; empty where it is not known."""
+        return Sites().of([{"filename": self.file, "line": self.number, "name": self.function}]) if self.file else ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One call of a function of torch's."""
+
+    function: Any
+    arguments: Any  # positional ones and those by name, with slots in the place of tensors
+    result: Any  # likewise
+    reads: tuple[int, ...]  # slots
+    makes: tuple[int, ...]
+    line: Line
+    has_grad: bool
+    autocast: dict[str, Any]  # dtype by device, of those where it was on
+
+    @property
+    def name(self) -> str:
+        """Return the name that torch's documentation has for it: `sqrt` also of `sqrt_`, `div` of `/`."""
+        name = str(getattr(self.function, "__name__", "")) or name_of(type(self.function))
+        bare = name.strip("_")
+        bare = _OPERATORS.get(bare, bare) if name.startswith("__") else bare
+        return _ALIASES.get(bare, bare)
+
+
+def _by_alias(**names: str) -> dict[str, str]:
+    return {alias: name for name, aliases in names.items() for alias in aliases.split()}
+
+
+_OPERATORS = _by_alias(
+    div="truediv rtruediv itruediv rdiv idiv floordiv",
+    mul="rmul imul",
+    add="radd iadd",
+    sub="rsub isub",
+    pow="rpow ipow",
+    remainder="mod rmod imod",
+    matmul="rmatmul",
+)
+_ALIASES = _by_alias(
+    **{name: f"arc{name[1:]}" for name in ("acos", "asin", "atan", "acosh", "asinh", "atanh")},
+    div="true_divide divide",
+    mul="multiply",
+    sub="subtract rsub",
+    pow="float_power",
+    norm="linalg_norm linalg_vector_norm vector_norm",
+    inv="linalg_inv inverse",
+    det="linalg_det",
+    solve="linalg_solve",
+    logit="special_logit",
+    expm1="special_expm1",
+    exp2="special_exp2",
+    log1p="special_log1p",
+    erfinv="special_erfinv",
+)
+
+
+@dataclass(slots=True)
+class Program:
+    """The operations of a step in their order, and the tensors that came from elsewhere."""
+
+    calls: list[Call] = field(default_factory=list)
+    outside: dict[int, Any] = field(default_factory=dict)  # by their slots: parameters, the batch, constants
+
+    def let_go(self) -> None:
+        """Hold the tensors weakly from now on, small constants apart."""
+        for number, tensor in self.outside.items():
+            is_constant = tensor.numel() == 1 and not tensor.requires_grad
+            self.outside[number] = tensor.detach().clone() if is_constant else weakref.ref(tensor)
+
+    def tensor(self, number: int) -> Any:
+        """Return a tensor from elsewhere; None where it is gone."""
+        held = self.outside[number]
+        return held() if type(held) is weakref.ref else held
+
+
+class OperationTrace(TorchFunctionMode):  # type: ignore[misc]
+    """Records what torch's functions are called with on this thread, and does nothing else to them."""
+
+    def __init__(self) -> None:
+        self.program = Program()
+        self.is_whole = True  # nothing had to be left out
+        self._slots: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._count = self._depth = 0
+        self._is_over = False
+        self._lines = UserLines()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True
+        kwargs = kwargs or {}
+        before = None
+        if not self._is_over and self.is_whole and not _is_left_out(function):
+            with torch._C.DisableTorchFunction():
+                before = self._read((args, kwargs))
+        self._depth += 1
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if before is not None:
+            with torch._C.DisableTorchFunction():
+                self._note(function, args, before, result, sys._getframe(1))
+        return result
+
+    def begin(self) -> bool:
+        """Record from now on; return False where that could not be undone: another mode of the kind is on."""
+        if _get_current_function_mode_stack():
+            return False
+        _push_mode(self)
+        return True
+
+    def end(self) -> bool:
+        """Record no more; modes that the user has switched on since stay on.
+
+        Return False where torch is inside of this mode, as in `loss.backward()`: it then only passes calls on, and is to be
+        ended again later.
+        """
+        self._is_over = True
+        if all(mode is not self for mode in _get_current_function_mode_stack()):
+            return not self._depth
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        return True
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Record what runs inside."""
+        _push_mode(self)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def slot_of(self, tensor: Any) -> int | None:
+        """Return the slot of a tensor, also as a tensor of another class; None where no operation has seen it."""
+        known = self._slots.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        base = tensor._base  # `as_subclass` is no operation that a mode hears of
+        if base is None or base.shape != tensor.shape or base.data_ptr() != tensor.data_ptr():
+            return None
+        known = self._slots.get(id(base))
+        return known[1] if known is not None and known[0]() is base else None
+
+    def _read(self, arguments: Any) -> Any:
+        """Return the arguments of a call with slots in the place of tensors, and these slots."""
+        try:
+            reads: list[int] = []
+            return self._with_slots(arguments, reads, is_outside=True), tuple(reads)
+        except Exception:  # noqa: BLE001 - it is the user's call that counts
+            self.is_whole = False
+            return None
+
+    def _with_slots(self, values: Any, numbers: list[int], *, is_outside: bool) -> Any:
+        def slot(value: Any) -> Any:
+            number = self.slot_of(value)
+            if number is None or not is_outside:
+                number = self._new(value)
+                if is_outside:
+                    self.program.outside[number] = value
+            numbers.append(number)
+            return Slot(number)
+
+        return _mapped(values, slot)
+
+    def _new(self, tensor: Any) -> int:
+        self._count += 1
+        self._slots[id(tensor)] = weakref.ref(tensor), self._count
+        return self._count
+
+    def _note(self, function: Any, args: Any, before: Any, result: Any, frame: FrameType) -> None:
+        try:
+            makes: list[int] = []
+            is_written = getattr(function, "__name__", "") in _WRITES and args and torch.Tensor in mro_of(type(args[0]))
+            made = self._with_slots(args[0] if is_written else result, makes, is_outside=False)
+            if not makes:  # a size, a number
+                return
+            self.program.calls.append(
+                Call(
+                    function=function,
+                    arguments=before[0],
+                    result=None if is_written else made,
+                    reads=before[1],
+                    makes=tuple(makes),
+                    line=self._lines.at(frame),
+                    has_grad=torch.is_grad_enabled(),
+                    autocast=autocast_dtypes(torch),
+                )
+            )
+            self.is_whole = len(self.program.calls) < _MOST
+        except Exception:  # noqa: BLE001 - it is the user's call that counts
+            self.is_whole = False
+
+
+class UserLines:
+    """Finds the innermost line of the user's code that a frame runs for."""
+
+    def __init__(self) -> None:
+        self._sites = Sites()
+        self._codes: dict[CodeType, tuple[bool, bool]] = {}  # whether a code is the user's, and whether a module's `forward`
+
+    def at(self, frame: FrameType | None) -> Line:
+        """Return the line, and the innermost module that runs."""
+        code = module = None
+        number = depth = 0
+        while frame is not None and depth < _DEEPEST:
+            is_users, is_forward = self._kind(frame.f_code)
+            if code is None and is_users:
+                code, number = frame.f_code, frame.f_lineno
+            if module is None and is_forward:
+                owner = frame_locals(frame).get(frame.f_code.co_varnames[0])
+                module = owner if torch.nn.Module in mro_of(type(owner)) else None
+            if code is not None and module is not None:
+                break
+            frame, depth = frame.f_back, depth + 1
+        reference = None if module is None else weakref.ref(module)
+        return Line(module=reference) if code is None else Line(code.co_filename, number, _function(code), reference)
+
+    def _kind(self, code: CodeType) -> tuple[bool, bool]:
+        known = self._codes.get(code)
+        if known is None:
+            is_forward = code.co_name == "forward" and code.co_argcount > 0
+            known = self._codes[code] = self._sites.is_users(code.co_filename), is_forward
+        return known
+
+
+def _is_left_out(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return name in _NOT_AGAIN or (name == "__get__" and getattr(function.__self__, "__name__", "") not in _ATTRIBUTES)
+
+
+def _function(code: CodeType) -> str:
+    name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know `co_qualname`
+    return name.rpartition("<locals>.")[2]
+
+
+def module_name(models: list[Any], module: Any) -> tuple[str, str, str] | None:
+    """Return name, type, and type of the model, of a module; None where it is a part of no model."""
+    for model in models:
+        for name, part in model.named_modules():
+            if part is module:
+                return name_in_model(name), name_of(type(part)), name_of(type(model))
+    return None
+
+
+def _mapped(values: Any, act: Any) -> Any:
+    return _tree.tree_map_only(torch.Tensor, act, values)

@@ -1,0 +1,240 @@
+"""The recorded operations of a step, computed once more on copies: the first one that makes a value which is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nbguard.profiler.instruments.health.autocast import autocast_dtypes
+from nbguard.profiler.instruments.nonfinite.operation_trace import Call, Program, Slot
+from nbguard.profiler.instruments.nonfinite.rerun import NotPossibleError
+from nbguard.scan.devices.generators import kept_generators
+from nbguard.scan.heap.kinds import mro_of, name_of
+
+_SECONDS = 1.0
+"""Longest that a step is computed again."""
+_SOFTMAXES = frozenset(("softmax", "log_softmax", "softmin", "logsumexp", "scaled_dot_product_attention", "cross_entropy"))
+"""Operations that take minus infinity in their stride, unless a row has nothing else."""
+_tree: Any = torch.utils._pytree
+
+
+@dataclass(slots=True)
+class Found:
+    """The operation that made the first value which is not finite, or the tensor that came with it."""
+
+    call: Call | None = None  # None: `slot` came so from elsewhere
+    slot: int = 0
+    values: Any = None  # the arguments of the call, or that tensor
+    made: Any = None  # tensors: its results, or in a backward pass the gradients of what it reads
+    gradient: Any = None  # of a backward pass: that of its results; None: the forward pass made it
+
+
+@dataclass(slots=True)
+class _Step:
+    """A call as it was computed again."""
+
+    call: Call
+    arguments: Any
+    broken: list[int] = field(default_factory=list)  # slots that were not finite when they were read
+    made: list[Any] = field(default_factory=list)
+    is_finite: bool = True
+
+
+class Replay:
+    """Computes a program again, without a change to any tensor that it was recorded with."""
+
+    def __init__(self, program: Program, values: dict[int, Any], models: Iterable[Any] = ()) -> None:
+        """`values`: tensors by the slots in whose place they are computed with; of results, too.
+
+        `models`: whose statistics the step that failed has broken already, and may not have used.
+        """
+        buffers = {id(buffer) for model in models for buffer in model.buffers()}
+        self._statistics = {slot for slot in program.outside if id(program.tensor(slot)) in buffers}
+        self._program = program
+        self._values = values
+        self._slots: dict[int, Any] = {}
+        self._given: set[int] = set()  # results that are not finite in the step that failed, of operands that are not known
+        self._steps: list[_Step] = []
+        self._gradients: dict[int, Any] = {}  # of slots, in the backward pass
+        self._broken: int | None = None  # the first slot in it whose gradient is not finite
+        self._ends = time.monotonic() + _SECONDS
+
+    def find(self, results: tuple[int, ...]) -> Found | None:
+        """Return the origin of what is not finite in these slots, or in the gradients of the first one; None: all is finite.
+
+        Raises:
+            NotPossibleError: it took too long, or failed.
+        """
+        try:
+            with kept_generators(), torch.enable_grad():
+                self._compute()
+                broken = [slot for slot in results if slot in self._slots and not is_finite(self._slots[slot])]
+                if broken:
+                    return self._origin(broken)
+                return self._backward(results[0]) if results else None
+        except NotPossibleError:
+            raise
+        except Exception as error:
+            raise NotPossibleError(f"to compute the step again failed ({name_of(type(error))})") from error
+
+    def _compute(self) -> None:
+        for call in self._program.calls:
+            if time.monotonic() > self._ends:
+                raise NotPossibleError("to compute the step again took too long")
+            step = _Step(call, _filled(call.arguments, self._read))
+            step.broken = [slot for slot in dict.fromkeys(call.reads) if not is_finite(self._slots[slot])]
+            args, named = step.arguments
+            with torch.set_grad_enabled(call.has_grad), _autocast(call.autocast):
+                result = call.function(*args, **named)
+            self._keep(
+                call.result if call.result is not None else Slot(call.makes[0]), args[0] if call.result is None else result
+            )
+            step.made = [self._slots[slot] for slot in call.makes if slot in self._slots]
+            step.is_finite = all(map(is_finite, step.made))
+            self._steps.append(step)
+
+    def _read(self, slot: Slot) -> Any:
+        number = slot.number
+        if number not in self._slots:
+            given = self._values.get(number)
+            tensor = self._program.tensor(number) if given is None else given
+            if tensor is None:
+                raise NotPossibleError("a tensor of the step is not there any more")
+            copy = tensor.detach().clone()
+            like = self._program.tensor(number)
+            self._hold(number, copy.requires_grad_((tensor if like is None else like).requires_grad))
+        return self._slots[number]
+
+    def _hold(self, slot: int, tensor: Any) -> None:
+        self._slots[slot] = tensor
+        if tensor.requires_grad:
+            tensor.register_hook(lambda gradient: self._look(slot, gradient))
+
+    def _look(self, slot: int, gradient: Any) -> None:
+        """Note a gradient of the backward pass, and the first that is not finite."""
+        if time.monotonic() > self._ends:
+            raise NotPossibleError("to compute the step again took too long")
+        if self._broken is None:
+            self._gradients[slot] = gradient.detach()
+            self._broken = None if is_finite(gradient) else slot
+
+    def _keep(self, pattern: Any, result: Any) -> None:
+        """Note the tensors of a result by their slots."""
+        slots = [leaf for leaf in _tree.tree_leaves(pattern) if type(leaf) is Slot]
+        for slot, tensor in zip(slots, _tensors(result), strict=True):
+            given = self._values.get(slot.number)
+            if given is not None and not tensor.requires_grad and given.shape == tensor.shape:
+                if is_finite(tensor) and not is_finite(given):
+                    self._given.add(slot.number)
+                tensor = given.detach().clone()
+            self._hold(slot.number, tensor)
+
+    def _origin(self, broken: list[int]) -> Found:
+        """Go back from values that are not finite to the first operation whose inputs were."""
+        makers = {slot: step for step in self._steps for slot in step.call.makes}
+        order = {id(step): number for number, step in enumerate(self._steps)}
+        found: list[tuple[bool, int, Found]] = []
+        seen: set[int] = set()
+        waiting = list(broken)
+        while waiting:
+            slot = waiting.pop()
+            if slot in seen:
+                continue
+            seen.add(slot)
+            maker = None if slot in self._given else makers.get(slot)
+            if maker is None:
+                is_late = slot in self._statistics or _is_mask(None, [self._slots[slot]])
+                found.append((is_late, -1, Found(None, slot, self._slots[slot])))
+            elif maker.is_finite:  # written to since, through another tensor of the same memory
+                later = [step for step in self._steps[order[id(maker)] + 1 :] if not step.is_finite]
+                waiting.extend(later[0].call.makes if later else ())
+            elif not maker.broken or _is_softmax_of_nothing(maker, self._slots):
+                is_late = _is_mask(maker.call, maker.made)
+                found.append((is_late, order[id(maker)], Found(maker.call, slot, maker.arguments, maker.made)))
+            else:
+                waiting.extend(maker.broken)
+        if not found:
+            raise NotPossibleError("where it came from was not found in the step")
+        return min(found, key=lambda each: each[:2])[2]
+
+    def _backward(self, loss: int) -> Found | None:
+        """Return the operation that makes a gradient which is not finite of finite ones."""
+        result = self._slots.get(loss)
+        if result is None or not result.requires_grad or result.numel() != 1:
+            return None
+        leaves = [tensor for tensor in self._slots.values() if tensor.requires_grad and tensor.is_leaf]
+        torch.autograd.grad(result, leaves, allow_unused=True)
+        slot, known = self._broken, self._gradients
+        if slot is None:
+            return None
+        readers = [step for step in self._steps if slot in step.call.reads and not known.keys().isdisjoint(step.call.makes)]
+        for step in reversed(readers):
+            before = [known.get(made) for made in step.call.makes]
+            if len(readers) == 1 or self._makes_it(step, slot, before):
+                return Found(step.call, slot, step.arguments, [known[slot]], before)
+        return None
+
+    def _makes_it(self, step: _Step, slot: int, before: list[Any]) -> bool:
+        """Say whether this operation alone makes a gradient that is not finite."""
+        copies: dict[int, Any] = {}
+
+        def copied(tensor: Any) -> Any:
+            return copies.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.is_floating_point()))
+
+        args, named = _tree.tree_map_only(torch.Tensor, copied, step.arguments)
+        with _autocast(step.call.autocast):
+            result = step.call.function(*args, **named)
+        pairs = [
+            (tensor, gradient)
+            for tensor, gradient in zip(_tensors(result), before, strict=True)
+            if gradient is not None and tensor.requires_grad
+        ]
+        source = copies.get(id(self._slots[slot]))
+        if not pairs or source is None:
+            return False
+        (gradient,) = torch.autograd.grad([pair[0] for pair in pairs], [source], [pair[1] for pair in pairs], allow_unused=True)
+        return gradient is not None and not is_finite(gradient)
+
+
+def is_finite(tensor: Any) -> bool:
+    """Say whether all values are finite; True if it has no floating point values. Waits for the tensor's device."""
+    if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool(torch.isfinite(tensor.detach()).all().tolist())
+
+
+def _is_mask(call: Call | None, made: list[Any]) -> bool:
+    """Say whether values are those of a mask, which a softmax takes in its stride: minus infinity, put in on purpose."""
+    is_put_in = call is None or call.name in ("masked_fill", "where", "full", "full_like", "fill", "tensor", "triu", "setitem")
+    return is_put_in and all(not bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in made)
+
+
+def _is_softmax_of_nothing(step: _Step, slots: dict[int, Any]) -> bool:
+    """Say whether a softmax got rows of nothing but minus infinity: a mask that leaves nothing."""
+    read = [slots[slot] for slot in step.broken]
+    return step.call.name in _SOFTMAXES and all(not bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in read)
+
+
+def _tensors(values: Any) -> list[Any]:
+    return [leaf for leaf in _tree.tree_leaves(values) if torch.Tensor in mro_of(type(leaf))]
+
+
+def _filled(template: Any, read: Callable[[Slot], Any]) -> Any:
+    return _tree.tree_map_only(Slot, read, template)
+
+
+@contextlib.contextmanager
+def _autocast(wanted: dict[str, Any]) -> Iterator[None]:
+    """Have autocast as it was at a call."""
+    now = autocast_dtypes(torch)
+    with contextlib.ExitStack() as stack:
+        for device in {*now, *wanted}:
+            if now.get(device) != wanted.get(device):
+                on = device in wanted
+                stack.enter_context(torch.autocast(device, wanted.get(device), enabled=on, cache_enabled=False))
+        yield
