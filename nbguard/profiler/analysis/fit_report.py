@@ -13,6 +13,7 @@ from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.health.loss_input import loss_input_findings
 from nbguard.profiler.analysis.health.optimizers import faster_step
 from nbguard.profiler.analysis.health.syncs import copied_time
 from nbguard.profiler.analysis.loader.advice import starting_less
@@ -216,6 +217,7 @@ class FitAnalysis:
         yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth)
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._lost_time()
+        yield from loss_input_findings(observed.loss_input)
         yield from health(
             observed.finite,
             observed.amp,

@@ -13,6 +13,7 @@ from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts
+from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
@@ -76,6 +77,7 @@ class FitObservations:
     memory: MemoryObservations | Unavailable  # counters and samples; Unavailable: the reason why there are none
     amp: AmpFacts = field(default_factory=AmpFacts)  # dtypes of autocast, and scales of GradScalers
     optimizers: OptimizersFacts = field(default_factory=OptimizersFacts)  # their steps and gradients
+    loss_input: LossInputFacts = field(default_factory=LossInputFacts)  # operations and shapes next to the first losses
     syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
     switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite

@@ -121,6 +121,7 @@ _CONCERNS: tuple[Concern, ...] = ("result", "memory", "time")
 _OF_RESULTS = frozenset(
     (
         "not trained",
+        "loss input",
         "nan",
         "data",
         "divergence",
