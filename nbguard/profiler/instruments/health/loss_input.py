@@ -152,8 +152,9 @@ def _broadcast(node: Any) -> BroadcastLoss | None:
 
     Whoever stretches on purpose does it by `view`, `unsqueeze` or `[:, None]`, or has gradients on both sides.
     """
-    stretched, *others = [before for before, _ in node.next_functions]
-    if _kind(stretched) not in ("Sub", "Expand") or (_kind(node) == "Mul" and others != [stretched]):  # its own square
+    stretched = _first(node)
+    is_square = all(before is stretched for before, _ in node.next_functions)
+    if _kind(stretched) not in ("Sub", "Expand") or (_kind(node) == "Mul" and not is_square):
         return None
     if _kind(stretched) == "Sub":
         sides = [before for before, _ in stretched.next_functions if before is not None]
