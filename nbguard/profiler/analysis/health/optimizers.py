@@ -20,7 +20,7 @@ SMALL, NEGLIGIBLE = 1e-4, 1e-6
 """Shares of the highest learning rate below which hardly anything, and nothing at all, is learnt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RateFacts:
     """The learning rate of an optimizer at the steps that were looked at, the largest of its groups."""
 
@@ -70,7 +70,7 @@ class UnusedGradients:
     share: float  # of all values with gradients, 0 to 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizersFacts:
     """All optimizers of a recording."""
 

@@ -95,7 +95,14 @@ class Rates:
             return None
         shares = {share: 0 if since is None else self._last - since + 1 for share, since in self._since.items()}
         batches = self._last - self._first + 1
-        return RateFacts(self._highest, self._rate, self._steps, batches, shares[SMALL], shares[NEGLIGIBLE])
+        return RateFacts(
+            highest=self._highest,
+            last=self._rate,
+            steps=self._steps,
+            batches=batches,
+            small=shares[SMALL],
+            negligible=shares[NEGLIGIBLE],
+        )
 
 
 def _number(rate: Any) -> float | None:
