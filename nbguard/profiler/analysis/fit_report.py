@@ -216,6 +216,7 @@ class FitAnalysis:
         graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
         yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth)
         yield from slow_callbacks(timing, observed.library_callbacks)
+        yield from self._failure()
         yield from self._lost_time()
         yield from loss_input_findings(observed.loss_input)
         yield from health(
@@ -228,6 +229,21 @@ class FitAnalysis:
             times=timing.medians,
             fp16=observed.fp16,
             gainable=timing.gainable,
+        )
+
+    def _failure(self) -> Iterator[FitFinding]:
+        """Yield the cause of the error that ended the fit, where it is known."""
+        if self.observations.failure != "batch norm of one":
+            return
+        loader = training_loader(self.observations.loaders)
+        larger = loader is not None and loader.batch_size == 1
+        yield FitFinding(
+            kind="failure",
+            severity="problem",
+            what="the fit failed at a batch of one item: batch norm needs more, to take their mean and variance",
+            evidence="each channel had one value in that batch"
+            + ("" if larger else ", which is what the batch size leaves over at the end of an epoch, as a rule"),
+            change="`batch_size=2` or more" if larger else "`DataLoader(…, drop_last=True)` of the training batches",
         )
 
     def _lost_time(self) -> Iterator[FitFinding]:

@@ -120,6 +120,7 @@ _CONCERNS: tuple[Concern, ...] = ("result", "memory", "time")
 """Right results come before memory, and memory comes before speed."""
 _OF_RESULTS = frozenset(
     (
+        "failure",
         "not trained",
         "loss input",
         "nan",

@@ -15,6 +15,7 @@ from nbguard.units import MiB
 from tests.profiler.analysis.timings import MS, timing
 
 WRONG = (
+    "failure",
     "not trained",
     "loss input",
     "nan",
