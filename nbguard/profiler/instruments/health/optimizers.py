@@ -91,7 +91,7 @@ class OptimizerWatch:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
         self._backwards = 0
-        self._clears_model = False
+        self._clears_model = self._is_stepping = False
         self._unused: UnusedGradients | None = None
         self._untaught: tuple[str, ...] = ()
         self._schedulers: dict[str, int] = {}
@@ -171,6 +171,7 @@ class OptimizerWatch:
 
     def _step(self, optimizer: Any) -> None:
         known = self._of(optimizer)
+        self._is_stepping = True
         known.steps += 1
         known.emptied += known.is_cleared
         known.has_pending = known.is_cleared = False
@@ -224,6 +225,7 @@ class OptimizerWatch:
     def _ended(self, code: int) -> None:
         """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note what is left of them."""
         if code == self._stepping:
+            self._is_stepping = False
             for known in self._optimizers:
                 known.values.compare(self._torch, self._arriving)
             for known in self._looked_at:
@@ -252,7 +254,7 @@ class OptimizerWatch:
     def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
         known = self._of(optimizer)
         known.cleared += 1
-        if self._recorder.current != self._stepping:  # a closure's come again
+        if not self._is_stepping:  # a closure's come again
             known.thrown += known.has_pending
             known.is_cleared |= known.has_pending
             if not known.steps and known.values.is_wanted:  # updated by hand, maybe
