@@ -27,7 +27,7 @@ class CellProfile:
         self._show = show
         self._say = say
         profile.start()
-        self._end = CellEnd(shell, self._ended)
+        self._end = CellEnd(shell, self._ended, profile.ends)
 
     def cancel(self) -> None:
         """End the profile without a report: the extension is unloaded."""

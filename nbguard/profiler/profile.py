@@ -12,9 +12,10 @@ from nbguard.profiler import run_history
 from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.memory.growth import KeptGraphs, least_kept
-from nbguard.profiler.analysis.observations import FitObservations
+from nbguard.profiler.analysis.observations import Failure, FitObservations
 from nbguard.profiler.analysis.report import Ending, FitReport, Overhead, Timing
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.instruments.instruments import Instruments
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.growth import kept_graphs, operations_so_far
@@ -51,6 +52,7 @@ class FitProfile:
         self._operations = 0  # that autograd had recorded on this thread before the fit
         self._instruments: Instruments | None = None
         self._observations: FitObservations | None = None
+        self._log: PhaseLog | None = None  # of the recording that has ended
         self._report: FitReport | None = None
         self._mistakes: list[str] = []  # of steps after the fit, in words for the user
 
@@ -107,6 +109,13 @@ class FitProfile:
             self._instruments.recorder.subscribe("fit ends", ended)
             self._instruments.fastai.joins(learner)
 
+    def ends(self, error: BaseException | None) -> None:
+        """End the recording now, with everything taken down: what runs from here until `finish` is no part of the fit."""
+        instruments = self._instruments
+        if instruments is not None and self._log is None:
+            self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
+            self._log = instruments.stop()
+
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
         """Take everything down and return the report.
 
@@ -118,14 +127,17 @@ class FitProfile:
         global _running
         if self._instruments is None or self._outputs is None:
             return self.report
+        self.ends(error)
         instruments, self._instruments = self._instruments, None
+        log, self._log = self._log, None
         _running = None
-        self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
-        log = instruments.stop()
         error_name = "" if error is None else type(error).__name__
         unknown: Ending = "error"
+        unknown_failure: Failure = ""
         ending = self._attempt("how it ended", lambda: ending_of(error), unknown)
         observations = instruments.observe(log, title=title, ending=ending, error=error_name)
+        failure = self._attempt("why it failed", lambda: failure_of(error), unknown_failure)
+        observations = replace(observations, failure=failure)
         analysis = self._attempt(
             "what is worth a second look",
             lambda: self._observe_more(FitAnalysis(observations), instruments, key),
@@ -202,6 +214,16 @@ def _tune(instruments: Instruments, timing: Timing) -> WorkerTuning:
         return tune(instruments.loaders.loader(), step - wait)
     except KeyboardInterrupt:
         return WorkerTuning(sentence="the trials were interrupted")
+
+
+_NORM_OF_ONE = "Expected more than 1 value per channel when training"
+"""How the message begins with which PyTorch refuses to normalize a batch of one value."""
+
+
+def failure_of(error: BaseException | None) -> Failure:
+    """Return the cause of an error, where it is one of those known."""
+    message = error.args[0] if type(error) is ValueError and error.args else None
+    return "batch norm of one" if type(message) is str and message.startswith(_NORM_OF_ONE) else ""
 
 
 def ending_of(error: BaseException | None) -> Ending:

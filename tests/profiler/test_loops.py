@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import Counter
 from typing import Any
@@ -559,3 +560,27 @@ def test_a_batch_without_targets_between_others_does_not_count_the_loss_of_the_o
         assert profile._instruments is not None
         boundaries = list(profile._instruments.recorder.boundaries(10**9))
     assert sum(boundary.kind == "loss" for boundary in boundaries) == 7
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_code_of_a_closure_is_no_part_of_the_step(by_name: bool) -> None:
+    """As Lightning's, in which the user's training step runs."""
+    net = model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def cell() -> None:
+        for x, y in torch_loader():
+
+            def closure(x: Any = x, y: Any = y) -> Any:
+                loss = torch.nn.functional.cross_entropy(net(x), y)
+                sgd.zero_grad()
+                loss.backward()
+                time.sleep(0.01)
+                return loss
+
+            assert type(sgd.step(closure=closure) if by_name else sgd.step(closure)) is torch.Tensor
+
+    rows = {row.phase: row.total for row in profiled(cell).timing.rows if row.group == "batch"}
+
+    assert rows[phases.OTHER] >= 8 * 10_000_000
+    assert rows[phases.STEP] < rows[phases.OTHER]

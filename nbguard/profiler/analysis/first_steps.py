@@ -29,7 +29,7 @@ _AS_TIME = 0.25
 _COSTS_LATER = ("cache",)
 """Kinds of findings whose time is the least part of what they cost, in other phases: they count as such growth does."""
 _CODE = ("code", "callback", "library")
-"""Kinds of findings that name code: where one explains half of what the fit waits for, the verdict says nothing more."""
+"""Kinds of findings that name code: where they explain half of what the fit waits for, the verdict says nothing more."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
 
 
@@ -53,7 +53,7 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
         lost = timing.of_fit(loader.gain or 0)
-        is_named = any(2 * _lost(finding, timing) >= lost for finding in known if finding.kind in _CODE)
+        is_named = 2 * sum(_lost(finding, timing) for finding in known if finding.kind in _CODE) >= lost > 0
         if not is_named and lost >= _NOTICED:
             if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
                 lost = min([lost, *(step.lost - 1 for step in steps if step.lost >= _LARGE * timing.wall)])

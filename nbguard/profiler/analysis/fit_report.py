@@ -13,6 +13,7 @@ from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.health.loss_input import loss_input_findings
 from nbguard.profiler.analysis.health.optimizers import faster_step
 from nbguard.profiler.analysis.health.syncs import copied_time
 from nbguard.profiler.analysis.loader.advice import starting_less
@@ -215,7 +216,9 @@ class FitAnalysis:
         graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
         yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth)
         yield from slow_callbacks(timing, observed.library_callbacks)
+        yield from self._failure()
         yield from self._lost_time()
+        yield from loss_input_findings(observed.loss_input)
         yield from health(
             observed.finite,
             observed.amp,
@@ -226,6 +229,21 @@ class FitAnalysis:
             times=timing.medians,
             fp16=observed.fp16,
             gainable=timing.gainable,
+        )
+
+    def _failure(self) -> Iterator[FitFinding]:
+        """Yield the cause of the error that ended the fit, where it is known."""
+        if self.observations.failure != "batch norm of one":
+            return
+        loader = training_loader(self.observations.loaders)
+        larger = loader is not None and loader.batch_size == 1
+        yield FitFinding(
+            kind="failure",
+            severity="problem",
+            what="the fit failed at a batch of one item: batch norm needs more, to take their mean and variance",
+            evidence="each channel had one value in that batch"
+            + ("" if larger else ", which is what the batch size leaves over at the end of an epoch, as a rule"),
+            change="`batch_size=2` or more" if larger else "`DataLoader(…, drop_last=True)` of the training batches",
         )
 
     def _lost_time(self) -> Iterator[FitFinding]:

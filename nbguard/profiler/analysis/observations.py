@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.memory.facts import Unavailable
@@ -13,6 +13,7 @@ from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts
+from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
@@ -36,6 +37,7 @@ VERSION = 1
 _SHOWN = 20
 """Characters of another version that are shown."""
 
+Failure = Literal["batch norm of one", ""]
 LEARNERS = "fastai fit"
 """The kind of a fit of a Learner."""
 
@@ -67,6 +69,7 @@ class FitObservations:
     title: str = ""  # of the cell, e.g. "In[7]"; "" in a script
     ending: Ending = "complete"  # the way in which the fit ended
     error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
+    failure: Failure = ""  # the cause of that exception, where it is one of those known
     log: Annotated[PhaseLog, unpack_log]  # the phases of the fit, with the boundaries of its batches
     mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of what else is done in each batch
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
@@ -76,6 +79,7 @@ class FitObservations:
     memory: MemoryObservations | Unavailable  # counters and samples; Unavailable: the reason why there are none
     amp: AmpFacts = field(default_factory=AmpFacts)  # dtypes of autocast, and scales of GradScalers
     optimizers: OptimizersFacts = field(default_factory=OptimizersFacts)  # their steps and gradients
+    loss_input: LossInputFacts = field(default_factory=LossInputFacts)  # operations and shapes next to the first losses
     syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
     switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite

@@ -120,7 +120,9 @@ _CONCERNS: tuple[Concern, ...] = ("result", "memory", "time")
 """Right results come before memory, and memory comes before speed."""
 _OF_RESULTS = frozenset(
     (
+        "failure",
         "not trained",
+        "loss input",
         "nan",
         "data",
         "divergence",

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.health.amp import AmpFacts
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts
+from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
@@ -21,6 +22,7 @@ from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
+from nbguard.profiler.instruments.health.loss_input import LossInputWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from nbguard.profiler.instruments.health.switches import SwitchWatch
 from nbguard.profiler.instruments.health.syncs import SyncWatch
@@ -71,6 +73,7 @@ class FitInstruments:
         self._memory = MemoryWatch(options.memory, counter)
         self._amp = AmpWatch()
         self._optimizers = OptimizerWatch()
+        self._loss_input = LossInputWatch()
         self._syncs = SyncWatch()
         self._switches = SwitchWatch()
         self._stacks = StackSampler()
@@ -87,6 +90,7 @@ class FitInstruments:
             self._memory,
             self._amp,
             self._optimizers,
+            self._loss_input,
             self._syncs,
             self._switches,
             self._stacks,
@@ -122,6 +126,7 @@ class FitInstruments:
             memory=self._ask(self._memory, Unavailable("memory", "it could not be followed")),
             amp=self._ask(self._amp, AmpFacts()),
             optimizers=self._ask(self._optimizers, OptimizersFacts()),
+            loss_input=self._ask(self._loss_input, LossInputFacts()),
             syncs=self._ask(self._syncs, SyncFacts()),
             switches=self._ask(self._switches, SwitchFacts()),
             finite=self._ask(self._finite, FiniteFacts()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import linecache
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
+from nbguard.profiler.analysis.time.known_calls import known_call
 from nbguard.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
 from nbguard.profiler.record.on_line import NAME
 from nbguard.profiler.record.recorder import Recorder
@@ -239,12 +241,14 @@ def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, 
     file = code.co_filename
     is_users = not file.startswith(libraries) and code.co_name != NAME
     place = sites.place(file) if is_users else below_packages(file, frameworks)
+    is_users, number = is_users or place.startswith("In["), _number(code, instruction)
     return StackLine(
         name=getattr(code, "co_qualname", code.co_name),  # Python 3.10 does not know it
         file=place,
-        line=_number(code, instruction),
+        line=number,
         first=code.co_firstlineno,
-        is_users=is_users or place.startswith("In["),
+        is_users=is_users,
+        call=known_call(linecache.getline(file, number)) if is_users else "",
     )
 
 

@@ -353,17 +353,42 @@ class TorchLoop:
         return zero_grad
 
     def _around_step(self) -> tuple[Function, Function]:
-        """Return the functions that are called before and after each step of an optimizer."""
+        """Return the functions that are called before and after each step of an optimizer.
+
+        A closure that it calls is the loop's own code, as Lightning's, which has the training step of the user in it.
+        """
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
         step, steps = self._step, self._steps
 
-        def before_step(optimizer: Any, *_: Any) -> None:
-            if get_ident() == recorder.thread and not recorder.in_learner:
-                recorder.steps(optimizer)
+        def before_step(optimizer: Any, args: tuple[Any, ...] = (), named: Any = None) -> Any:
+            if get_ident() != recorder.thread or recorder.in_learner:
+                return None
+            recorder.steps(optimizer)
+            before = recorder.current
+            steps.append(before)
+            add((before, clock()))
+            recorder.current = step
+            if len(args) > 1 and callable(args[1]):
+                return (args[0], around_closure(args[1], before), *args[2:]), named
+            if named and callable(named.get("closure")):
+                return args, {**named, "closure": around_closure(named["closure"], before)}
+            return None
+
+        def around_closure(original: Function, code: int) -> Function:
+            def closure(*args: Any, **kw: Any) -> Any:
+                __tracebackhide__ = True
+                if get_ident() != recorder.thread or recorder.in_learner:
+                    return original(*args, **kw)
                 before = recorder.current
-                steps.append(before)
                 add((before, clock()))
-                recorder.current = step
+                recorder.current = code
+                try:
+                    return original(*args, **kw)
+                finally:
+                    add((recorder.current, clock()))
+                    recorder.current = before
+
+            return closure
 
         def after_step(*_: Any) -> None:
             if steps and get_ident() == recorder.thread and not recorder.in_learner:

@@ -79,7 +79,7 @@ def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
 
 
 def test_a_scaler_may_take_no_step_at_all() -> None:
-    facts = OptimizersFacts((OptimizerFacts(name="Adam", cleared=9),), backwards=9)
+    facts = OptimizersFacts(optimizers=(OptimizerFacts(name="Adam", cleared=9),), backwards=9)
 
     assert severities(optimizer_findings(facts)) == ["problem"]
     assert optimizer_findings(facts, is_scaled=True) == ()
@@ -148,7 +148,9 @@ def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
 
 
 def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
-    optimizers = OptimizersFacts((OptimizerFacts(name="Adam", steps=9, cleared=9, gradient_bytes=5 * MiB, is_fastai=True),))
+    optimizers = OptimizersFacts(
+        optimizers=(OptimizerFacts(name="Adam", steps=9, cleared=9, gradient_bytes=5 * MiB, is_fastai=True),)
+    )
     memory = MemoryReport(
         device="cuda:0",
         source="torch.cuda",
@@ -181,7 +183,7 @@ def _first(of: str, value: str, kind: Kind, **more: str) -> FiniteFacts:
 
 
 def test_an_eps_of_zero_comes_before_the_nan_that_it_makes() -> None:  # foreign.md 21
-    optimizers = OptimizersFacts((OptimizerFacts(name="Adam", steps=9, half_eps=((1e-8, 4),)),))
+    optimizers = OptimizersFacts(optimizers=(OptimizerFacts(name="Adam", steps=9, half_eps=((1e-8, 4),)),))
     by_step = health(_first("loss", "NaN", "step"), AmpFacts(), optimizers, SyncFacts(), SwitchFacts())
     by_data = health(_first("loss", "NaN", "input"), AmpFacts(), optimizers, SyncFacts(), SwitchFacts())
 
@@ -268,16 +270,16 @@ def test_places_of_values_that_are_not_finite_in_a_batch() -> None:
 
 
 def test_gradients_thrown_away_for_nothing_and_many_optimizers() -> None:
-    thrown = OptimizersFacts((OptimizerFacts(name="SGD", steps=10, cleared=40, thrown=30),), backwards=40)
+    thrown = OptimizersFacts(optimizers=(OptimizerFacts(name="SGD", steps=10, cleared=40, thrown=30),), backwards=40)
     (finding,) = optimizer_findings(thrown)
     assert finding.what.startswith("`zero_grad` throws gradients away: SGD")
     assert optimizer_findings(replace(thrown, optimizers=(*thrown.optimizers, OptimizerFacts(name="SGD", steps=10)))) == ()
 
-    unused = OptimizersFacts((), 9, unused=UnusedGradients(("body.0.weight",), 0.5))
+    unused = OptimizersFacts(backwards=9, unused=UnusedGradients(("body.0.weight",), 0.5))
     (finding,) = optimizer_findings(unused, times={phases.BACKWARD: 8 * MS})
     assert (finding.time, "`model.body`" in finding.change) == (2 * MS, True)
 
-    many = OptimizersFacts(tuple(OptimizerFacts(name="Adam", steps=9, parameters=1) for _ in range(20)), 9)
+    many = OptimizersFacts(optimizers=tuple(OptimizerFacts(name="Adam", steps=9, parameters=1) for _ in range(20)), backwards=9)
     (finding,) = optimizer_findings(many, times={phases.STEP: 20 * MS})
     assert finding.what == "20 optimizers step in each batch"
     assert finding.time == 19 * MS

@@ -14,7 +14,22 @@ from nbguard.profiler.analysis.report import SEVERITIES, FitFinding, LoaderVerdi
 from nbguard.units import MiB
 from tests.profiler.analysis.timings import MS, timing
 
-WRONG = ("not trained", "nan", "data", "divergence", "eps", "zero_grad", "step", "renewed", "eval", "amp", "range", "rank")
+WRONG = (
+    "failure",
+    "not trained",
+    "loss input",
+    "nan",
+    "data",
+    "divergence",
+    "eps",
+    "zero_grad",
+    "step",
+    "renewed",
+    "eval",
+    "amp",
+    "range",
+    "rank",
+)
 """Kinds of findings on results that are wrong."""
 
 

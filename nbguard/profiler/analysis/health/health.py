@@ -11,6 +11,7 @@ from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, nan_findings
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, optimizer_findings
 from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
 from nbguard.profiler.analysis.health.syncs import SyncFacts, sync_findings
+from nbguard.profiler.analysis.health.untrained import untrained_findings
 from nbguard.profiler.analysis.report import FitFinding, gravest_first
 from nbguard.profiler.analysis.time import phases
 
@@ -65,5 +66,6 @@ def _broken(
     nan = nan_findings(finite, scale, in_float16=bool(amp.in_dtype("float16")))
     mistakes = optimizer_findings(optimizers, is_scaled=bool(amp.scalers), times=times)
     is_by_step = finite.first is not None and finite.first.origin.kind == "step"
+    mistakes = (*untrained_findings(optimizers, is_scaled=bool(amp.scalers)), *mistakes)
     causes = tuple(finding for finding in mistakes if finding.kind == "eps" and is_by_step)
     return (*causes, *nan, *(finding for finding in mistakes if finding not in causes))

@@ -16,6 +16,21 @@ _MANY = 8
 _MUCH = 0.1
 """Share of gradients that is worth a word if nobody uses it."""
 
+SMALL, NEGLIGIBLE = 1e-4, 1e-6
+"""Shares of the highest learning rate below which hardly anything, and nothing at all, is learnt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateFacts:
+    """The learning rate of an optimizer at the steps that were looked at, the largest of its groups."""
+
+    highest: float
+    last: float
+    steps: int  # that were looked at
+    batches: int  # training batches from the first to the last of them
+    small: int  # of these, the last ones, in which it stayed below `SMALL` of the highest
+    negligible: int  # likewise, below `NEGLIGIBLE`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
@@ -39,6 +54,12 @@ class OptimizerFacts:
     is_looped: bool = False  # it was told to go through its parameters one by one: `foreach=False`
     is_stateless: bool = False  # it keeps nothing from step to step: SGD without momentum
     is_renewed: bool = False  # it steps the parameters of an earlier one
+    foreign: int = 0  # parameters that never had a gradient at any look, and that no model has that was called
+    trainable: int = 0  # parameters that require a gradient
+    emptied: int = 0  # steps between which and the backward pass gradients were cleared
+    changed: int = 0  # looks at which a value had changed by a step; of one that never steps: between two calls of `zero_grad`
+    unchanged: int = 0  # looks at which none had, of those that were compared
+    rate: RateFacts | None = None  # learning rate; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +70,7 @@ class UnusedGradients:
     share: float  # of all values with gradients, 0 to 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizersFacts:
     """All optimizers of a recording."""
 
@@ -57,6 +78,11 @@ class OptimizersFacts:
     backwards: int = 0  # backward passes in the batches that were looked at
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
     unused: UnusedGradients | None = None  # None: there are none
+    untaught: tuple[str, ...] = ()  # parameters of models that were called, with gradients, that no optimizer has
+    schedulers: tuple[
+        tuple[str, int], ...
+    ] = ()  # classes of torch's schedulers of the learning rate, and calls of their `step`
+    losses: int = 0  # in all batches
 
 
 def faster_step(facts: OptimizersFacts) -> str:
@@ -106,13 +132,14 @@ def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
 
 
 def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
-    is_cleared = facts.cleared or all_facts.clears_model or facts.replaced
+    is_cleared = 2 * facts.cleared > facts.steps or all_facts.clears_model or facts.replaced >= facts.piled
     if facts.steps >= _ENOUGH and facts.piled >= 2 and not is_cleared:
+        clears = "nothing clears them" if not facts.cleared else f"`zero_grad` clears them only {facts.cleared} times"
         yield FitFinding(
             kind="zero_grad",
             severity="problem",
-            what=f"gradients pile up: {facts.name} steps, and nothing clears them",
-            evidence=f"{facts.steps} steps, no `zero_grad`: each step uses the sum of all gradients since the first",
+            what=f"gradients pile up: {facts.name} steps, and {clears}",
+            evidence=f"{facts.steps} steps seen, {facts.cleared} `zero_grad`: each step uses the sum of those since then",
             change="`optimizer.zero_grad()` before each backward pass",
             nbytes=facts.gradient_bytes,
         )
@@ -178,7 +205,8 @@ def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFin
             severity="advice",
             what=f"{counted(len(names), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
             evidence=f"{unused.share:.0%} of all values with gradients",
-            change=f"`requires_grad_(False)` of what is frozen, e.g. `model.{names[0].partition('.')[0]}`",
+            change=f"`requires_grad_(False)` of what is frozen, e.g. `model.{names[0].partition('.')[0]}`; what is to learn "
+            "belongs in the optimizer",
             time=round(times.get(phases.BACKWARD, 0) * unused.share / 2) or None,
         )
 
@@ -198,7 +226,7 @@ def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
 
 
 def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
-    if not facts.steps and facts.cleared >= _ENOUGH and all_facts.backwards >= _ENOUGH:
+    if not facts.steps and not facts.changed and facts.cleared >= _ENOUGH and all_facts.backwards >= _ENOUGH:
         yield FitFinding(
             kind="step",
             severity="problem",
@@ -210,7 +238,7 @@ def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[
 
 def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
     names = facts.without_gradients
-    if names and facts.looks >= 2:
+    if names and facts.looks >= 2 and len(names) < facts.trainable:  # else nothing is trained
         shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield FitFinding(

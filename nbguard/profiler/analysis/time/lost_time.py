@@ -10,6 +10,7 @@ from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches
 from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
+from nbguard.profiler.analysis.time.known_calls import KNOWN_CALLS
 from nbguard.profiler.analysis.time.stacks import CELL, StackLine, StackSamples
 from nbguard.profiler.analysis.time.timing import steady_batches
 from nbguard.render.words import line_words
@@ -152,6 +153,11 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             f"{name} takes {format_time(code.total)}{inner}",
             _LESS.get(code.kind, "do less in it, or do it less often"),
         )
+        if code.kind == "line" and code.line.call:
+            what, change = (
+                f"{name} takes {format_time(code.total)} in `{code.line.call}`",
+                KNOWN_CALLS.get(code.line.call, change),
+            )
         yield _finding("code", timing, total, what, change, _shares(code))
 
 

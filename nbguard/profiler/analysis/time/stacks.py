@@ -22,6 +22,7 @@ class StackLine:
     line: int  # that was running; 0: not known
     first: int = 0  # line at which the function begins
     is_users: bool = False  # not of an installed library
+    call: str = ""  # of `KNOWN_CALLS`, which the line makes; "": none
 
     @property
     def short(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, UnusedGradients
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.health.parameter_groups import Group, fusible, groups_of, is_looped, torchs
+from nbguard.profiler.instruments.health.training import Rates, Values
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
@@ -43,11 +44,14 @@ class _Optimizer:
         self.has_pending = False  # a backward pass came since its last step, and since its gradients were cleared
         self.parameters: frozenset[int] = frozenset()  # ids of all
         self.half_eps: dict[float, int] = {}
-        self.without: dict[int, weakref.ref[Any]] = {}
+        self.without: dict[int, str] = {}  # parameters that had no gradient at any look; "": no model has them
         self.sample: _Sample | None = None  # of the last look
+        self.is_cleared = False  # a backward pass's gradients were cleared, and no other has come since
+        self.emptied = self.trainable = 0
+        self.values = Values()
+        self.rates = Rates()
 
-    def facts(self, names: dict[int, str]) -> OptimizerFacts:
-        without = tuple(names[key] for key, ref in self.without.items() if key in names and ref() is not None)
+    def facts(self) -> OptimizerFacts:
         return OptimizerFacts(
             name=self.name,
             steps=self.steps,
@@ -59,7 +63,13 @@ class _Optimizer:
             replaced=self.replaced,
             thrown=self.thrown,
             parameters=len(self.parameters),
-            without_gradients=without,
+            without_gradients=tuple(filter(None, self.without.values())),
+            foreign=sum(not name for name in self.without.values()),
+            trainable=self.trainable,
+            emptied=self.emptied,
+            changed=self.values.changed,
+            unchanged=self.values.unchanged,
+            rate=self.rates.facts(),
             looks=self.looks,
             is_fastai=self.is_fastai,
             fusible=self.fusible,
@@ -81,7 +91,10 @@ class OptimizerWatch:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
         self._backwards = 0
-        self._clears_model = False
+        self._clears_model = self._is_stepping = False
+        self._unused: UnusedGradients | None = None
+        self._untaught: tuple[str, ...] = ()
+        self._schedulers: dict[str, int] = {}
         self._facts: OptimizersFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -89,10 +102,11 @@ class OptimizerWatch:
         import torch
 
         self._torch: Any = torch
-        self._recorder = recorder
+        self._recorder, self._began = recorder, recorder.losses
         self._arriving = AsyncScalars(torch)
         self._stepping = recorder.code(phases.STEP)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
+        self._patches.put(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("step", self._step)
@@ -103,27 +117,43 @@ class OptimizerWatch:
         """Take the patch out, and write the observations down by name."""
         self._patches.restore()
         self._arriving.poll()
-        names = {id(p): name for model in self._models for name, p in model.named_parameters()}
-        facts = tuple(optimizer.facts(names) for optimizer in self._optimizers)
-        self._facts = OptimizersFacts(facts, self._backwards, self._clears_model, self._unused_gradients())
+        self._note_untaught()
+        facts = tuple(optimizer.facts() for optimizer in self._optimizers)
+        losses = self._recorder.losses - self._began
+        self._facts = OptimizersFacts(
+            optimizers=facts,
+            backwards=self._backwards,
+            clears_model=self._clears_model,
+            unused=self._unused,
+            untaught=self._untaught,
+            schedulers=tuple(self._schedulers.items()),
+            losses=losses,
+        )
         self._optimizers.clear()
         self._looked_at.clear()
         self._models.clear()
 
-    def _unused_gradients(self) -> UnusedGradients | None:
-        """Return the parameters with gradients that no optimizer uses, and their share of all values with gradients."""
+    def _note_untaught(self) -> None:
+        """Note the parameters with gradients that no optimizer has, as far as their models are still there.
+
+        Those of models that are trained here count as unused gradients, with their share of all values with gradients.
+        """
         used = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.parameters)
         unused: list[str] = []
+        untaught: list[str] = []
         sizes = {True: 0, False: 0}
         for model in self._models:
             named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            untaught += [name for name, p in named if id(p) not in used and p.grad is not None]
             if used.isdisjoint(id(p) for _, p in named):
                 continue  # another model, which is not trained here
             for name, p in named:
                 if id(p) in used or p.grad is not None:
                     sizes[id(p) in used] += p.numel()
                     unused += [] if id(p) in used else [name]
-        return UnusedGradients(tuple(unused), sizes[False] / sum(sizes.values())) if unused else None
+        if self._models:
+            self._unused = UnusedGradients(tuple(unused), sizes[False] / sum(sizes.values())) if unused else None
+            self._untaught = tuple(untaught)
 
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""
@@ -141,10 +171,13 @@ class OptimizerWatch:
 
     def _step(self, optimizer: Any) -> None:
         known = self._of(optimizer)
+        self._is_stepping = True
         known.steps += 1
-        known.has_pending = False
+        known.emptied += known.is_cleared
+        known.has_pending = known.is_cleared = False
+        groups = groups_of(optimizer)
+        known.rates.note(groups, self._recorder.losses)
         if self._backwards and known.steps & (known.steps - 1) == 0:
-            groups = groups_of(optimizer)
             if not known.looks:
                 self._meet(known, optimizer, groups)
             self._look(known, groups)
@@ -164,8 +197,12 @@ class OptimizerWatch:
     def _look(self, known: _Optimizer, groups: list[Group]) -> None:
         known.looks += 1
         required = [p for group in groups for p in group.parameters if p.requires_grad]
-        without = {id(p): weakref.ref(p) for p in required if p.grad is None}
-        known.without = without if known.looks == 1 else {key: without[key] for key in known.without if key in without}
+        known.trainable = max(known.trainable, len(required))
+        without = [id(p) for p in required if p.grad is None and (known.looks == 1 or id(p) in known.without)]
+        names = {id(p): name for model in self._models for name, p in model.named_parameters()} if without else {}
+        known.without = {key: names.get(key) or known.without.get(key, "") for key in without}
+        self._note_untaught()
+        known.values.keep(self._torch, required)
         have = [p for p in required if p.grad is not None and p.grad.layout is self._torch.strided]  # embeddings': sparse
         known.gradient_bytes = sum(p.grad.nbytes for p in have)
         smallest = min(have, key=lambda p: p.grad.numel(), default=None)
@@ -177,7 +214,7 @@ class OptimizerWatch:
     def _loss(self, _: Any) -> None:
         self._backwards += 1
         for known in self._optimizers:
-            known.has_pending = True
+            known.has_pending, known.is_cleared = True, False
         self._arriving.poll()
         while self._looked_at:
             known = self._looked_at.pop()
@@ -188,6 +225,9 @@ class OptimizerWatch:
     def _ended(self, code: int) -> None:
         """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note what is left of them."""
         if code == self._stepping:
+            self._is_stepping = False
+            for known in self._optimizers:
+                known.values.compare(self._torch, self._arriving)
             for known in self._looked_at:
                 gradient = None if known.sample is None else known.sample.gradient()
                 if known.sample is not None and gradient is not None:
@@ -214,17 +254,37 @@ class OptimizerWatch:
     def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
         known = self._of(optimizer)
         known.cleared += 1
-        known.thrown += known.has_pending and self._recorder.current != self._stepping  # a closure's come again
+        if not self._is_stepping:  # a closure's come again
+            known.thrown += known.has_pending
+            known.is_cleared |= known.has_pending
+            if not known.steps and known.values.is_wanted:  # updated by hand, maybe
+                known.values.compare(self._torch, self._arriving)
+                known.values.keep(self._torch, [p for group in groups_of(optimizer) for p in group.parameters])
         known.has_pending = False
         known.cleared_in_place += set_to_none is False
 
     def _clear_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(module: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
-            self._clears_model |= get_ident() == self._recorder.thread
+            if get_ident() == self._recorder.thread:
+                self._clears_model = True
+                for known in self._optimizers:
+                    known.is_cleared |= known.has_pending
             return original(module, *args, **kw)
 
         return zero_grad
+
+    def _schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        counts, recorder = self._schedulers, self._recorder
+
+        def step(scheduler: Any, *args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
+            if get_ident() == recorder.thread:
+                name = name_of(type(scheduler))
+                counts[name] = counts.get(name, 0) + 1
+            return original(scheduler, *args, **kw)
+
+        return step
 
 
 def _half_eps(torch: Any, groups: list[Group]) -> dict[float, int]:

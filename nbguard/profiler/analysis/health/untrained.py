@@ -1,0 +1,151 @@
+"""Fits that train nothing, or a part only: steps without gradients, of the wrong parameters, or too small to matter. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
+from nbguard.profiler.analysis.report import FitFinding
+from nbguard.units import counted
+
+_LOOKS = 2
+"""At gradients before steps; the second comes at the second step."""
+_UNCHANGED = 5
+"""Looks without a change: the fifth comes at step 16."""
+_STEPS = 16
+_MUCH = 0.25
+"""Share of the batches that a fit goes on with a learning rate that is too small."""
+_OFTEN = 0.5
+"""Steps of schedulers per batch, from which on they step per batch."""
+_SHOWN = 3
+
+
+def untrained_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tuple[FitFinding, ...]:
+    """Return the reasons why nothing is trained, one for each optimizer. `is_scaled`: a GradScaler may leave steps out."""
+    return tuple(finding for optimizer in facts.optimizers for finding in _first(optimizer, facts, is_scaled))
+
+
+def _first(optimizer: OptimizerFacts, facts: OptimizersFacts, is_scaled: bool) -> Iterator[FitFinding]:
+    """Yield the gravest reason."""
+    for reason in (_without_gradients, _replaced, _frozen, _rate, *(() if is_scaled else (_unchanged,))):
+        found = reason(optimizer, facts)
+        if found is not None:
+            yield found
+            return
+
+
+def _finding(what: str, evidence: str, change: str) -> FitFinding:
+    return FitFinding(kind="not trained", severity="problem", what=what, evidence=evidence, change=change)
+
+
+def _make(optimizer: OptimizerFacts) -> str:
+    return f"`{optimizer.name}(model.parameters(), …)`" if not optimizer.is_fastai else "the Learner"
+
+
+def _without_gradients(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on an optimizer none of whose parameters ever gets a gradient."""
+    without = len(optimizer.without_gradients) + optimizer.foreign
+    if optimizer.looks < _LOOKS or not optimizer.trainable or without < optimizer.trainable:
+        return None
+    count = counted(without, "parameter")
+    if optimizer.emptied * 2 > optimizer.steps:
+        return _finding(
+            f"{optimizer.name} trains nothing: `zero_grad` stands between the backward pass and the step",
+            f"at {optimizer.emptied} of {counted(optimizer.steps, 'step')} its {count} had no gradient any more",
+            "`optimizer.zero_grad()` before `loss.backward()`, or after the step",
+        )
+    if optimizer.foreign == optimizer.trainable:
+        others = f"; gradients came to {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
+        return _finding(
+            f"{optimizer.name} trains nothing: none of its {count} is in a model that ran",
+            f"none of them ever had a gradient{others}: a model or layer was made anew after the optimizer",
+            f"make the optimizer after the model and its layers: {_make(optimizer)}",
+        )
+    return _finding(
+        f"{optimizer.name} trains nothing: none of its {count} ever gets a gradient",
+        f"{counted(optimizer.steps, 'step')} seen, and the loss does not depend on {_shown(optimizer.without_gradients)}",
+        "look for `.detach()`, `.data`, `.item()`, NumPy or `torch.no_grad()` between the model and the loss",
+    )
+
+
+def _replaced(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on a part of a model that was replaced after the optimizer was made."""
+    unused = facts.unused
+    if optimizer.looks < _LOOKS or not optimizer.foreign or unused is None:
+        return None
+    return _finding(
+        f"{_shown(unused.parameters)} {'is' if len(unused.parameters) == 1 else 'are'} not trained: the optimizer was made "
+        "before that layer",
+        f"{counted(len(unused.parameters), 'parameter')} with gradients in no optimizer; {optimizer.name} has "
+        f"{optimizer.foreign} that no model has and that never got a gradient",
+        f"make the optimizer after the last change to the model: {_make(optimizer)}",
+    )
+
+
+def _frozen(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on an optimizer all of whose parameters are frozen, where no other trains anything."""
+    if (
+        optimizer.looks < _LOOKS
+        or optimizer.trainable
+        or not optimizer.parameters
+        or any(o.trainable for o in facts.optimizers)
+    ):
+        return None
+    others = f"; gradients came to {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
+    return _finding(
+        f"{optimizer.name} trains nothing: {counted(optimizer.parameters, 'parameter')}, all frozen",
+        f"`requires_grad` is False of all of them{others}",
+        "`model.requires_grad_(True)`, or of the part that is to learn",
+    )
+
+
+def _rate(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on a learning rate that is 0, or has become too small long before the end."""
+    rate = optimizer.rate
+    if rate is None or rate.steps < _STEPS:
+        return None
+    if not rate.highest:
+        return _finding(
+            f"{optimizer.name} trains nothing: its learning rate is 0",
+            f"at all {rate.steps} steps that were looked at",
+            f"`{optimizer.name}(…, lr=1e-3)`, or another rate" if not optimizer.is_fastai else "`learn.fit(1, 1e-3)`",
+        )
+    by_batch = [name for name, calls in facts.schedulers if calls >= _OFTEN * facts.losses]
+    small = rate.small if by_batch else rate.negligible
+    if small < _MUCH * rate.batches:
+        return None
+    if by_batch:
+        change = f"`scheduler.step()` once per epoch, or settings of `{by_batch[0]}` that count batches"
+        evidence = f"`{by_batch[0]}.step()` was called {dict(facts.schedulers)[by_batch[0]]} times for {facts.losses} losses"
+    else:
+        change, evidence = "look at the schedule of the learning rate", f"the highest was {rate.highest:g}"
+    return _finding(
+        f"the learning rate falls from {rate.highest:g} to {rate.last:.2g}: {small} of {rate.batches} batches train nothing",
+        evidence,
+        change,
+    )
+
+
+def _unchanged(optimizer: OptimizerFacts, _: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on steps that change nothing, for whatever reason."""
+    if not optimizer.steps or optimizer.changed or optimizer.unchanged < _UNCHANGED:
+        return None
+    rate = "" if optimizer.rate is None else f", with a learning rate of {optimizer.rate.last:g}"
+    if optimizer.emptied * 2 > optimizer.steps:
+        change = "`optimizer.zero_grad()` before `loss.backward()`, or after the step"
+        cause = ": `zero_grad` stands between the backward pass and the step"
+    else:
+        change, cause = (
+            "look for gradients that are all 0, and for a learning rate that is too small for the parameters' dtype",
+            "",
+        )
+    return _finding(
+        f"{optimizer.name} trains nothing: its steps change no value{cause}",
+        f"compared before and after {optimizer.unchanged} steps{rate}",
+        change,
+    )
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more

@@ -1,0 +1,176 @@
+"""The end of the autograd graph: whether a loss gets the values and shapes that it takes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from nbguard.profiler.analysis.health.loss_input import BroadcastLoss, LossInputFacts, SquashedLogits, Squashing
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.kinds import name_of
+
+_LOSSES = 4
+"""Losses of a fit that are looked at: several, as a fit may have several models."""
+_NODES = 48
+"""Operations before a loss that are looked at: the terms of one that has several."""
+_VIEWS = frozenset(
+    ["Expand", "Permute", "Reshape", "Select", "Slice", "Squeeze", "T", "Transpose", "Unsqueeze", "UnsafeView", "View"]
+)
+_SHAPED = _VIEWS | {"Alias", "Clone", "ToCopy"}
+"""Operations that change no value, by the name of their backward function without its number."""
+_TERMS = frozenset(
+    ["Abs", "Add", "Cat", "Div", "Index", "MaskedFill", "Mean", "Mul", "Neg", "Pow", "Sqrt", "Stack", "Sub", "Sum"]
+)
+_SUMMED = _SHAPED | _TERMS | {"Where"}
+"""Operations that make a loss of its terms."""
+_SQUASHING: dict[str, Squashing] = {"Softmax": "softmax", "Sigmoid": "sigmoid"}
+_NLL = frozenset(("NllLoss", "NllLoss2D"))
+_LAYERS = frozenset(("Addmm", "Mm", "Linear", "Convolution", "ConvolutionOverrideable"))
+_ELEMENTWISE = frozenset(("MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs", "Mul"))
+"""Losses of pairs, and what hand-written ones make of a difference."""
+
+
+class LossInputWatch:
+    """Looks at the last few operations before each of the first losses: names and shapes, no values."""
+
+    watches = "inputs of losses"
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._model: weakref.ref[Any] | None = None
+        self._squashed: dict[SquashedLogits, None] = {}
+        self._broadcast: dict[BroadcastLoss, None] = {}
+
+    def start(self, recorder: Recorder) -> None:
+        """Wait for the first losses."""
+        self._recorder = recorder
+        recorder.subscribe("forward", self._forward)
+        recorder.subscribe("loss", self._loss)
+
+    def stop(self) -> None:
+        """Leave everything: nothing was patched, and no graph is held."""
+
+    def observe(self) -> LossInputFacts:
+        """Return the mistakes that were seen."""
+        return LossInputFacts(tuple(self._squashed), tuple(self._broadcast))
+
+    def _forward(self, module: Any, _: Any) -> None:
+        self._model = weakref.ref(module)
+
+    def _loss(self, tensors: Any) -> None:
+        self._seen += 1
+        if self._seen >= _LOSSES:
+            self._recorder.unsubscribe("forward", self._forward)
+            self._recorder.unsubscribe("loss", self._loss)
+        for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
+            for node in _nodes(_maker_of(tensor)):
+                self._look(node)
+
+    def _look(self, node: Any) -> None:
+        kind = _kind(node)
+        if kind in _NLL or kind in ("LogSoftmax", "BinaryCrossEntropyWithLogits"):
+            self._look_at_logits(kind, node)
+        elif kind in _ELEMENTWISE:
+            found = _broadcast(node)
+            if found is not None:
+                self._broadcast[found] = None
+
+    def _look_at_logits(self, kind: str, node: Any) -> None:
+        before = _kind(_valued(_first(node)))
+        by = _SQUASHING.get(before, "")
+        if kind in _NLL:
+            loss = "nll_loss"
+            is_wrong = by == "softmax" or before in _LAYERS
+        else:
+            loss, is_wrong = "cross_entropy" if kind == "LogSoftmax" else "binary_cross_entropy_with_logits", bool(by)
+        if is_wrong:
+            self._squashed[SquashedLogits(loss, by, self._layer(by) if by else "")] = None
+
+    def _layer(self, by: Squashing) -> str:
+        """Return the last module of the model, if it is the one of torch's that does this."""
+        model = None if self._model is None else self._model()
+        kinds = {"softmax": ("Softmax", "Softmax2d"), "sigmoid": ("Sigmoid",)}[by]
+        if model is None or not hasattr(type(model), "named_modules"):
+            return ""
+        name, last = [(name, layer) for name, layer in model.named_modules() if not layer._modules][-1]
+        kind = name_of(type(last))
+        return "" if kind not in kinds else f"{name} ({kind})" if name else kind
+
+
+def _maker_of(tensor: Any) -> Any:
+    """Return the node that made a tensor; None of one that nothing made, or of no tensor."""
+    import torch
+
+    if not issubclass(type(tensor), torch.Tensor):
+        return None
+    with torch._C.DisableTorchFunction():
+        return tensor.grad_fn
+
+
+def _kind(node: Any) -> str:
+    """Return the name of an operation, e.g. `Softmax` of `SoftmaxBackward0`."""
+    return "" if node is None else name_of(type(node)).partition("Backward")[0]
+
+
+def _first(node: Any) -> Any:
+    """Return the node of the first input, or of the first that has one."""
+    return next((before for before, _ in node.next_functions if before is not None), None)
+
+
+def _valued(node: Any) -> Any:
+    """Return the first node from here on that makes new values."""
+    for _ in range(_NODES):
+        if _kind(node) not in _SHAPED:
+            break
+        node = _first(node)
+    return node
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """Yield the operations before a loss, the nearest first, as far as they only add up its terms."""
+    waiting, seen = [node], 0
+    while waiting and seen < _NODES:
+        node = waiting.pop(0)
+        if node is None:
+            continue
+        seen += 1
+        yield node
+        kind = _kind(node)
+        if kind in _SUMMED or kind in _NLL:
+            waiting += [before for before, _ in node.next_functions]
+
+
+def _shape(node: Any) -> tuple[int, ...] | None:
+    """Return the shape of the result of an operation; None where it has several, or torch does not tell."""
+    metadata = getattr(node, "_input_metadata", ())
+    return tuple(metadata[0].shape) if len(metadata) == 1 else None
+
+
+def _broadcast(node: Any) -> BroadcastLoss | None:
+    """Return what a loss of pairs has stretched: one batch of numbers that came from a layer, to a square.
+
+    Whoever stretches on purpose does it by `view`, `unsqueeze` or `[:, None]`, or has gradients on both sides.
+    """
+    stretched = _first(node)
+    is_square = all(before is stretched for before, _ in node.next_functions)
+    if _kind(stretched) not in ("Sub", "Expand") or (_kind(node) == "Mul" and not is_square):
+        return None
+    if _kind(stretched) == "Sub":
+        sides = [before for before, _ in stretched.next_functions if before is not None]
+        if len(sides) != 1:
+            return None
+        operand = sides[0]
+        if _kind(operand) == "Expand":
+            stretched, operand = operand, _first(operand)
+    else:
+        operand = _first(stretched)
+    while _kind(operand) in _SHAPED - _VIEWS:
+        operand = _first(operand)
+    after, before = _shape(stretched), _shape(operand)
+    if after is None or before is None or len(after) != 2 or after[0] != after[1] or after[0] < 2:
+        return None
+    items = after[0]
+    if before == (items, 1) and _kind(operand) not in _VIEWS:
+        return BroadcastLoss(items, is_column=True)
+    return BroadcastLoss(items, is_column=False) if before == (items,) else None

@@ -1,0 +1,81 @@
+"""Lines of the loop that make a call which is known to take long: the report says which, and what to do instead."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.time.known_calls import KNOWN_CALLS, known_call
+from tests.profiler.loops import train
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("torch.save(model.state_dict(), 'last.pt')", "torch.save"),
+        ("best = copy.deepcopy(model)", "deepcopy"),
+        ("x = torch.tensor([frames[k] for k in picked])", "torch.tensor"),
+        ("frame.to_csv('log.csv'); done = True", "to_csv"),
+        ("print(frame.describe())", "print"),
+        ("blueprint(x)", ""),
+        ("reopen(x)", ""),
+        ("print(torch.tensor(rows))", ""),  # which of them is not known
+        ("loss = criterion(model(x), y)", ""),
+    ],
+)
+def test_the_call_of_a_line(line: str, call: str) -> None:
+    assert known_call(line) == call
+    assert not call or KNOWN_CALLS[call]
+
+
+def test_the_call_that_takes_long_is_said_with_its_remedy(tmp_path: Path) -> None:
+    """Each line in turn is the slow one of a loop; what comes instead is silent."""
+    big = torch.zeros(600, 600)
+    rows = [[float(n) for n in range(400)] for _ in range(400)]
+
+    def saves() -> None:
+        for number in range(20):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.save([big, number], tmp_path / "last.pt")
+
+    def makes() -> None:
+        for _ in range(20):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(torch.tensor(rows).sum().item())
+
+    def copies() -> None:
+        for _ in range(20):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(len(copy.deepcopy(rows)))
+
+    model, x, kept = torch.nn.Linear(4, 1), torch.ones(8, 4), []  # type: ignore[var-annotated]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    fits: tuple[tuple[Callable[[], Any], str], ...] = ((saves, "torch.save"), (makes, "torch.tensor"), (copies, "deepcopy"))
+    for fit, call in fits:
+        with profile_fit(show=False) as profile:
+            begun = time.perf_counter()
+            while time.perf_counter() < begun + 1:
+                fit()
+        assert f"in `{call}`: {KNOWN_CALLS[call]}" in " ".join(profile.report.first), call
+
+
+def test_a_loop_without_any_says_nothing_of_them() -> None:
+    with profile_fit(show=False) as profile:
+        train()
+    assert not [f for f in profile.report.findings if f.kind == "code"]
