@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from typing import Any
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
 from nbguard.memory.references.graph import SOMEWHERE
-from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.kinds import TypeTable, name_of
 from nbguard.scan.heap.labels import Labels
 from nbguard.scan.heap.walk import Walk
 from nbguard.scan.roots.frames import attached_locals
@@ -32,26 +32,30 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
             walk.kind[view] = "locals"
     labelled = None if len(relevant) <= _LABEL_ALL else _on_shortest_paths(walk, new, roots)
     labels = Labels(walk.referents.autograd, walk.class_spaces)
-    children_of = {old: [child for child in dict.fromkeys(walk.children[old]) if child in new] for old in relevant}
+    objects, kinds, holds = walk.objects, walk.kind, walk.holds
+    children_of = {old: [child for child in _once(walk.children[old]) if child in new] for old in relevant}
     texts_of: dict[int, list[str]] = {}
-    for old in sorted(relevant, key=lambda old: type(walk.objects[old]) is dict):  # its owner says how a dict is written
-        if children_of[old] and (labelled is None or old in labelled or walk.kind[old] in _ALWAYS_LABELLED):
-            children = [walk.objects[child] for child in children_of[old]]
-            written = partial(labels.of, kind=walk.kind[old], children=children)
-            texts_of[old] = walk.unread.read(walk.objects[old], written, otherwise=[SOMEWHERE] * len(children))
-    nodes = []
+    dicts = [old for old in relevant if type(objects[old]) is dict]  # their owners, first, say how they are written
+    others = [old for old in relevant if type(objects[old]) is not dict]
+    for old in chain(others, dicts):
+        if children_of[old] and (labelled is None or old in labelled or kinds[old] in _ALWAYS_LABELLED):
+            children = [objects[child] for child in children_of[old]]
+            try:
+                texts_of[old] = labels.of(objects[old], kinds[old], children)
+            except Exception:  # noqa: BLE001 - as in `Unread.read`, without a call for each object
+                walk.unread.note(objects[old])
+    nodes, names = [], TypeTable(name_of)
     for old in relevant:
-        obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
-        texts = texts_of.get(old, [SOMEWHERE] * len(children))
-        numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
+        obj, kind, children = objects[old], kinds[old], children_of[old]
+        texts, type_name = texts_of.get(old), names.of(type(obj))
         nodes.append(
             Node(
-                kind=_node_kind(obj, kind),
-                type_name=name_of(type(obj)),
+                kind=_node_kind(type_name, kind),
+                type_name=type_name,
                 ref=id(obj),
-                children=numbers,
-                labels=tuple(texts),
-                storages=held,
+                children=tuple([new[child] for child in children]),
+                labels=tuple(texts) if texts is not None else (SOMEWHERE,) * len(children),
+                storages=tuple(holds[old]) if old in holds else (),
                 repeated=_repeated(walk.children[old], new),
             )
         )
@@ -84,9 +88,13 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     return Graph(tuple(kept_roots), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
 
 
+def _once(children: list[int]) -> Iterable[int]:
+    return children if len(children) < 2 else dict.fromkeys(children)
+
+
 def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
     """Return the children that are referred to more than once: deleting one element of a list then lets nothing go."""
-    if len(set(children)) == len(children):
+    if len(children) < 2 or len(set(children)) == len(children):
         return ()
     return tuple(new[child] for child, count in Counter(children).items() if count > 1 and child in new)
 
@@ -115,5 +123,5 @@ def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[Li
     return on_a_path
 
 
-def _node_kind(obj: Any, kind: str) -> Any:
-    return "data" if name_of(type(obj)) in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)
+def _node_kind(type_name: str, kind: str) -> Any:
+    return "data" if type_name in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)
