@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from nbguard.plain_data import Within
 from nbguard.render.json import SCHEMA
 from nbguard.render.result import Result
 
@@ -69,6 +70,8 @@ class _Definitions:
         if annotation in _PLAIN:
             return {"type": _PLAIN[annotation]}
         if origin is typing.Annotated:
+            if isinstance(arguments[1], Within):
+                return self.of(arguments[0])
             return self._named(arguments[1], is_document=issubclass(arguments[1], Result))
         if origin in (typing.Union, types.UnionType):
             return _either([self.of(argument) for argument in arguments])

@@ -8,7 +8,7 @@ from typing import Any
 from nbguard.cluster.analysis.engines import Answer, EngineMemory, EnginesReport, engine_of, report_of
 from nbguard.cluster.engine import memory_facts
 from nbguard.cluster.inquiry import ask, client_of
-from nbguard.errors import NbguardError
+from nbguard.errors import DamagedDataError, NbguardError
 
 
 def engines(client: Any, timeout: float = 10.0) -> EnginesReport:
@@ -42,5 +42,5 @@ def _engine(number: int, answer: Answer, facts: dict[str, Any]) -> EngineMemory:
         return EngineMemory(engine=number, answer=answer)
     try:
         return engine_of(number, facts)
-    except (KeyError, TypeError, ValueError):
+    except DamagedDataError:
         return EngineMemory(engine=number, answer=Answer("failed", "it has another version of nbguard: install the same there"))

@@ -7,7 +7,7 @@ import pytest
 import nbguard
 from nbguard.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, engine_of, report_of
 from nbguard.cluster.inquiry import clients_in, is_client
-from nbguard.errors import NbguardError
+from nbguard.errors import DamagedDataError, NbguardError
 from nbguard.render.text import blocks_text
 
 
@@ -50,7 +50,7 @@ def test_an_engine_without_an_answer_has_a_row_that_says_why() -> None:
 
 
 def test_facts_of_another_version_are_refused() -> None:
-    with pytest.raises((KeyError, TypeError)):
+    with pytest.raises(DamagedDataError):
         engine_of(0, {"devices": [{"name": "A100", "size": 1}]})
 
 

@@ -548,20 +548,56 @@ def test_a_callback_that_changes_the_batch_or_the_prediction_is_named_without_be
         def after_pred(self) -> None:
             self.learn.pred = self.pred.sigmoid()
 
+    class ByName(Callback):
+        def before_batch(self) -> None:
+            setattr(  # noqa: B010
+                self.learn,
+                "xb",
+                tuple(x * 2 for x in self.xb),
+            )
+
+    class ByComputedName(Callback):
+        def before_batch(self) -> None:
+            for name in ("xb", "yb"):
+                setattr(self.learn, name, getattr(self, name))
+
+        def after_pred(self) -> None:
+            object.__setattr__(self.learn, "pred", self.pred.sigmoid())
+
+    class ByNamespace(Callback):
+        def before_batch(self) -> None:
+            [setattr(self.learn, name, None) for name in ("xb",)]
+
+        def after_pred(self) -> None:
+            self.learn.__dict__.update(pred=self.pred.sigmoid())
+
     class Looks(Callback):
         def before_batch(self) -> None:
             self.seen = self.xb[0].mean().item()
+            setattr(self, "seen", getattr(self, "xb"))  # noqa: B009, B010
 
         def after_pred(self) -> None:
             self.seen = self.pred.shape
+            self.stats.update(pred=3)
 
     class OnlyInTraining(Doubles):
         run_valid = False
 
     learn, _, _ = learners.make("xresnet")
-    learn.add_cbs([Doubles(), InPlace(), Squashes(), Looks(), OnlyInTraining(), MixUp()])
+    learn.add_cbs(
+        [Doubles(), InPlace(), Squashes(), ByName(), ByComputedName(), ByNamespace(), Looks(), OnlyInTraining(), MixUp()]
+    )
     changes = batch_changes(subject_of(learn))
     found = [(change.callback, change.event) for change in changes]
-    assert found == [("Doubles", "before_batch"), ("InPlace", "before_batch"), ("Squashes", "after_pred")]
+    assert found == [
+        ("Doubles", "before_batch"),
+        ("InPlace", "before_batch"),
+        ("Squashes", "after_pred"),
+        ("ByName", "before_batch"),
+        ("ByComputedName", "before_batch"),
+        ("ByComputedName", "after_pred"),
+        ("ByNamespace", "before_batch"),
+        ("ByNamespace", "after_pred"),
+    ]
     first = inspect.getsourcelines(Squashes)[1]
     assert f"test_export.py:{first + 2} in after_pred()" in changes[2].line

@@ -19,7 +19,8 @@ from typing import Any
 
 import nbguard
 from nbguard.cli import main
-from nbguard.errors import RankFactsError, RunRecordError
+from nbguard.cluster.analysis.engines import engine_of, report_of
+from nbguard.errors import DamagedDataError, RankFactsError, RunRecordError
 from nbguard.ranks.analysis.facts import CollectiveCall, RankFacts, to_text
 from nbguard.ranks.analysis.nccl_log import nccl_notes
 from nbguard.render.result import Result
@@ -321,6 +322,35 @@ def _look_at_runs(rng: random.Random, folder: Path) -> Look:
     yield from shown(comparison)
 
 
+def engine_facts() -> dict[str, Any]:
+    """Return valid facts of an engine of a cluster."""
+    device = {
+        "device": "cuda:0",
+        "name": f"A{HTML}",
+        "uuid": "GPU-1",
+        "allocated": 9,
+        "reserved": None,
+        "holder": "x",
+        "held": 9,
+    }
+    return {"host": "here", "pid": 9, "visible": None, "devices": [device, device], "stale": 4, "error": f"ValueError{ESCAPES}"}
+
+
+def _make_engines(rng: random.Random, folder: Path) -> None:
+    (folder / "engines.json").write_text(json.dumps([changed(engine_facts(), rng) for _ in range(2)]), encoding="utf-8")
+
+
+def _look_at_engines(rng: random.Random, folder: Path) -> Look:
+    del rng
+    try:
+        sent = json.loads((folder / "engines.json").read_text(encoding="utf-8"))
+        report = report_of([engine_of(number, facts) for number, facts in enumerate(sent)])
+    except DamagedDataError as error:
+        yield "refused", str(error)
+        return
+    yield from shown(report)
+
+
 _SOURCE = "%load_ext nbguard\nimport os, re\nfrom json import dumps\n!pip install x\nx = [1, (2, 3)]\n"
 
 
@@ -396,6 +426,7 @@ FORMATS = {
     "launch errors": Format(_make_launch_errors, _look_at_launch_errors),
     "NCCL logs": Format(_make_log, _look_at_log),
     "records": Format(_make_records, _look_at_runs),
+    "engines": Format(_make_engines, _look_at_engines, files=100),
     "notebooks": Format(_make_notebooks, _look_at_runs),
     "sources": Format(_make_source, _look_at_lock, files=4),
     "profiles": Format(_make_profile, _look_at_profile, files=30),

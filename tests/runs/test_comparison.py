@@ -127,11 +127,14 @@ def test_a_record_comes_back_from_its_json() -> None:
     ("change", "words"),
     [
         ({"kind": "report"}, "it holds no record of a run"),
-        ({"facts": 3}, "'facts' is not a list of objects"),
-        ({"facts": [{"topic": "seeds", "name": "a", "value": 3}]}, "'value' is not a text"),
-        ({"facts": [{"topic": "weather", "name": "a", "value": "b"}]}, "a topic 'weather' that this version"),
-        ({"cells": [{"number": "1", "source": "", "role": "", "edited": ""}]}, "is not a number"),
-        ({"diff": None}, "'diff' is not a text"),
+        ({"facts": 3}, "'facts' should be a list"),
+        ({"facts": [{"topic": "seeds", "name": "a", "value": 3}]}, "'facts\\[0\\].value' should be str"),
+        ({"facts": [{"topic": "weather", "name": "a", "value": "b"}]}, "'facts\\[0\\].topic' should be one of seeds, data"),
+        ({"cells": [{"number": "1", "source": "", "role": "", "edited": ""}]}, "'cells\\[0\\].number' should be int"),
+        ({"cells": [{"number": -1, "source": "", "role": ""}]}, "'cells\\[0\\].number' should be from 0"),
+        ({"diff": None}, "'diff' should be str"),
+        ({"seconds": float("nan")}, "'seconds' should be from 0"),
+        ({"weather": 1}, "a field 'weather' that this version of nbguard does not know"),
     ],
 )
 def test_damaged_records_are_refused_in_a_line(change: dict[str, object], words: str) -> None:

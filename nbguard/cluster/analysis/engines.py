@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory import advice
 from nbguard.memory.finding import Finding
+from nbguard.plain_data import Within, from_plain
 from nbguard.render.result import Result
 from nbguard.render.words import clean, numbered
 from nbguard.units import format_bytes
 
 AnswerKind: TypeAlias = Literal["answered", "busy", "not there", "failed"]
 """`busy`: it was still running something else; `not there`: nbguard or PyTorch is not imported there; `failed`: an error."""
+
+
+_LARGEST = 2**63 - 1
+_Bytes: TypeAlias = Annotated[int, Within(0, _LARGEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,10 @@ class EngineDevice:
     device: str  # name in torch: "cuda:0"
     name: str  # name of the product
     uuid: str  # of the GPU, or of its slice; empty: there is none, or the engine has not opened it
-    allocated: int  # what holders hold
-    reserved: int | None  # what PyTorch has taken of the device; None where it does not tell
+    allocated: _Bytes  # what holders hold
+    reserved: _Bytes | None  # what PyTorch has taken of the device; None where it does not tell
     holder: str  # label of the largest holder; empty: nothing is held
-    held: int  # bytes of that holder
+    held: _Bytes  # bytes of that holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +67,34 @@ class EnginesReport(Result):
     findings: tuple[Finding, ...]
 
 
-def engine_of(engine: int, facts: dict[str, Any]) -> EngineMemory:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EngineFacts:
+    """The facts that an engine sends, as `nbguard.cluster.engine.memory_facts` makes them."""
+
+    host: str
+    pid: Annotated[int, Within(0, _LARGEST)]
+    visible: str | None
+    devices: tuple[EngineDevice, ...]
+    stale: _Bytes
+    error: str
+
+
+def engine_of(engine: int, facts: Any) -> EngineMemory:
     """Return an engine by the facts that it has sent.
 
     Raises:
-        KeyError, TypeError, ValueError: they are of another version of nbguard.
+        DamagedDataError: they are of another version of nbguard.
     """
-    devices = tuple(EngineDevice(**{**device, "name": clean(device["name"], 60)}) for device in facts["devices"])
+    sent: _EngineFacts = from_plain(_EngineFacts, facts, text=lambda text: clean(text, 200))
     return EngineMemory(
         engine=engine,
         answer=Answer("answered"),
-        host=clean(facts["host"], 60),
-        pid=int(facts["pid"]),
-        visible=facts["visible"],
-        devices=devices,
-        stale=int(facts["stale"]),
-        error=clean(facts["error"], 200),
+        host=clean(sent.host, 60),
+        pid=sent.pid,
+        visible=sent.visible,
+        devices=tuple(replace(device, name=clean(device.name, 60)) for device in sent.devices),
+        stale=sent.stale,
+        error=sent.error,
     )
 
 

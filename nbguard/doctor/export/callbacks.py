@@ -16,6 +16,11 @@ from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
 
 _EVENTS = {"before_batch": ("xb", "x"), "after_pred": ("pred",)}
 """Events around the call of the model, and the Learner's attributes that they may change for it."""
+_SETTERS = ("setattr", "__setattr__")
+_UPDATE, _NAMESPACES = "update", ("__dict__", "vars")
+"""Functions that bind an attribute by its name as a text, which no instruction shows."""
+_ENDS = ("POP_TOP", "STORE_", "RETURN_", "FOR_ITER", "LIST_APPEND", "POP_JUMP")
+"""Beginnings of the instructions at which a statement has ended."""
 
 
 def batch_changes(subject: TrialSubject) -> tuple[BatchChange, ...]:
@@ -30,7 +35,8 @@ def _changes(callback: Any) -> Iterator[BatchChange]:
         return
     for event, names in _EVENTS.items():
         function = _value(callback, event, of_class=True)
-        line = _writes(callback, function, names, set()) if isinstance(function, FunctionType) else None
+        code = inspect.unwrap(function).__code__ if isinstance(function, FunctionType) else None
+        line = None if code is None else _writes(callback, code, names, set(), frozenset())
         if line is not None:
             yield BatchChange(callback=name_of(type(callback)), event=event, line=words_of(line))
 
@@ -42,13 +48,18 @@ def _value(callback: Any, name: str, *, of_class: bool = False) -> Any:
     return next((namespace_of(cls)[name] for cls in mro_of(type(callback)) if name in namespace_of(cls)), None)
 
 
-def _writes(callback: Any, function: FunctionType, names: tuple[str, ...], seen: set[CodeType]) -> tuple[str, int, str] | None:
-    """Return the line at which a method, or one that it calls, binds one of the names, or writes into what it stands for."""
-    code = inspect.unwrap(function).__code__
+def _writes(
+    callback: Any, code: CodeType, names: tuple[str, ...], seen: set[CodeType], texts: frozenset[str]
+) -> tuple[str, int, str] | None:
+    """Return the line at which code, or a method that it calls, binds one of the names, or writes into what it stands for.
+
+    `texts` are constants of its callers, which may be names that it is given.
+    """
     if code in seen:
         return None
     seen.add(code)
-    number, reads = code.co_firstlineno, False
+    texts = texts.union(text for each in code.co_consts for text in _texts_of(each))
+    number, reads, statement = code.co_firstlineno, False, _Statement()
     for instruction in dis.get_instructions(code):
         start = getattr(instruction, "line_number", instruction.starts_line)  # from Python 3.13 on by that name
         if type(start) is int and start != number:
@@ -60,9 +71,52 @@ def _writes(callback: Any, function: FunctionType, names: tuple[str, ...], seen:
         is_written = reads and (is_in_place or instruction.opname == "STORE_SUBSCR")
         if is_binding or is_written:
             return code.co_filename, number, code.co_name
-    for name in code.co_names:
-        called = _value(callback, name, of_class=True)
-        found = _writes(callback, called, names, seen) if isinstance(called, FunctionType) else None
-        if found is not None:
-            return found
-    return None
+        if instruction.opname.startswith(_ENDS):
+            if statement.sets_one_of(names, texts):
+                return code.co_filename, statement.line, code.co_name
+            statement = _Statement()
+        else:
+            statement.take(instruction, number, code)
+    inner = [each for each in code.co_consts if type(each) is CodeType]  # comprehensions and functions inside
+    methods = [_value(callback, name, of_class=True) for name in code.co_names]
+    called = [inspect.unwrap(method).__code__ for method in methods if isinstance(method, FunctionType)]
+    found = (_writes(callback, each, names, seen, texts) for each in (*inner, *called))
+    return next((line for line in found if line is not None), None)
+
+
+class _Statement:
+    """The words of one statement so far: what it sets by a function is a text among them, or is computed."""
+
+    def __init__(self) -> None:
+        self.line = 0  # of the function that sets
+        self._words: set[str] = set()
+        self._texts: list[str] = []  # in order: of `setattr` the first is the name, mostly
+
+    def take(self, instruction: dis.Instruction, number: int, code: CodeType) -> None:
+        """Take in the next instruction, which is on line `number`."""
+        if instruction.opname == "KW_NAMES" and instruction.arg is not None:  # Python 3.11 and 3.12
+            self._texts += _texts_of(code.co_consts[instruction.arg])
+        elif instruction.opname == "LOAD_CONST":
+            self._texts += _texts_of(instruction.argval)
+        elif type(instruction.argval) is str:
+            if instruction.argval in (*_SETTERS, _UPDATE):
+                self.line = number
+            self._words.add(instruction.argval)
+
+    def sets_one_of(self, names: tuple[str, ...], texts: frozenset[str]) -> bool:
+        """Say whether it sets an attribute of one of these names, or of a name that is none of its constants but of `texts`."""
+        if _UPDATE in self._words and not self._words.isdisjoint(_NAMESPACES):
+            return not set(self._texts).isdisjoint(names)
+        if self._words.isdisjoint(_SETTERS):
+            return False
+        own = [text for text in self._texts if text != "learn"][:1]  # getattr(self, "learn") may come first
+        return not (set(own) or texts).isdisjoint(names)
+
+
+def _texts_of(constant: object) -> Iterator[str]:
+    """Yield the texts of a constant: itself, or what a tuple or set of constants has."""
+    if type(constant) is str:
+        yield constant
+    elif type(constant) is tuple or type(constant) is frozenset:
+        for each in constant:
+            yield from _texts_of(each)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from nbguard.errors import RunRecordError
+from nbguard.errors import DamagedDataError, RunRecordError
+from nbguard.plain_data import Within, from_plain
 from nbguard.render.result import Result
 
 Topic = Literal[
@@ -31,8 +31,8 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 KIND = "run_record"
 """The `kind` of a record in JSON."""
 
-_LARGEST = 2**63
-"""No number of a record reaches it."""
+_ENVELOPE = ("schema", "kind")
+"""The keys of a result in JSON beside its fields."""
 
 METADATA = "nbguard_run"
 """The key under which a notebook keeps the record, in the metadata of the output that shows it or the report of its fit."""
@@ -60,7 +60,7 @@ class MissingFact:
 class RunCell:
     """A cell that ran before the fit and that the Learner comes from."""
 
-    number: int  # In[number]
+    number: Annotated[int, Within(0, 2**63 - 1)]  # In[number]
     source: str  # as it ran, without what may be a secret
     role: str  # made: it bound a name that the run needs; used: it mentions the Learner after that; runs: it is the fit's own
     edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty: not known
@@ -80,7 +80,7 @@ class RunRecord(Result):
     missing: tuple[MissingFact, ...] = ()
     cells: tuple[RunCell, ...] = ()  # in the order in which they ran
     diff: str = ""  # changes of Python files since the commit, cut to a bound, without what may be a secret
-    seconds: float = 0.0  # that collecting it took
+    seconds: Annotated[float, Within(0, 2**63 - 1)] = 0.0  # that collecting it took
 
     def display_metadata(self) -> dict[str, Any]:
         """Return the record itself, so that the saved notebook has it."""
@@ -103,53 +103,9 @@ def record_from(data: Any) -> RunRecord:
     """
     if type(data) is not dict or data.get("kind") != KIND:
         raise RunRecordError("it holds no record of a run: write one, as in  %nbguard record learn --save run.json")
-    return RunRecord(
-        subject=_text(data, "subject"),
-        time=_text(data, "time"),
-        facts=tuple(RunFact(_topic(row), _text(row, "name"), _text(row, "value")) for row in _rows(data, "facts")),
-        missing=tuple(MissingFact(_topic(row), _text(row, "name"), _text(row, "reason")) for row in _rows(data, "missing")),
-        cells=tuple(
-            RunCell(
-                number=_number(row),
-                source=_text(row, "source"),
-                role=_text(row, "role"),
-                edited=_text(row, "edited"),
-            )
-            for row in _rows(data, "cells")
-        ),
-        diff=_text(data, "diff"),
-        seconds=_seconds(data.get("seconds")),
-    )
-
-
-def _rows(data: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    rows = data.get(name)
-    if type(rows) is not list or any(type(row) is not dict for row in rows):
-        raise RunRecordError(f"its field {name!r} is not a list of objects: the record is damaged")
-    yield from rows
-
-
-def _text(row: dict[str, Any], name: str) -> str:
-    value = row.get(name)
-    if type(value) is not str:
-        raise RunRecordError(f"its field {name!r} is not a text: the record is damaged")
-    return value
-
-
-def _topic(row: dict[str, Any]) -> Topic:
-    topic = _text(row, "topic")
-    for known in TOPICS:
-        if topic == known:
-            return known
-    raise RunRecordError(f"it has a topic {topic[:40]!r} that this version of nbguard does not know")
-
-
-def _number(row: dict[str, Any]) -> int:
-    value = row.get("number")
-    if type(value) is not int or not 0 <= value < _LARGEST:
-        raise RunRecordError("the number of one of its cells is not a number: the record is damaged")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and 0 <= value < _LARGEST else 0.0
+    fields = {name: value for name, value in data.items() if name not in _ENVELOPE}
+    try:
+        record: RunRecord = from_plain(RunRecord, fields)
+    except DamagedDataError as error:
+        raise RunRecordError(f"{error}: the record is damaged, or of another version of nbguard") from None
+    return record

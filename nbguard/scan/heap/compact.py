@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from typing import Any
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, ModulePart, Node, Root, StorageFact
@@ -37,26 +37,29 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
             walk.kind[view] = "locals"
     labelled = None if len(relevant) <= _LABEL_ALL else _on_shortest_paths(walk, new, roots)
     labels = Labels(walk.referents.autograd, walk.class_spaces)
-    children_of = {old: [child for child in dict.fromkeys(walk.children[old]) if child in new] for old in relevant}
+    objects, kinds, holds = walk.objects, walk.kind, walk.holds
+    children_of = {old: [child for child in _once(walk.children[old]) if child in new] for old in relevant}
     texts_of: dict[int, list[str]] = {}
-    for old in sorted(relevant, key=lambda old: _turn(walk.objects[old])):
-        if children_of[old] and (labelled is None or old in labelled or walk.kind[old] in _ALWAYS_LABELLED):
-            children = [walk.objects[child] for child in children_of[old]]
-            written = partial(labels.of, kind=walk.kind[old], children=children)
-            texts_of[old] = walk.unread.read(walk.objects[old], written, otherwise=[SOMEWHERE] * len(children))
-    nodes, ends, parts = [], TypeTable(own_end), _parts_of_modules(walk, relevant if labelled is None else labelled)
+    for old in _in_turn(objects, relevant):
+        if children_of[old] and (labelled is None or old in labelled or kinds[old] in _ALWAYS_LABELLED):
+            children = [objects[child] for child in children_of[old]]
+            try:
+                texts_of[old] = labels.of(objects[old], kinds[old], children)
+            except Exception:  # noqa: BLE001 - as in `Unread.read`, without a call for each object
+                walk.unread.note(objects[old])
+    nodes, names, ends = [], TypeTable(name_of), TypeTable(own_end)
+    parts = _parts_of_modules(walk, relevant if labelled is None else labelled)
     for old in relevant:
-        obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
-        texts = texts_of.get(old, [SOMEWHERE] * len(children))
-        numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
+        obj, kind, children = objects[old], kinds[old], children_of[old]
+        texts, type_name = texts_of.get(old), names.of(type(obj))
         nodes.append(
             Node(
-                kind=_node_kind(obj, kind),
-                type_name=name_of(type(obj)),
+                kind=_node_kind(type_name, kind),
+                type_name=type_name,
                 ref=id(obj),
-                children=numbers,
-                labels=tuple(texts),
-                storages=held,
+                children=tuple([new[child] for child in children]),
+                labels=tuple(texts) if texts is not None else (SOMEWHERE,) * len(children),
+                storages=tuple(holds[old]) if old in holds else (),
                 repeated=_repeated(walk.children[old], new),
                 module_part=parts.get(id(obj), ""),
                 own_end=ends.of(type(obj)) if kind in _WITH_METHODS else "",
@@ -101,14 +104,22 @@ def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePar
     return parts
 
 
-def _turn(obj: Any) -> int:
-    """Return when an object's references are written: its owner says how a dict is, a function how the tuple of its cells."""
-    return 2 if type(obj) is dict else int(type(obj) is not types.FunctionType)
+def _in_turn(objects: Sequence[Any], numbers: Sequence[int]) -> Iterable[int]:
+    """Return objects as their references are written: a function says how the tuple of its cells is, an owner how its dict."""
+    functions, others, dicts = list[int](), list[int](), list[int]()
+    for number in numbers:
+        kind = type(objects[number])
+        (dicts if kind is dict else functions if kind is types.FunctionType else others).append(number)
+    return chain(functions, others, dicts)
+
+
+def _once(children: list[int]) -> Iterable[int]:
+    return children if len(children) < 2 else dict.fromkeys(children)
 
 
 def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
     """Return the children that are referred to more than once, for each reference but the first."""
-    if len(set(children)) == len(children):
+    if len(children) < 2 or len(set(children)) == len(children):
         return ()
     return tuple(new[child] for child, count in Counter(children).items() if child in new for _ in range(count - 1))
 
@@ -137,5 +148,5 @@ def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[Li
     return on_a_path
 
 
-def _node_kind(obj: Any, kind: str) -> Any:
-    return "data" if name_of(type(obj)) in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)
+def _node_kind(type_name: str, kind: str) -> Any:
+    return "data" if type_name in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)

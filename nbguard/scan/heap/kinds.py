@@ -11,7 +11,8 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Container
-from itertools import compress
+from itertools import chain, compress
+from operator import is_not
 from typing import Any, Final, Generic, TypeVar
 
 _Known = TypeVar("_Known")
@@ -101,11 +102,15 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
             self._types.append(cls)
         return known
 
-    def note(self, types: list[type], ids: list[int]) -> set[int]:
-        """Judge each of these types that is not known yet; `ids` are theirs. Return the ids, each once."""
-        distinct = set(ids)
+    def note(self, types: list[type]) -> set[int]:
+        """Judge each of these types that is not known yet; return their ids, each once.
+
+        Neighbours in the heap are mostly alike: only where the type changes is its id asked for.
+        """
+        changes = list(compress(types, map(is_not, types, chain((None,), types))))
+        distinct = set(map(id, changes))
         if not distinct <= self.keys():
-            for cls in dict(zip(ids, types, strict=True)).values():
+            for cls in dict(zip(map(id, changes), changes, strict=True)).values():
                 self.of(cls)
         return distinct
 
@@ -177,10 +182,9 @@ class Kinds:
         for at in range(0, len(objects), _PIECE):
             piece = objects[at : at + _PIECE]
             types = list(map(type, piece))
-            ids = list(map(id, types))
-            looked_for = {key for key in self.known.note(types, ids) if self.known[key] in wanted}
+            looked_for = {key for key in self.known.note(types) if self.known[key] in wanted}
             if looked_for:
-                found += compress(piece, map(looked_for.__contains__, ids))
+                found += compress(piece, map(looked_for.__contains__, map(id, types)))
         return found
 
     def _judge(self, cls: type) -> str:

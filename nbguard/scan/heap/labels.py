@@ -15,7 +15,6 @@ from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.kinds import Types, TypeTable, Unwalked, is_graph_node, mro_of, name_of, namespace_of
 from nbguard.scan.roots.frames import frame_locals
 
-_SEQUENCES = Types((list, tuple, deque))
 _WRITTEN = Types((dict, list, tuple))
 _FRAMES = Types((types.FrameType, types.TracebackType))
 
@@ -77,6 +76,9 @@ class Labels:
 
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
+        cls = type(obj)
+        if (cls is list or cls is tuple) and len(obj) == 1 and [*map(id, obj)] == [*map(id, children)]:
+            return ["[0]"]  # the rule below, for chains of a million of them
         known = self._known(obj, kind, set(map(id, children)))
         return [self._label(obj, kind, known, child) for child in children]
 
@@ -87,10 +89,10 @@ class Labels:
             return {id(cell): f" → closure {name}" for name, cell in zip(names, obj, strict=False)}
         if cls is dict:
             return _dict_labels(obj, self._writers.get(id(obj)), wanted)
+        if cls is list or cls is tuple or cls is deque:
+            return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj))) if id(item) in wanted}
         if dict in mro_of(cls):
             return self._attribute_labels(obj) | _dict_labels(obj, self._writers.get(id(obj)), wanted)
-        if cls in _SEQUENCES:
-            return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj))) if id(item) in wanted}
         if cls is types.FunctionType:
             self._closures[id(obj.__closure__)] = obj.__code__.co_freevars
             labels = _function_labels(obj)

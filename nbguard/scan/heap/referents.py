@@ -83,12 +83,14 @@ class Referents:
         allowed = _ROOM * (len(level) + _BULK)
         while (allowed := allowed - len(level)) > 0:
             types = list(map(type, level))
-            ids = list(map(id, types))
-            distinct = self._plain.note(types, ids)
+            distinct = self._plain.note(types)
             if not all(map(self._plain.__getitem__, distinct)):
                 return False
             containers = {key for key in distinct if self.kinds.known[key] not in _SKIPPED}
-            inside = list(compress(level, map(containers.__contains__, ids)))
+            if not containers:
+                return True
+            some = containers < distinct
+            inside = list(compress(level, map(containers.__contains__, map(id, types)))) if some else level
             if len(set(map(id, inside))) < len(inside):  # something is shared: go into it once
                 inside = list({id(obj): obj for obj in inside}.values())
             level = gc.get_referents(*inside)
