@@ -308,6 +308,9 @@ class Trial:
                     thing(torch.ones(2, _WIDE))
             elif not dry:
                 thing.step()
+            else:
+                for hook in thing._optimizer_step_pre_hooks.values():  # of one that is parked
+                    hook(thing, (), {})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""

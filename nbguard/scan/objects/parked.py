@@ -20,13 +20,14 @@ from nbguard.scan.pause import pause_main_thread
 class Parked:
     """The storages parked under one name. Its `hooks` stop a parked module from being called.
 
-    They are parked as long as any tensor lives on them: also one that was made of a parked tensor, which may be gone since.
+    They are parked as long as any tensor lives on them: also one that was made of a parked tensor, which may be gone since. So
+    are the storages that a parked tensor has got on the host meanwhile, as by `net.half()`.
     """
 
     label: str
     device: str
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
-    storages: list[Any] = field(default_factory=list)  # a StorageWeakRef of each
+    storages: list[Any] = field(default_factory=list)  # a StorageWeakRef of each, as it was parked
     hooks: list[Any] = field(default_factory=list)
 
     def alive(self) -> list[Any]:
@@ -49,7 +50,8 @@ def storage_of(tensor: Any) -> Any:
 def parked_storages(parked: Parked) -> dict[int, int]:
     """Return the bytes of the storages that are parked, by address."""
     torch: Any = sys.modules["torch"]
-    storages = (torch.UntypedStorage._new_with_weak_ptr(weak.cdata) for weak in parked.storages)
+    first = (torch.UntypedStorage._new_with_weak_ptr(weak.cdata) for weak in parked.storages)
+    storages = [*map(storage_of, parked.alive()), *first]
     return {storage.data_ptr(): storage.nbytes() for storage in storages if storage is not None}
 
 
