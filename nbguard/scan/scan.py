@@ -21,7 +21,7 @@ from nbguard.scan.collector import keep_garbage
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
 from nbguard.scan.devices.kept_memory.pinned import pinned_facts
 from nbguard.scan.heap.compact import compact
-from nbguard.scan.heap.kinds import Kinds, module_namespaces
+from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.describe import describe
@@ -178,7 +178,7 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     devices, missing = device_facts(tracked)
     kinds = Kinds()
     ending = ending_handles()
-    walk = Walk(tracked, notebook.internals() | never_walked() | set(map(id, ending)), kinds)
+    walk = Walk(tracked, notebook.internals() | never_walked(kinds) | set(map(id, ending)), kinds)
     walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
     places = [*_roots(notebook, walk, kinds), *ending_roots(ending)]
@@ -294,7 +294,7 @@ def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[i
 
 def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook: Notebook) -> None:
     """Note the objects that roots refer to, each with the number of these references; None where their places are not known."""
-    spaces: list[dict[Any, Any]] = [notebook.namespace, *_namespaces_of_modules(roots)]
+    spaces: list[dict[Any, Any]] = [notebook.namespace, *_namespaces_of_modules(roots, walk.kinds)]
     if notebook.shell is not None:
         spaces += [notebook.out, *(space for space, _ in output_places(notebook.shell)), notebook.hidden]
     places = {id(place): place for place in [*spaces, *(root.objects for root, _ in roots)]}
@@ -305,10 +305,9 @@ def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook
     walk.places = set(places)
 
 
-def _namespaces_of_modules(roots: list[tuple[LiveRoot, list[int]]]) -> list[dict[str, Any]]:
+def _namespaces_of_modules(roots: list[tuple[LiveRoot, list[int]]], kinds: Kinds) -> list[dict[str, Any]]:
     """Return the globals of the user's modules."""
-    namespaces = module_namespaces()
-    return [namespaces[name] for name in {root.module for root, _ in roots if root.kind == "module"}]
+    return [kinds.modules[name] for name in {root.module for root, _ in roots if root.kind == "module"}]
 
 
 def _entries(walk: Walk, root: LiveRoot) -> list[int]:

@@ -47,7 +47,7 @@ class _ModuleStops:
         """Return the ids."""
         modules = {name: id(module) for name, module in list(sys.modules.items())}
         if modules != self._modules:
-            self._modules, self._stops = modules, frozenset(never_walked())
+            self._modules, self._stops = modules, frozenset(never_walked(Kinds()))
         return self._stops
 
 

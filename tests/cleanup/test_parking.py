@@ -116,6 +116,12 @@ def test_training_goes_on_as_if_never_parked() -> None:
 SHARED = {
     "a state dict": ("checkpoint", "checkpoint = {'model': net.state_dict(), 'own': ones(4)}", ("net", "opt"), 16),
     "an optimizer's state": ("checkpoint", "checkpoint = {'opt': opt.state_dict(), 'own': ones(4)}", ("opt",), 16),
+    "weights, of which something else needs the gradients": (
+        "net",
+        "p = net.head.bias.grad; checkpoint = net.state_dict(); del opt",
+        ("checkpoint", "p"),
+        0,
+    ),
     "a state dict outside": ("net", "checkpoint = net.state_dict()", ("opt", "checkpoint"), 0),
     "a view": ("base", "base = ones(9); row = base[3:]", ("row",), 0),
     "the base of a view": ("row", "base = ones(9); row = base[3:]", ("base",), 0),
@@ -172,6 +178,23 @@ def test_whoever_has_the_whole_thing_does_not_keep_it() -> None:
     assert outcome.plan.promised == sum(t.nbytes for t in _all_of(net, opt))
     nbguard.unpark()
     assert [step() for _ in range(3)] == [reference() for _ in range(3)]
+
+
+def test_what_was_made_of_a_parked_tensor_comes_back_without_it() -> None:
+    names = {"net": nn.Linear(8, 8, bias=False), "t": torch.ones(9)}
+    _park(names, "net", "t")
+    names, storage = {"saved": names["net"].state_dict()}, names["t"].untyped_storage()
+
+    parked = {fact.label: fact.nbytes for fact in parked_facts()}
+    held = nbguard.report(names).devices[0].holders
+    back = nbguard.unpark()
+    left = {fact.label: fact.nbytes for fact in parked_facts()}
+    del storage
+
+    assert (parked, [holder.label for holder in held if holder.label == "saved"]) == ({"net": 256, "t": 36}, [])
+    assert (back.nbytes, back.left, left) == (256, (("t", 36, "something outside Python shares it"),), {"t": 36})
+    assert nbguard.release("saved", namespace=names).realised == 256
+    assert "nothing is parked" in _nothing_to_unpark("t")
 
 
 def test_a_step_of_an_optimizer_whose_state_is_parked_says_so() -> None:

@@ -56,6 +56,14 @@ def test_a_class_attribute_of_the_users_is_emptied_not_the_class_deleted() -> No
     assert _advice(graph).command == "Api.registry.clear()"
 
 
+def test_what_a_list_has_twice_is_not_deleted_from_it() -> None:
+    graph = make_graph({"rows": ["box"]}, {"box": {"[0]": "row"}}, {"row": 40}, types={"box": "list"})
+    box, row = graph.nodes
+    twice = replace(graph, nodes=(replace(box, repeated=(1,)), row))
+
+    assert (_advice(graph).command, _advice(twice).command) == ("%reset_gpu rows[0]", "%reset_gpu rows")
+
+
 def test_a_root_whose_label_is_no_expression_has_no_command() -> None:
     graph = make_graph({"libraries (method)": ["m"]}, {"m": {".__self__": "net"}}, {"net": 40})
     root = replace(graph.roots[0], kind="library")

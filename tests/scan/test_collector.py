@@ -7,9 +7,11 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from nbguard.scan import collector
 from nbguard.scan.collector import keep_garbage
+from nbguard.scan.scan import Notebook, scan
 
 
 class _Cycle:
@@ -74,3 +76,24 @@ def test_no_callback_of_the_users_runs() -> None:
     finally:
         gc.callbacks.remove(callback)
     assert during == []
+
+
+def test_a_look_leaves_nothing_to_the_collector() -> None:
+    """What it has met of the user's, such as classes and the globals of modules, would live until that runs."""
+    cls = type("Users", (torch.nn.Linear,), {})
+    names = {"net": cls(4, 4), "rows": [torch.ones(3) for _ in range(100)]}
+    scan(Notebook(None, names), tensors=True)
+    gc.collect()
+    gc.disable()
+    try:
+        scan(Notebook(None, names), tensors=True)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = {f"{type(obj).__module__}.{type(obj).__name__}" for obj in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert not {name for name in left if name.startswith("nbguard")}
+    assert not left & {"builtins.method", "builtins.module"}

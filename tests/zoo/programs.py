@@ -1,13 +1,17 @@
 """Random programs of a notebook, cell by cell, and what comes of each command that nbguard prints, followed as printed.
 
 A program is a seed. Each runs in a process of its own, and each command in a fork of it, so that all meet the same state.
+Whatever the libraries have made is frozen before: each look then goes through the program's own objects alone.
 By hand: `python -m tests.zoo.programs FIRST COUNT` prints what went wrong, a line of JSON each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
+import importlib
 import io
 import json
 import os
@@ -17,6 +21,8 @@ import signal
 import sys
 import tempfile
 import traceback
+import types
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +33,19 @@ _SECONDS = 3000
 _WIDE = 768
 _UNSEEN = 65_536
 """Bytes of a graph's own tensors that may come back besides: what is frozen hides who holds them."""
+_NOT_FOLLOWED = (types.ModuleType, type, str, int, types.CodeType, types.FrameType)
+_WARM_UP = (
+    "m = make(); opt = torch.optim.Adam(m.parameters()); step(m, opt)",
+    "x = m(torch.ones(2, 768)).sum(); x",
+    "broken(x)",
+    "m = make()",
+    "%reset_gpu --park m",
+    "%reset_gpu --unpark",
+    "%reset_gpu x",
+    "%reset_gpu",
+    "no_such_name",
+)
+"""Cells that import whatever a program's may import."""
 
 _PRELUDE = f"""
 import copy
@@ -119,6 +138,11 @@ class Program:
                 lambda: f"{pick(nets)}(torch.ones(2, {_WIDE})).sum()",
                 lambda: f"{pick(nets)}",
                 lambda: f"broken({pick(nets)})",
+                lambda: (
+                    f"{pick(nets)}.load_state_dict(saved)"
+                    if self.kinds.get("saved") == "state"
+                    else bind("saved", "state", f"{pick(nets)}.state_dict()")
+                ),
                 lambda: bind("runs", "runs", f"{{'a': {pick(nets)}, 'n': 3}}"),
             ]
             if of("losses"):
@@ -134,7 +158,7 @@ class Program:
         if self.kinds:
             found += [lambda: self._delete(pick([*self.kinds]))] * 3
             found += [lambda: f"%reset_gpu {pick([*self.kinds])}", lambda: f"%reset_gpu --park {pick([*self.kinds])}"]
-        found += [lambda: "%reset_gpu --unpark", lambda: "%reset_gpu"]
+        found += [lambda: "%reset_gpu --unpark", lambda: "%reset_gpu", lambda: "import gc; gc.collect(); None"]
         return found
 
     def _delete(self, name: str) -> str:
@@ -148,23 +172,36 @@ def names_in(lines: tuple[str, ...]) -> set[str]:
     return {found.group() for word in words if (found := re.match(r"[A-Za-z]\w*", word))}
 
 
-class Trial:
-    """One program in this process, with its shell."""
+def start_shell() -> Any:
+    """Return a new shell of this process, with nbguard loaded and the prelude run."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
 
-    def __init__(self, seed: int) -> None:
-        self.seed, self.wrong, self.followed, self.told = seed, list[str](), 0, set[Command]()
+    config = Config()
+    config.HistoryManager.enabled = False
+    shell = InteractiveShell.instance(config=config)
+    for cell in (_PRELUDE, "%load_ext nbguard"):
+        run_cell(shell, cell)
+    return shell
+
+
+def run_cell(shell: Any, source: str) -> str:
+    """Run a cell and return what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        shell.run_cell(source, store_history=True)
+    return out.getvalue()
+
+
+class Trial:
+    """One program in this process, in a shell that has run nothing yet."""
+
+    def __init__(self, shell: Any, seed: int) -> None:
+        self.shell, self.seed = shell, seed
+        self.wrong, self.followed, self.told = list[str](), 0, set[Command]()
         self.source: list[str] = []
 
     def run(self) -> dict[str, Any]:
         """Run the program, and each command after each cell; return what went wrong."""
-        from IPython.core.interactiveshell import InteractiveShell
-        from traitlets.config import Config
-
-        config = Config()
-        config.HistoryManager.enabled = False
-        self.shell = InteractiveShell.instance(config=config)
-        self._cell(_PRELUDE)
-        self._cell("%load_ext nbguard")
         program = Program(self.seed)
         for cell in program.cells():
             self.source.append(cell)
@@ -175,12 +212,10 @@ class Trial:
         return {"seed": self.seed, "followed": self.followed, "wrong": self.wrong}
 
     def _cell(self, source: str) -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
-            self.shell.run_cell(source, store_history=True)
-        return out.getvalue()
+        return run_cell(self.shell, source)
 
     def _follow_all(self, name: str) -> None:
-        for command in self._printed(name):
+        for command in {(command.lines, command.frees): command for command in self._printed(name)}.values():
             self.followed += 1
             problem = _in_a_fork(lambda command=command: self._followed(command))  # type: ignore[misc]
             if problem:
@@ -223,17 +258,17 @@ class Trial:
 
     def _followed(self, command: Command) -> str:
         """Run a command as printed; return what it did that it should not have, or an empty string."""
-        if command.source not in ("plan", "target", "stale"):
+        if command.source not in ("plan", "target") and command.lines != ("%reset_gpu",):
             gc.collect()  # what waits for the collector comes back by no target's doing
         named = {*self.shell.user_ns} if "--all" in command.lines[0] else names_in(command.lines)
-        before = self._bytes()
+        before = _living_bytes()
         sums = {name: _sums(value) for name, value in self._own(named)}
         ready = [name for name in sums if not self._step(name, dry=True)]
         texts = [self._cell(line) for line in command.lines]
         if any("UsageError:" in text or "Traceback" in text for text in texts):
             return f"it failed: {texts[-1].strip()[-300:]}"
         gc.collect()
-        freed = before - self._bytes()
+        freed = before - _living_bytes()
         if command.frees is not None and not 0 <= freed - command.frees <= _UNSEEN:
             return f"promised {command.frees}, freed {freed}: {texts[-1].strip()}"
         if "--park" in command.lines[0]:  # values are there meanwhile, and a model that is parked says so
@@ -259,11 +294,6 @@ class Trial:
             if not name.startswith("_") and hidden.get(name) is not value and name not in but and name not in ("In", "Out")
         ]
 
-    def _bytes(self) -> int:
-        from nbguard.scan.scan import Notebook, scan
-
-        return sum(storage.nbytes for storage in scan(Notebook.current()).facts.graph.storages)
-
     def _step(self, name: str, *, dry: bool = False) -> str:
         """Let a model or an optimizer of this name do its next step; return the error, if there is one."""
         import torch
@@ -278,6 +308,9 @@ class Trial:
                     thing(torch.ones(2, _WIDE))
             elif not dry:
                 thing.step()
+            else:
+                for hook in thing._optimizer_step_pre_hooks.values():  # of one that is parked
+                    hook(thing, (), {})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""
@@ -285,22 +318,50 @@ class Trial:
 
 def _sums(value: Any) -> list[int]:
     """Return a checksum of each tensor that an object leads to, written apart from nbguard's own walk."""
-    import types
-
     import torch
 
-    modules = {id(vars(module)) for module in list(sys.modules.values()) if type(module) is types.ModuleType}
-    seen, todo, sums = modules, [value], []
+    modules = _namespaces_of_modules()
+    seen, todo, sums = set[int](), [value], []
     while todo:
         obj = todo.pop()
-        if id(obj) in seen or isinstance(obj, (types.ModuleType, type, str, int, types.CodeType, types.FrameType)):
+        if id(obj) in seen or id(obj) in modules or isinstance(obj, _NOT_FOLLOWED):
             continue
         seen.add(id(obj))
         if isinstance(obj, torch.Tensor):
             todo += [obj.grad_fn, obj.grad if obj.is_leaf else None, obj._base]
-            sums.append(hash(obj.detach().clone().reshape(-1).numpy().tobytes()))
+            data = obj.detach().contiguous()  # no array is made of it: its storage would know that for ever
+            sums.append(zlib.crc32((ctypes.c_char * data.nbytes).from_address(data.data_ptr())) if data.nbytes else 0)
         todo += gc.get_referents(obj)
     return sorted(sums)
+
+
+def _living_bytes() -> int:
+    """Return the bytes of all tensors that live and are not parked, counted apart from nbguard's own walk."""
+    import torch
+
+    from nbguard.scan.objects.parked import parked_addresses
+
+    seen, storages, graph = set[Any](), dict[int, int](), type(torch.ones(1, requires_grad=True).exp().grad_fn).__mro__[-2]
+    todo: list[Any] = [obj for obj in gc.get_objects() if isinstance(obj, (torch.Tensor, graph))]
+    while todo:
+        obj = todo.pop()
+        if isinstance(obj, torch.Tensor):
+            storage = obj.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            todo += [obj.grad_fn, obj.grad if obj.is_leaf else None]
+        elif isinstance(obj, graph) and obj not in seen:
+            seen.add(obj)
+            todo += [node for node, _ in obj.next_functions]
+            for name in dir(obj):
+                if name.startswith("_saved_") or name == "variable":
+                    with contextlib.suppress(RuntimeError):  # what it has saved is freed
+                        todo.append(getattr(obj, name))
+    return sum(nbytes for address, nbytes in storages.items() if address not in parked_addresses())
+
+
+@functools.cache
+def _namespaces_of_modules() -> set[int]:
+    return {id(vars(module)) for module in list(sys.modules.values()) if type(module) is types.ModuleType}
 
 
 def _in_a_fork(act: Callable[[], Any]) -> Any:
@@ -325,17 +386,30 @@ def _in_a_fork(act: Callable[[], Any]) -> Any:
 
 def run_programs(first: int, count: int) -> Iterator[Any]:
     """Run programs and yield what came of each: a fork of this process, which has imported what they need."""
-    import torch._dynamo  # the first optimizer would import it: two seconds
-
-    import nbguard.notebook  # noqa: F401
+    import torch._dynamo  # the first optimizer imports it
 
     torch.set_num_threads(1)
     os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="nbguard-programs-")
+    for name in _in_a_fork(_imported):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what the libraries have made leads to nothing of a program's: looking at half a million objects takes long
     gc.unfreeze = lambda: None
+    gc.disable()  # among so few objects it would collect all of them all the time
+    gc.get_freeze_count = lambda: 0  # it counts by going through all of them, and programs are to freeze nothing
+    shell = start_shell()
+    gc.collect()
+    _namespaces_of_modules()
     for seed in range(first, first + count):
-        yield _in_a_fork(Trial(seed).run)
+        yield _in_a_fork(Trial(shell, seed).run)
+
+
+def _imported() -> list[str]:
+    shell = start_shell()
+    for cell in _WARM_UP:
+        run_cell(shell, cell)
+    return [*sys.modules]
 
 
 if __name__ == "__main__":

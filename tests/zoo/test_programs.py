@@ -15,11 +15,12 @@ import pytest
 from tests.thorough import THOROUGH
 
 _FIRST = int(os.environ.get("NBGUARD_PROGRAMS_FROM", "0"))
-_AT_ONCE = 2
-_COUNT = 500 if THOROUGH else 12
-"""Programs: each takes some 12 s of a core."""
+_AT_ONCE = 10
+_COUNT = 500 if THOROUGH else 60
+"""Programs: each takes some 2.5 s of a core, and the start of so many at once 5 s."""
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("first", range(_FIRST, _FIRST + _COUNT, _AT_ONCE))
 def test_commands_that_are_printed_take_nothing_that_is_needed_and_free_what_they_say(first: int) -> None:
     argv = [sys.executable, "-m", "tests.zoo.programs", str(first), str(_AT_ONCE)]

@@ -38,6 +38,7 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
 
     `is_stopped` is asked between storages: what has been moved by then is parked.
     """
+    torch: Any = sys.modules["torch"]
     _wait_for_device()
     tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
     numbers = list(numbers)
@@ -54,7 +55,9 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
         failed = _exchange(tensors, _in_a_file if device == "cpu" else _on_host)
         failure = failed or failure
         if not failed:
-            moved.setdefault(device, Parked(label, device)).tensors += map(weakref.ref, tensors)
+            parked = moved.setdefault(device, Parked(label, device))
+            parked.tensors += map(weakref.ref, tensors)
+            parked.storages.append(torch.multiprocessing.reductions.StorageWeakRef(storage_of(tensors[0])))
     modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]
     for parked in moved.values():
         stop_calls(parked, modules)
@@ -75,9 +78,13 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
     gc.unfreeze()  # what is frozen would not be found among the tensors that share a storage
     nbytes, left, back = 0, dict[str, tuple[int, str]](), set[int]()
     for parked in chosen:
-        for on_it in sharing(parked_storages(parked)).values():
-            size = storage_of(on_it[0]).nbytes()
-            failure = _STOPPED if is_stopped() else _exchange(on_it, functools.partial(_on_device, parked.device))
+        storages = parked_storages(parked)
+        for address, on_it in (dict.fromkeys(storages, ()) | sharing(storages)).items():
+            size = storages[address]
+            if is_stopped():
+                failure = _STOPPED
+            else:
+                failure = _exchange(on_it, functools.partial(_on_device, parked.device)) if on_it else _SHARED
             if failure:
                 left[parked.label] = left.get(parked.label, (0, ""))[0] + size, failure
             else:
@@ -207,6 +214,6 @@ def _in_a_file(nbytes: int) -> Any:
 
 
 def _forget_if_empty(parked: Parked) -> None:
-    if not parked.alive():
+    if not parked_storages(parked):
         PARKED.remove(parked)
         let_go(parked)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
@@ -32,6 +32,7 @@ from nbguard.memory.target import Target
 from nbguard.render.result import Result
 from nbguard.units import format_bytes
 
+_Reason = TypeVar("_Reason")
 _TASKS = ("coroutine", "async_generator")
 _PART_OF_IT = ("model", "optimizer")
 _PARKED_WHOLE = ("learner", "model", "optimizer")
@@ -65,9 +66,10 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     graph, taken, actions = facts.graph, set[int](), []
     entries = {target.text: _entries(graph, target) for target in targets}
     below = {text: _below(graph, nodes) for text, nodes in entries.items()}
-    needed = _needed_by_others(graph, entries, below)
+    together = {node for nodes in below.values() for node in nodes}
+    needed = _needed_by_others(graph, entries, together)
     stays = dict(fixed) | _in_wrappers(graph) | _in_private_pools(facts)
-    needed |= _gradients_of_what_stays(graph, {node for nodes in below.values() for node in nodes}, needed | stays)
+    stays |= dict(_gradients_of(graph, together, stays))
     skipped: dict[str, set[int]] = {}
     for text, nodes in below.items():
         wanted = storages_of(graph, nodes) - taken
@@ -139,13 +141,12 @@ def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
             raise TargetError(f"a waiting {node.type_name} uses {text}: park it when that has ended")
 
 
-def _needed_by_others(graph: Graph, entries: Mapping[str, set[int]], below: Mapping[str, set[int]]) -> dict[int, str]:
+def _needed_by_others(graph: Graph, entries: Mapping[str, set[int]], together: set[int]) -> dict[int, str]:
     """Return the reason why storages stay that something else needs, which goes on working: a name, a Learner, an optimizer.
 
     Another name of the thing itself, or of a model or an optimizer in it, needs it no more than the one that is parked: a call
     of a parked model says that it is parked.
     """
-    together = {node for nodes in below.values() for node in nodes}
     whole = {node for node in together if graph.nodes[node].kind in _PARKED_WHOLE}
     known = whole.union(*entries.values())
     wanted = storages_of(graph, together)
@@ -158,6 +159,8 @@ def _needed_by_others(graph: Graph, entries: Mapping[str, set[int]], below: Mapp
             for storage in storages & wanted:
                 if name not in needing.setdefault(storage, []):
                     needing[storage].append(name)
+    for gradient, names in [*_gradients_of(graph, together, needing)]:
+        needing[gradient] = [*dict.fromkeys((*names, *needing.get(gradient, ())))]
     return {storage: _needed(names, entries) for storage, names in needing.items()}
 
 
@@ -186,15 +189,13 @@ def _needing(graph: Graph, root: Root, together: set[int], known: set[int], whol
     return needs
 
 
-def _gradients_of_what_stays(graph: Graph, together: Iterable[int], reasons: Mapping[int, str]) -> dict[int, str]:
-    """Return the reason why gradients stay: a parameter that is used meanwhile adds to its own."""
-    gradients: dict[int, str] = {}
+def _gradients_of(graph: Graph, together: Iterable[int], reasons: Mapping[int, _Reason]) -> Iterator[tuple[int, _Reason]]:
+    """Yield the gradients that stay, with the reason why their parameter does: one that is used meanwhile adds to its own."""
     for node in (graph.nodes[number] for number in together):
-        reason = next((reasons[storage] for storage in node.storages if storage in reasons), "")
-        if reason:
+        reason = next((reasons[storage] for storage in node.storages if storage in reasons), None)
+        if reason is not None:
             grads = (child for child, label in node.references if label == GRADIENT)
-            gradients |= dict.fromkeys(storages_of(graph, grads) - reasons.keys(), reason)
-    return gradients
+            yield from ((storage, reason) for storage in storages_of(graph, grads) if storage not in node.storages)
 
 
 def _name_of(graph: Graph, root: Root, node: int) -> str:

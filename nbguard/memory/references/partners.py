@@ -141,14 +141,11 @@ class _Search:
 
     def _place(self, root: Root, way: tuple[int, ...]) -> int:
         """Return the place on a way where least is lost: before an experiment, or the thing itself; 0: the root."""
-        nodes = self.graph.nodes
-        place = next((n for n, node in enumerate(way) if nodes[node].kind in EXPERIMENT_KINDS), len(way) - 1)
-        while place and not (self._is_deletable(root, way[: place + 1])):
+        graph = self.graph
+        place = next((n for n, node in enumerate(way) if graph.nodes[node].kind in EXPERIMENT_KINDS), len(way) - 1)
+        while place and not can_delete(graph, root, way[: place + 1]):
             place -= 1
         return place
-
-    def _is_deletable(self, root: Root, way: tuple[int, ...]) -> bool:
-        return can_delete(self.graph, root, way) and way[-1] not in self.graph.nodes[way[-2]].repeated
 
     def _partner(self, root: Root, way: tuple[int, ...], place: int) -> Partner:
         graph = self.graph

@@ -194,8 +194,11 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 
 
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
-    """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure."""
-    if not is_python(f"del {path_text(graph, root, way)}"):
+    """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure.
+
+    Nor one of a list that has the thing twice: it would still have it then.
+    """
+    if way[-1] in graph.nodes[way[-2]].repeated or not is_python(f"del {path_text(graph, root, way)}"):
         return False
     label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
     return label not in ("", ".__self__") and graph.nodes[way[-2]].type_name not in _FIXED

@@ -7,6 +7,7 @@ process has in use, which tells whether a scan is worth it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -91,6 +92,7 @@ class _MallInfo(ctypes.Structure):
     )
 
 
+@functools.cache
 def heap_reader() -> Callable[[], int] | None:
     """Return a function that tells the bytes in use by malloc, mapped ones too; None before glibc 2.33 and elsewhere."""
     try:

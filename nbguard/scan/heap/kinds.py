@@ -11,6 +11,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Container
+from functools import cached_property, partial
 from itertools import chain, compress
 from operator import is_not
 from typing import Any, Final, Generic, TypeVar
@@ -87,7 +88,10 @@ class Types(tuple[type, ...]):
 
 
 class TypeTable(dict[int, _Known], Generic[_Known]):
-    """What has been found out about types, by their ids; each is judged once. The types live as long as the table."""
+    """What has been found out about types, by their ids; each is judged once. The types live as long as the table.
+
+    `judge` must not lead to the table: a cycle would keep the types, among them the user's, until the collector runs.
+    """
 
     def __init__(self, judge: Callable[[type], _Known]) -> None:
         super().__init__()
@@ -169,7 +173,12 @@ class Kinds:
             base = None if loaded is None else loaded.__dict__.get(name)
             if type(base) is type or (base is not None and type in mro_of(type(base))):
                 self.bases[id(base)] = kind
-        self.known = TypeTable(self._judge)
+        self.known = TypeTable(partial(_kind_of, self.bases))
+
+    @cached_property
+    def modules(self) -> dict[str, dict[str, Any]]:
+        """Return `module_namespaces()` of the first time that this is asked: thousands, for one look the same."""
+        return module_namespaces()
 
     def of(self, cls: type) -> str:
         """Return the kind of the instances of `cls`: a node kind, or `leaf`, `class`, `storage`, `array`."""
@@ -187,10 +196,11 @@ class Kinds:
                 found += compress(piece, map(looked_for.__contains__, map(id, types)))
         return found
 
-    def _judge(self, cls: type) -> str:
-        for base in mro_of(cls):
-            if id(base) in self.bases:
-                return self.bases[id(base)]
-        if is_graph_node(cls):
-            return "graph"
-        return "object" if _flags(cls) & _HAVE_GC else LEAF
+
+def _kind_of(bases: dict[int, str], cls: type) -> str:
+    for base in mro_of(cls):
+        if id(base) in bases:
+            return bases[id(base)]
+    if is_graph_node(cls):
+        return "graph"
+    return "object" if _flags(cls) & _HAVE_GC else LEAF

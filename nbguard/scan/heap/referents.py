@@ -6,6 +6,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -30,7 +31,7 @@ class Referents:
     def __init__(self, kinds: Kinds, has_torch: bool) -> None:
         self.kinds = kinds
         self.autograd = Autograd() if has_torch else None
-        self._plain = TypeTable(self._is_plain)
+        self._plain = TypeTable(partial(_is_plain, kinds))
         self._user_modules: dict[object, bool] = {"__main__": True}
         self._libraries = library_paths()
         self._expand: dict[str, Callable[[Any], list[Any]]] = {
@@ -69,7 +70,10 @@ class Referents:
 
     def is_users_module(self, module: object) -> bool:
         """Say whether a module is the user's own: a file outside the installed libraries."""
-        path = (module_namespace(module) or {}).get("__file__")
+        return self.is_users_file((module_namespace(module) or {}).get("__file__"))
+
+    def is_users_file(self, path: object) -> bool:
+        """Say whether a module with this `__file__` is the user's own."""
         return type(path) is str and not path.startswith(self._libraries)
 
     def _all_plain(self, objects: list[Any]) -> bool:
@@ -98,12 +102,13 @@ class Referents:
                 return True
         return False  # so much behind so little, or a cycle: looked into object by object
 
-    def _is_plain(self, cls: type) -> bool:
-        kind = self.kinds.of(cls)
-        simple = kind == "object" and (
-            cls in _PLAIN_TYPES or (bool(_flags(cls) & _HEAP_TYPE) and "__del__" not in namespace_of(cls))
-        )
-        return kind in _SKIPPED or simple
+
+def _is_plain(kinds: Kinds, cls: type) -> bool:
+    kind = kinds.of(cls)
+    simple = kind == "object" and (
+        cls in _PLAIN_TYPES or (bool(_flags(cls) & _HEAP_TYPE) and "__del__" not in namespace_of(cls))
+    )
+    return kind in _SKIPPED or simple
 
 
 def _array(array: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from nbguard.memory.facts import KEPT_KINDS, StorageFact
 from nbguard.memory.references.graph import upwards
 from nbguard.scan import progress
 from nbguard.scan.heap.graphs import Graphs
-from nbguard.scan.heap.kinds import LEAF, Kinds, Unwalked, module_namespaces, never_asked
+from nbguard.scan.heap.kinds import LEAF, Kinds, Unwalked, never_asked
 from nbguard.scan.heap.referents import Referents
 from nbguard.scan.heap.unread import Unread
 
@@ -272,9 +272,9 @@ class Walk:
         return [obj for obj in unreached if self.kinds.of(type(obj)) in wanted], nodes
 
 
-def never_walked() -> set[int]:
+def never_walked(kinds: Kinds) -> set[int]:
     """Return the ids of what no walk looks into: the globals of all modules, which lead to everything, and asyncio's own."""
-    return {id(never_asked()), *(id(namespace) for namespace in module_namespaces().values())}
+    return {id(never_asked()), *map(id, kinds.modules.values())}
 
 
 def references_by_asking() -> int:

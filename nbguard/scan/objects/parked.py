@@ -18,11 +18,16 @@ from nbguard.scan.pause import pause_main_thread
 
 @dataclass(eq=False, slots=True)
 class Parked:
-    """The storages parked under one name. Its `hooks` stop a parked module from being called."""
+    """The storages parked under one name. Its `hooks` stop a parked module from being called.
+
+    They are parked as long as any tensor lives on them: also one that was made of a parked tensor, which may be gone since. So
+    are the storages that a parked tensor has got on the host meanwhile, as by `net.half()`.
+    """
 
     label: str
     device: str
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
+    storages: list[Any] = field(default_factory=list)  # a StorageWeakRef of each, as it was parked
     hooks: list[Any] = field(default_factory=list)
 
     def alive(self) -> list[Any]:
@@ -44,17 +49,20 @@ def storage_of(tensor: Any) -> Any:
 
 def parked_storages(parked: Parked) -> dict[int, int]:
     """Return the bytes of the storages that are parked, by address."""
-    storages = [storage_of(tensor) for tensor in parked.alive()]
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    torch: Any = sys.modules["torch"]
+    first = (torch.UntypedStorage._new_with_weak_ptr(weak.cdata) for weak in parked.storages)
+    storages = [*map(storage_of, parked.alive()), *first]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage is not None}
 
 
 def parked_facts() -> tuple[ParkedFact, ...]:
     """Return a fact on each name under which tensors are parked that still live."""
     facts = []
     for parked in PARKED:
-        nbytes = sum(parked_storages(parked).values())
-        if nbytes:
-            facts.append(ParkedFact(parked.label, parked.device, nbytes, len(parked.alive())))
+        storages = parked_storages(parked)
+        if storages:
+            tensors = max(len(parked.alive()), len(storages))
+            facts.append(ParkedFact(parked.label, parked.device, sum(storages.values()), tensors))
     return tuple(facts)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from operator import is_not
 from typing import Any
 
-from nbguard.scan.heap.kinds import module_namespaces, name_of, namespace_of, never_asked
+from nbguard.scan.heap.kinds import name_of, namespace_of, never_asked
 from nbguard.scan.heap.walk import Walk
 from nbguard.scan.outside.outside_references import Region
 from nbguard.scan.roots.root import LiveRoot
@@ -38,7 +38,7 @@ def name_by_referrers(
     explained = set(explained)
     asked: set[int] = set()
     lowest = len(walk.objects)
-    modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
+    modules = {id(namespace): name for name, namespace in walk.kinds.modules.items()} | walk.shell
     for step in range(1, _MOST_STEPS + 1):
         asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
         if not asking or (step > _FEWEST_STEPS and step * len(gc.get_objects()) > _MOST_OBJECTS):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbguard.cell_names import cell_names
 from nbguard.memory.facts import RootKind
-from nbguard.scan.heap.kinds import module_namespaces
 from nbguard.scan.heap.referents import Referents
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.scan.roots.tracebacks import PDB_VARIABLES
@@ -68,8 +66,8 @@ def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
 def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRoot]:
     """Return a root for each global of the user's own modules (but the one whose globals are the namespace)."""
     roots = []
-    for module_name, module_globals in module_namespaces().items():
-        if referents.is_users_module(sys.modules.get(module_name)) and module_globals is not namespace:
+    for module_name, module_globals in referents.kinds.modules.items():
+        if referents.is_users_file(module_globals.get("__file__")) and module_globals is not namespace:
             kind: RootKind = "module"
             roots += [
                 LiveRoot(
