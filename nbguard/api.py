@@ -15,9 +15,11 @@ from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError, TargetError
 from nbguard.memory import advice
-from nbguard.memory.facts import Graph
+from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.processes import Zombies
 from nbguard.memory.references.explain import Why, explain, explain_path
+from nbguard.memory.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.references.holders import unheld
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import Report, build_report
@@ -95,7 +97,7 @@ def why_in(notebook: Notebook, name: str) -> Why:
         label = output_label(target, notebook.out)
         value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
     except TargetError:
-        if "torch" in sys.modules and (why_path := explain_path(scan(notebook).facts, name)) is not None:
+        if "torch" in sys.modules and (why_path := _why_shown(scan(notebook).facts, name)) is not None:
             return why_path
         raise
     ref, what = id(value), describe(value, Kinds(), Unread())
@@ -107,6 +109,13 @@ def why_in(notebook: Notebook, name: str) -> Why:
         if why_path is not None:
             return why_path
     return explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
+
+
+def _why_shown(facts: Facts, text: str) -> Why | None:
+    """Return why something is alive that only a report shows: a path, or the row of memory that no object of Python's holds."""
+    rows = (row for device in facts.devices for row in unheld(facts.graph, device))
+    row = next((row for row in rows if row.label == text and is_explained(row)), None)
+    return explain_path(facts, text) if row is None else explain_unheld(row)
 
 
 def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:

@@ -189,6 +189,11 @@ def cancel_work(executor: str) -> Advice:
     return Advice(command=f"{executor}.shutdown(wait=False, cancel_futures=True)", effect="drops the work that waits")
 
 
+def end_threads(executor: str) -> Advice:
+    """Return the line that ends the idle threads of an executor; it takes no more work."""
+    return Advice(command=f"{executor}.shutdown()", effect="ends its threads, which take no more work")
+
+
 def end_registration(line: str) -> Advice:
     """Return the advice that ends a library's hold on something, by the line that its registry has."""
     return Advice(command=line, effect="ends the library's hold on it")

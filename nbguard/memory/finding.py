@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nbguard.memory.advice import NONE, Advice
 
@@ -14,7 +14,6 @@ class Finding:
     kind: str
     sentence: str
     advice: Advice = NONE
-    subject: str = field(default="", metadata={"json": False})  # label of the root that it is about, where it is about one
     learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty: it holds whatever runs
 
     @property

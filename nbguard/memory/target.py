@@ -17,10 +17,12 @@ class Target:
     containers: tuple[int, ...] = ()  # else ids of the objects whose reference `del` would remove
     value: int = 0  # id of the object that they refer to
     value_kind: str = ""  # that object in a few words
-    step: str = ""
+    step: str = field(default="", metadata={"json": False})
     """How the reference that goes is written, of a path that only a report knows; empty where `del` takes it away."""
-    line: str = ""  # code that ends a library's hold on its root instead
-    lets_go: bool = False  # its root, such as the last error, lets go of it by itself: there is nothing to delete
+    line: str = field(default="", metadata={"json": False})  # code that ends a library's hold on its root instead
+    lets_go: bool = field(
+        default=False, metadata={"json": False}
+    )  # its root, such as the last error, lets go of it by itself: there is nothing to delete
     turn: tuple[int, int] = field(default=(0, 0), compare=False, metadata={"json": False})
     """By which several are deleted, the least first: parts before what they are parts of, of a list the last first."""
 

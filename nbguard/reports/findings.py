@@ -175,7 +175,6 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
             "handle",
             f"{keeps}: {release.code} {how}" if release.command else _without_way_out(keeps, release),
             release,
-            root.label,
         )
 
 
@@ -185,7 +184,7 @@ def _without_way_out(keeps: str, release: Advice) -> str:
 
 def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
     """Name what holds memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
-    graph, told = facts.graph, {finding.subject for finding in handles}
+    graph, told = facts.graph, {finding.sentence.partition(" (")[0] for finding in handles}
     total = sum(storage.nbytes for storage in graph.storages)
     for holder in rows:
         root = graph.roots[holder.roots[0]]
@@ -200,9 +199,9 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
         if frees:
             release = joined(graph, lines, frees)
             how = "frees it" if frees >= holder.retained else f"frees {format_bytes(frees)} of it"
-            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release, root.label)
+            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release)
         else:
-            yield Finding("no_name", f"{keeps}: {advice.ONLY_WITH_KERNEL.effect}", advice.ONLY_WITH_KERNEL, root.label)
+            yield Finding("no_name", f"{keeps}: {advice.ONLY_WITH_KERNEL.effect}", advice.ONLY_WITH_KERNEL)
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
@@ -219,9 +218,9 @@ def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]
         words = f"{format_bytes(contents.rest)} on {holder.names[0]} are not the model, but {contents.whereabouts}"
         if frees:
             how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
-            yield Finding("rest", f"{words}: {release.code} {how}", replace(release, frees=frees), holder.label)
+            yield Finding("rest", f"{words}: {release.code} {how}", replace(release, frees=frees))
         else:
-            yield Finding("rest", words, subject=holder.label)
+            yield Finding("rest", words)
 
 
 def _also(line: Advice) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from nbguard.errors import TargetError
 from nbguard.memory.facts import Graph
+from nbguard.memory.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.references.holders import unheld
 from nbguard.memory.references.shown_paths import is_written, targets_written
 from nbguard.memory.target import Target
 from nbguard.scan.scan import Notebook, scan
@@ -32,7 +34,12 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
         if refused is not None:
             raise refused
         return resolved
-    graph = scan(notebook).facts.graph
+    facts = scan(notebook).facts
+    graph, line = facts.graph, " ".join(texts)
+    row = next((row for device in facts.devices for row in unheld(graph, device) if row.label == line), None)
+    if row is not None and is_explained(row):
+        way = explain_unheld(row).paths[0]
+        raise TargetError(f"{line}: {way.advice.effect}" + (f": {way.advice.command}" if way.advice.command else ""))
     return tuple(target for text in joined(texts, graph) for target in _targets(text, graph, notebook))
 
 

@@ -33,7 +33,7 @@ class Held:
 live = nn.Linear(10, 10)
 state = lib.GradientState()
 """
-_FINDINGS = "[(f.subject, f.command) for f in __import__('nbguard').report().findings if f.subject]"
+_FINDINGS = "[(f.sentence.partition(' (')[0], f.command) for f in __import__('nbguard').report().findings]"
 
 CASES = {
     "attribute of all instances of a class": ("state.active = made(); del state", "keepinglib.GradientState"),

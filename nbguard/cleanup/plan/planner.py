@@ -246,7 +246,8 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
 def _action_on(graph: Graph, target: Target, gone: set[int]) -> Action:
     """Return the step that takes a target's reference away, or its roots `gone`."""
     kind: ActionKind = "del"
-    refs, names, participle = tuple[int, ...](), (target.text,), "deleted"
+    refs, participle = tuple[int, ...](), "deleted"
+    names: tuple[str, ...] = (target.text,)
     if target.step:
         kind, refs, names, participle = "cut", (*target.containers, target.value), (target.text, target.step), "released"
     elif target.line:

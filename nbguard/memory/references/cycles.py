@@ -19,6 +19,7 @@ _HOOKS = {
     "._backward_pre_hooks": "backward pre-hook",
     "._state_dict_hooks": "state dict hook",
 }
+_OF_RUNS = frozenset({"frame", "traceback", "locals"})
 _SHOWN = 2
 """Kinds of cycles that are told apart in one line."""
 _STEPS = 4
@@ -84,12 +85,13 @@ def _outermost(graph: Graph, root: Root, users: Collection[int]) -> Iterator[_Cy
         whole = frozenset(component)
         is_cycle = len(whole) > 1 or component[0] in children[component[0]]
         if is_cycle and whole.isdisjoint(below):
+            owner = min(whole, key=lambda node: _rank(graph, node, users))
+            if graph.nodes[owner].type_name in _PARTS or graph.nodes[owner].kind in _OF_RUNS:
+                continue
             reached = frozenset(reach(graph, whole))
             below |= reached
-            owner = min(whole, key=lambda node: _rank(graph, node, users))
-            if graph.nodes[owner].type_name not in _PARTS:
-                beside = (graph.nodes[n].type_name for n in sorted(reached - {owner}) if graph.nodes[n].kind == "optimizer")
-                yield _Cycle(owner=owner, how=_how(graph, owner, whole), beside=next(beside, ""), nodes=reached)
+            beside = (graph.nodes[n].type_name for n in sorted(reached - {owner}) if graph.nodes[n].kind == "optimizer")
+            yield _Cycle(owner=owner, how=_how(graph, owner, whole), beside=next(beside, ""), nodes=reached)
 
 
 def _rank(graph: Graph, node: int, users: Collection[int]) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from nbguard.memory.references.graph import (
 )
 from nbguard.memory.references.shown_paths import (
     ANY,
+    is_callback,
     last_reference,
     place_to_cut,
     reference_to_cut,
@@ -166,6 +167,17 @@ def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advi
     return replace(advice.call_own_end(root.module, text, method, keys[0]), cut=cut)
 
 
+def _idle_pool(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that ends the idle threads of a pool with a name, where one of these keeps something."""
+    thread = next((node for node in way if graph.nodes[node].type_name == "Thread"), None)
+    if root.module != "threading" or thread is None:
+        return None
+    pools = [each for each in graph.roots if each.kind == "name" and graph.nodes[each.nodes[0]].type_name == _EXECUTOR]
+    name = next((pool.label for pool in pools if thread in reach(graph, pool.nodes)), "")
+    cut = frozenset((thread, child) for child in graph.nodes[thread].children)
+    return replace(advice.end_threads(name), cut=cut) if name else None
+
+
 def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
     """Return the advice that empties the cache of a function on a way that one cannot write; None where there is no cache."""
     caches = [number for number in way if is_function_cache(graph, number)]
@@ -174,9 +186,14 @@ def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
 
 def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the command that takes one reference on a way away, by the path as a report shows it."""
+    if (pool := _idle_pool(graph, root, way)) is not None:
+        return pool
     edge = reference_to_cut(graph, root, way)
     if edge is None:
         return advice.ONLY_WITH_KERNEL
+    is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED
+    if is_needed and not is_callback(graph.nodes[edge[1]]):  # what it lives by itself, such as the threads that run
+        return advice.NONE
     text = path_text(graph, root, way[: way.index(edge[1]) + 1])
     if graph.nodes[edge[1]].type_name == _FINALIZER:
         return replace(advice.detach_finalizer(text), cut=frozenset({edge}))
@@ -185,7 +202,8 @@ def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 
 def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the line that deletes the thing on the way whose loss costs least."""
-    entry = place_to_cut(graph, way)
+    pool = next((place for place, n in enumerate(way) if graph.nodes[n].type_name == _EXECUTOR), None)
+    entry = place_to_cut(graph, way) if pool is None else pool  # what a pool has of its own it cannot do without
     while entry and not can_delete(graph, root, way[: entry + 1]):
         entry -= 1
     text = path_text(graph, root, way[: entry + 1])

@@ -197,7 +197,7 @@ def reference_to_cut(graph: Graph, root: Root, way: Sequence[int]) -> Edge | Non
 
 def place_to_cut(graph: Graph, way: Sequence[int]) -> int:
     """Return the place on a way before which least is lost, as `reference_to_cut` says."""
-    callbacks = [place for place, node in enumerate(way) if _is_callback(graph.nodes[node])]
+    callbacks = [place for place, node in enumerate(way) if is_callback(graph.nodes[node])]
     if callbacks:
         place = callbacks[-1]
         while place - 1 in callbacks:
@@ -206,7 +206,8 @@ def place_to_cut(graph: Graph, way: Sequence[int]) -> int:
     return next((place for place, node in enumerate(way) if graph.nodes[node].kind in EXPERIMENT_KINDS), len(way) - 1)
 
 
-def _is_callback(node: Node) -> bool:
+def is_callback(node: Node) -> bool:
+    """Say whether a node is a hook, a callback or a finalizer: it can go, and what it is registered with stays."""
     return node.type_name in ("function", "method", "partial", "_Info")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbguard.notebook.magics.completion import add_completion, remove_completion
+from nbguard.notebook.listeners.completion import add_completion, remove_completion
 from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.notebook.magics.gpumem import GpuMemMagics
 from nbguard.notebook.magics.grammar import help_of_word

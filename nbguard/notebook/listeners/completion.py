@@ -20,7 +20,7 @@ class PathMatcher:
         """Return what IPython's completer calls."""
         from IPython.core.completer import SimpleCompletion, context_matcher
 
-        @context_matcher(identifier="nbguard.paths")
+        @context_matcher(identifier="nbguard.paths")  # type: ignore[untyped-decorator]
         def nbguard_paths(context: Any) -> Any:
             fragment, paths = self.matches(context.text_until_cursor)
             completions = [SimpleCompletion(text=path, type="path") for path in paths]
@@ -67,8 +67,8 @@ def add_completion(shell: Any) -> None:
 
 def remove_completion(shell: Any) -> None:
     """Take the completion of targets out of a shell."""
-    matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
-    for matcher in [] if matchers is None else [matcher for matcher in matchers if _is_ours(matcher)]:
+    matchers: list[Any] = getattr(getattr(shell, "Completer", None), "custom_matchers", [])
+    for matcher in [matcher for matcher in matchers if _is_ours(matcher)]:
         matchers.remove(matcher)
 
 
