@@ -15,7 +15,7 @@ from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.loss_input import loss_input_findings
 from nbguard.profiler.analysis.health.optimizers import faster_step
-from nbguard.profiler.analysis.health.syncs import copied_time
+from nbguard.profiler.analysis.health.syncs import copied_time, reading_loops
 from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
 from nbguard.profiler.analysis.loader.verdict import verdict
@@ -40,7 +40,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
-from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share
+from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share, without_models_work
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
 from nbguard.units import counted
@@ -120,7 +120,8 @@ class FitAnalysis:
     @cached_property
     def hot_code(self) -> tuple[HotCode, ...]:
         """Return the code that time goes to beside the model's own work, by name."""
-        return hot_code(self.observations.stacks, self.batches, self.timing.rows)
+        code = hot_code(self.observations.stacks, self.batches, self.timing.rows)
+        return without_models_work(code, reading_loops(self.observations.syncs))
 
     @property
     def may_keep_graphs(self) -> bool:
