@@ -528,3 +528,17 @@ def test_recursion_ends() -> None:
     functions = [FETCH, GET, QUICK]
     calls = {0: [(1, 16, 100)], 1: [(1, 16, 90), (2, 16, 80)], 2: [(2, 3, 70)]}
     assert named(steps(profile(functions, calls, {1: 20})))[0] == ("quick", "transform", 16, 80)
+
+
+def test_workers_that_take_longer_to_start_than_batches_to_make_are_not_needed() -> None:
+    epochs = tuple(EpochRow(number=n, is_training=True, batches=16, total=300 * MS, wait=250 * MS) for n in range(1, 9))
+    of_fit = replace(timing(5, epochs=epochs, wait=2), wall=3000 * MS)
+
+    def said(cores: int, **more: Any) -> list[str]:
+        given = {"fetch_ms": 0.4, "start": 200 * MS, "iterators": 1, **more}
+        return [f.change for f in verdict(of_fit, [loader(4, **given)], cores, False).advice if f.kind != "prefetch"]
+
+    for cores in (2, 8):
+        assert said(cores)[0] == "`num_workers=0` makes batches in the fit's own process"
+        assert said(cores, fetch_ms=20) != said(cores)  # worth their start
+        assert "`num_workers=0` makes batches in the fit's own process" not in said(cores, persistent=True)

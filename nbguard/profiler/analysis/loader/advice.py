@@ -17,6 +17,7 @@ _LARGE = 0.30  # of a fetch: a function that takes less is not named
 _WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit takes about as long
 _PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
 _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
+_NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
 _IN_BATCHES = ("transform", "workers", "prefetch", "pin_memory")
@@ -54,7 +55,9 @@ class LoaderContext:
 
 def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
-    findings = [*_crowded(context), *_restarted(context), *_first(context)]
+    needless = [*_needless(context)]
+    findings = needless or [*_crowded(context), *_restarted(context)]
+    findings += _first(context)
     if context.loader is not None:
         slow, workers = [*_transform(context, context.loader)], [*_more_workers(context, context.loader)]
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
@@ -123,6 +126,21 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
         yield _finding(
             "prefetch", "the fit waits though its workers are fast enough", f"{rate}; {evidence}", change, context.wait
         )
+
+
+def _needless(context: LoaderContext) -> Iterator[FitFinding]:
+    """Yield workers that take longer to start than all batches of an epoch take to make: data in memory need none."""
+    loader, fetch = context.loader, None if context.loader is None else context.loader.fetch.median
+    epochs = [epoch for epoch in context.timing.epochs if epoch.is_training and epoch.batches]
+    if loader is None or not loader.workers or not fetch or not loader.start or loader.persistent or not epochs:
+        return
+    made = fetch * max(epoch.batches for epoch in epochs)
+    cost = (loader.start - made) * len(epochs)
+    if 2 * made < loader.start and cost > max(_NOTICED_START, _SMALL * context.timing.wall):
+        evidence = f"an epoch's batches take {format_time(made)} to make, its workers {format_time(loader.start)} to start"
+        what = f"{_workers(loader.workers)} cost more than they save"
+        change = "`num_workers=0` makes batches in the fit's own process"
+        yield replace(_finding("needless workers", what, evidence, change), total=min(cost, context.timing.wall))
 
 
 def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
