@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ _LARGE = 0.30  # of a fetch: a function that takes less is not named
 _WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit takes about as long
 _PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
 _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
+_SLOWER, _BESIDE = 1.5, 1.25  # times as long: a batch in a worker beside others, and the rest of a step beside workers
+_SURELY = 0.9  # of an epoch's time: workers are advised where it is shorter than that at the most
+_START = 100_000_000  # ns until a worker has started, on a busy machine
 _NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
@@ -106,8 +110,14 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
     fetch = loader.fetch.median
     is_fast = fetch is not None and fetch < loader.workers * (context.step - context.wait)
     if loader.workers == 0 and context.cores > 1 and context.do_workers_pay:
-        change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
-        left = max(0, context.wait // context.cores - (context.step - context.wait))  # what that many workers would not hide
+        making, rest = fetch or context.wait, context.step - context.wait
+        workers = min(context.cores, max(2, math.ceil(_SLOWER * making / max(rest, 1))))
+        now, low, high = _epochs(context, making, rest, workers)
+        if high > _SURELY * now:
+            return  # they may make it slower
+        evidence += f"; an epoch takes {format_time(now)}, with {workers} workers {format_time(low)} to {format_time(high)}"
+        change = f"`num_workers={workers}`; `--tune-workers` measures which number is best"
+        left = max(0, context.wait // workers - rest)  # what that many workers would not hide
         yield _finding(
             "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait - left
         )
@@ -126,6 +136,19 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
         yield _finding(
             "prefetch", "the fit waits though its workers are fast enough", f"{rate}; {evidence}", change, context.wait
         )
+
+
+def _epochs(context: LoaderContext, making: int, rest: int, workers: int) -> tuple[int, int, int]:
+    """Return the nanoseconds of an epoch: without workers, and with so many at the least and at the most.
+
+    At the least nothing is in the way. At the most all take longer beside each other, batches are handed over, and workers
+    start slowly. On a CPU all cores share the work of a batch at best.
+    """
+    batches = max((epoch.batches for epoch in context.timing.epochs if epoch.is_training), default=0)
+    shared = 0 if context.on_accelerator else (making + rest) // context.cores
+    low = max(rest, making // workers, shared)
+    high = max(_BESIDE * rest, _SLOWER * making / workers, shared) + 2 * _WORTH
+    return batches * context.step, batches * low, round(batches * high + workers * _START)
 
 
 def _needless(context: LoaderContext) -> Iterator[FitFinding]:
