@@ -111,10 +111,12 @@ class FitProfile:
 
     def ends(self, error: BaseException | None) -> None:
         """End the recording now, with everything taken down: what runs from here until `finish` is no part of the fit."""
-        instruments = self._instruments
-        if instruments is not None and self._log is None:
-            self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
-            self._log = instruments.stop()
+        if self._instruments is not None and self._log is None:
+            self._log = self._ended(self._instruments, error)
+
+    def _ended(self, instruments: Instruments, error: BaseException | None) -> PhaseLog:
+        self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
+        return instruments.stop()
 
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
         """Take everything down and return the report.
@@ -127,9 +129,8 @@ class FitProfile:
         global _running
         if self._instruments is None or self._outputs is None:
             return self.report
-        self.ends(error)
         instruments, self._instruments = self._instruments, None
-        log, self._log = self._log, None
+        log, self._log = self._log or self._ended(instruments, error), None
         _running = None
         error_name = "" if error is None else type(error).__name__
         unknown: Ending = "error"

@@ -16,6 +16,8 @@ _LARGE = 0.10
 """Share of the fit: a finding that would save so much comes before a verdict that only says that the GPU waits for Python."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
+_HALF = 0.5
+"""Of the fit: waiting for data that takes less, and of which no cause is known, is the time that batches take to be made."""
 _NOTICED = 50_000_000
 """Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
 _GROWS = ("graph", "growth")
@@ -54,7 +56,8 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
         lost = timing.of_fit(loader.gain or 0)
         is_named = 2 * sum(_lost(finding, timing) for finding in known if finding.kind in _CODE) >= lost > 0
-        if not is_named and lost >= _NOTICED:
+        is_usual = loader.bound == "data" and lost < _HALF * timing.of_fit(timing.step or 0) and not loader.advice
+        if not is_named and not is_usual and lost >= _NOTICED:
             if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
                 lost = min([lost, *(step.lost - 1 for step in steps if step.lost >= _LARGE * timing.wall)])
             steps.append(_Step(loader.sentence, lost))

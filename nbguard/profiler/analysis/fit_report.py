@@ -15,9 +15,10 @@ from nbguard.profiler.analysis.health.amp import scale_settings
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.loss_input import loss_input_findings
 from nbguard.profiler.analysis.health.optimizers import faster_step
-from nbguard.profiler.analysis.health.syncs import copied_time
+from nbguard.profiler.analysis.health.syncs import copied_time, reading_loops
 from nbguard.profiler.analysis.loader.advice import starting_less
-from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
+from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
 from nbguard.profiler.analysis.memory.memory_report import CUDA, memory_report
@@ -40,10 +41,13 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
-from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share
+from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share, without_models_work
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
 from nbguard.units import counted
+
+_ON_STARTS = ("persistent_workers", "needless workers")
+"""Kinds of advice on loaders that speak of what it takes to start workers."""
 
 
 def build_fit_report(observations: FitObservations) -> FitReport:
@@ -108,7 +112,8 @@ class FitAnalysis:
         tuning = observed.tuning
         if tuning is None:
             return sentence
-        return replace(sentence, trials=tuning.trials, best=tuning.best, tuning=tuning.sentence)
+        advice = _with_trials(sentence.advice, tuning, training_loader(observed.loaders))
+        return replace(sentence, trials=tuning.trials, best=tuning.best, tuning=tuning.sentence, advice=advice)
 
     @cached_property
     def growth_finding(self) -> FitFinding | None:
@@ -120,7 +125,8 @@ class FitAnalysis:
     @cached_property
     def hot_code(self) -> tuple[HotCode, ...]:
         """Return the code that time goes to beside the model's own work, by name."""
-        return hot_code(self.observations.stacks, self.batches, self.timing.rows)
+        code = hot_code(self.observations.stacks, self.batches, self.timing.rows)
+        return without_models_work(code, reading_loops(self.observations.syncs))
 
     @property
     def may_keep_graphs(self) -> bool:
@@ -248,7 +254,7 @@ class FitAnalysis:
 
     def _lost_time(self) -> Iterator[FitFinding]:
         """Yield the parts that take much time; the start of workers only where the advice on loaders does not speak of it."""
-        observed, is_said = self.observations, any(finding.kind == "persistent_workers" for finding in self.loader.advice)
+        observed, is_said = self.observations, any(finding.kind in _ON_STARTS for finding in self.loader.advice)
         for finding in lost_time(self.timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks):
             if finding.kind != "workers start":
                 yield finding
@@ -270,6 +276,16 @@ class FitAnalysis:
             yield f"the loop had given {counted(missed, 'batch', 'batches')} before the profile began, not counted here"
         if self.observations.has_other_threads:
             yield "another thread asked a loader for batches, too: a profile is of the thread that it began in"
+
+
+def _with_trials(advice: tuple[FitFinding, ...], tuning: WorkerTuning, loader: LoaderFacts | None) -> tuple[FitFinding, ...]:
+    """Return advice on loaders that says what the trials have shown; where they speak for what is, none on workers."""
+    if tuning.best is None:
+        return advice
+    if loader is not None and tuning.best == loader.workers:
+        return tuple(finding for finding in advice if finding.kind != "workers")
+    change = f"`num_workers={tuning.best}`, which the trials speak for"
+    return tuple(replace(finding, change=change) if finding.kind == "workers" else finding for finding in advice)
 
 
 def _with_gpu(timing: Timing, gpu: GpuFacts) -> Timing:

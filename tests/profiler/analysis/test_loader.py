@@ -528,3 +528,43 @@ def test_recursion_ends() -> None:
     functions = [FETCH, GET, QUICK]
     calls = {0: [(1, 16, 100)], 1: [(1, 16, 90), (2, 16, 80)], 2: [(2, 3, 70)]}
     assert named(steps(profile(functions, calls, {1: 20})))[0] == ("quick", "transform", 16, 80)
+
+
+def test_workers_that_take_longer_to_start_than_batches_to_make_are_not_needed() -> None:
+    epochs = tuple(EpochRow(number=n, is_training=True, batches=16, total=300 * MS, wait=250 * MS) for n in range(1, 9))
+    of_fit = replace(timing(5, epochs=epochs, wait=2), wall=3000 * MS)
+
+    def said(cores: int, **more: Any) -> list[str]:
+        given = {"fetch_ms": 0.4, "start": 200 * MS, "iterators": 1, **more}
+        return [f.change for f in verdict(of_fit, [loader(4, **given)], cores, False).advice if f.kind != "prefetch"]
+
+    for cores in (2, 8):
+        assert said(cores)[0] == "`num_workers=0` makes batches in the fit's own process"
+        assert said(cores, fetch_ms=20) != said(cores)  # worth their start
+        assert "`num_workers=0` makes batches in the fit's own process" not in said(cores, persistent=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "wait", "batches", "cores", "workers"),
+    [
+        (40, 30, 200, 4, 4),
+        (200, 190, 100, 2, 2),
+        (100, 60, 300, 16, 3),  # more would only wait themselves
+        (35, 10.5, 46, 2, None),  # a language model's: it took 1.6 to 2.4 times as long with two
+        (35, 10.5, 2000, 2, None),
+        (40, 30, 8, 4, None),
+    ],
+)
+def test_workers_are_advised_where_an_epoch_is_surely_shorter(
+    step: float, wait: float, batches: int, cores: int, workers: int | None
+) -> None:
+    epoch = EpochRow(number=1, is_training=True, batches=batches, total=round(step * batches * MS), wait=0)
+    found = verdict(timing(step, wait=wait, epochs=(epoch,)), (loader(0, fetch_ms=wait),), cores, on_accelerator=False).advice
+
+    assert [f.change.partition(";")[0] for f in found] == ([] if workers is None else [f"`num_workers={workers}`"])
+    if workers:
+        now, low, high = (float(figure) * {"s": 1, "ms": 1e-3}[unit] for figure, unit in _TIMES.findall(found[0].evidence)[1:])
+        assert low <= high < now == pytest.approx(step * batches / 1000, rel=0.01)
+
+
+_TIMES = re.compile(r"([\d.]+) (ms|s)\b")

@@ -18,8 +18,10 @@ def test_what_is_tried_and_when_it_ends() -> None:
     assert candidates(3, 6) == (0, 3, 1, 2, 4, 6)
     assert candidates(2, 1) == (0, 2, 1)
     step = 8 * MS
-    assert is_enough(trials_of((0, 7.1)), 0, step)
-    assert not is_enough(trials_of((0, 7.3)), 0, step)
+    assert is_enough(trials_of((0, 0.7)), 0, step)
+    assert not is_enough(trials_of((0, 7.1)), 0, step)  # without workers a batch is made between two steps
+    assert is_enough(trials_of((0, 13.3), (1, 7.1)), 0, step)
+    assert not is_enough(trials_of((0, 13.3), (1, 7.3)), 0, step)
     assert not is_enough(trials_of((0, 13.3), (8, 7.0)), 8, step)  # fewer may do as well
     assert not is_enough(trials_of((0, 13.3), (1, 16.4)), 0, step)
     assert not is_enough(trials_of((0, 13.3), (1, 16.4), (2, 8.05)), 0, step)
@@ -33,7 +35,11 @@ def test_what_trials_say() -> None:
     assert words.startswith("2 workers: a batch every 8.05 ms instead of 13.3 ms with 0; the rest of a step takes 8.00 ms, so")
     assert "still waits" in words
     assert choose(trials_of((0, 13), (8, 6), (1, 12), (2, 6.5)), 8, step)[0] == 2
-    assert "nothing waits" in choose(trials_of((0, 3)), 0, step)[1]
+    assert "nothing waits" in choose(trials_of((0, 3), (1, 3)), 0, step)[1]
+    assert choose(trials_of((0, 2), (1, 11), (2, 12)), 0, step) == (
+        0,
+        "no worker: a batch every 2.00 ms, as it is now; the rest of a step takes 8.00 ms, so the fit waits 20% of the time",
+    )
     assert choose([], 0, step) == (None, "nothing was measured")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding
 
 _ENOUGH = 3
+_LOOP = 16
+"""Reads of a function in a batch from which on it goes through a tensor value by value."""
 _SHARE = 0.05
 """Of a step, what waiting at one line must take to be worth changing."""
 SAME_TENSOR = "copy of the same tensor"
@@ -24,6 +27,8 @@ class SyncSite:
     calls: int  # in all batches that were looked at
     batches: int  # in how many batches
     waited: int | None  # nanoseconds in all; None: in host memory, where nothing waits
+    file: str = ""  # of the line, as in `StackLine`
+    function: str = ""  # that the line is in, without classes and functions around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,15 @@ def sync_findings(facts: SyncFacts, step: int | None = None, gainable: int | Non
         else _finding(site, facts.batches, step, gainable)
         for site in often
     )
+
+
+def reading_loops(facts: SyncFacts) -> frozenset[tuple[str, str]]:
+    """Return the file and name of each function of the user's that reads many values in each batch: it loops over a tensor."""
+    calls: Counter[tuple[str, str]] = Counter()
+    for site in facts.sites:
+        if site.function and site.methods != (SAME_TENSOR,) and site.batches * 2 >= facts.batches:
+            calls[site.file, site.function] += site.calls // max(site.batches, 1)
+    return frozenset(function for function, count in calls.items() if count >= _LOOP)
 
 
 def copied_time(facts: SyncFacts) -> int:

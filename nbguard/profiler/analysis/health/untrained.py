@@ -126,9 +126,9 @@ def _rate(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | Non
     )
 
 
-def _unchanged(optimizer: OptimizerFacts, _: OptimizersFacts) -> FitFinding | None:
-    """Return the finding on steps that change nothing, for whatever reason."""
-    if not optimizer.steps or optimizer.changed or optimizer.unchanged < _UNCHANGED:
+def _unchanged(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on steps that change nothing, for whatever reason: of one optimizer alone a dead layer may be it."""
+    if not optimizer.steps or optimizer.unchanged < _UNCHANGED or any(other.changed for other in facts.optimizers):
         return None
     rate = "" if optimizer.rate is None else f", with a learning rate of {optimizer.rate.last:g}"
     if optimizer.emptied * 2 > optimizer.steps:

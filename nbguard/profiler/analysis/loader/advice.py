@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,10 @@ _LARGE = 0.30  # of a fetch: a function that takes less is not named
 _WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit takes about as long
 _PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
 _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
+_SLOWER, _BESIDE = 1.5, 1.25  # times as long: a batch in a worker beside others, and the rest of a step beside workers
+_SURELY = 0.9  # of an epoch's time: workers are advised where it is shorter than that at the most
+_START = 100_000_000  # ns until a worker has started, on a busy machine
+_NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
 _IN_BATCHES = ("transform", "workers", "prefetch", "pin_memory")
@@ -54,7 +59,9 @@ class LoaderContext:
 
 def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
-    findings = [*_crowded(context), *_restarted(context), *_first(context)]
+    needless = [*_needless(context)]
+    findings = needless or [*_crowded(context), *_restarted(context)]
+    findings += _first(context)
     if context.loader is not None:
         slow, workers = [*_transform(context, context.loader)], [*_more_workers(context, context.loader)]
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
@@ -103,8 +110,14 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
     fetch = loader.fetch.median
     is_fast = fetch is not None and fetch < loader.workers * (context.step - context.wait)
     if loader.workers == 0 and context.cores > 1 and context.do_workers_pay:
-        change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
-        left = max(0, context.wait // context.cores - (context.step - context.wait))  # what that many workers would not hide
+        making, rest = fetch or context.wait, context.step - context.wait
+        workers = min(context.cores, max(2, math.ceil(_SLOWER * making / max(rest, 1))))
+        now, low, high = _epochs(context, making, rest, workers)
+        if high > _SURELY * now:
+            return  # they may make it slower
+        evidence += f"; an epoch takes {format_time(now)}, with {workers} workers {format_time(low)} to {format_time(high)}"
+        change = f"`num_workers={workers}`; `--tune-workers` measures which number is best"
+        left = max(0, context.wait // workers - rest)  # what that many workers would not hide
         yield _finding(
             "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait - left
         )
@@ -123,6 +136,34 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
         yield _finding(
             "prefetch", "the fit waits though its workers are fast enough", f"{rate}; {evidence}", change, context.wait
         )
+
+
+def _epochs(context: LoaderContext, making: int, rest: int, workers: int) -> tuple[int, int, int]:
+    """Return the nanoseconds of an epoch: without workers, and with so many at the least and at the most.
+
+    At the least nothing is in the way. At the most all take longer beside each other, batches are handed over, and workers
+    start slowly. On a CPU all cores share the work of a batch at best.
+    """
+    batches = max((epoch.batches for epoch in context.timing.epochs if epoch.is_training), default=0)
+    shared = 0 if context.on_accelerator else (making + rest) // context.cores
+    low = max(rest, making // workers, shared)
+    high = max(_BESIDE * rest, _SLOWER * making / workers, shared) + 2 * _WORTH
+    return batches * context.step, batches * low, round(batches * high + workers * _START)
+
+
+def _needless(context: LoaderContext) -> Iterator[FitFinding]:
+    """Yield workers that take longer to start than all batches of an epoch take to make: data in memory need none."""
+    loader, fetch = context.loader, None if context.loader is None else context.loader.fetch.median
+    epochs = [epoch for epoch in context.timing.epochs if epoch.is_training and epoch.batches]
+    if loader is None or not loader.workers or not fetch or not loader.start or loader.persistent or not epochs:
+        return
+    made = fetch * max(epoch.batches for epoch in epochs)
+    cost = (loader.start - made) * len(epochs)
+    if 2 * made < loader.start and cost > max(_NOTICED_START, _SMALL * context.timing.wall):
+        evidence = f"an epoch's batches take {format_time(made)} to make, its workers {format_time(loader.start)} to start"
+        what = f"{_workers(loader.workers)} cost more than they save"
+        change = "`num_workers=0` makes batches in the fit's own process"
+        yield replace(_finding("needless workers", what, evidence, change), total=min(cost, context.timing.wall))
 
 
 def _crowded(context: LoaderContext) -> Iterator[FitFinding]:

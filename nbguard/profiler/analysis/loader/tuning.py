@@ -9,6 +9,7 @@ from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.units import counted, format_time
 
 _ROOM = 0.9  # of the rest of a step: a loader that takes no longer is waited for by nobody
+_LITTLE = 0.1  # of the rest of a step: a batch that is made between two steps, without workers, and that takes no longer
 _BETTER = 0.9  # of the best so far: a trial that takes longer is no improvement
 
 
@@ -32,7 +33,7 @@ def is_enough(trials: Sequence[WorkerTrial], current: int, step: int) -> bool:
     climb = [trial.per_batch for trial in trials if trial.workers == 0 or trial.workers != current]
     if not climb or trials[-1].workers == current != 0:
         return False
-    if climb[-1] <= _ROOM * step:
+    if climb[-1] <= (_ROOM if trials[-1].workers else _LITTLE) * step:
         return True
     return len(climb) > 2 and min(climb[-2:]) > _BETTER * min(climb[:-2])
 
@@ -47,9 +48,8 @@ def choose(trials: Sequence[WorkerTrial], current: int, step: int) -> tuple[int 
     """
     if not trials:
         return None, "nothing was measured"
-    fastest = min(trial.per_batch for trial in trials)
-    limit = max(_ROOM * step, fastest / _BETTER)
-    best = min((trial for trial in trials if trial.per_batch <= limit), key=lambda trial: trial.workers)
+    wholes = {trial: trial.per_batch + step if trial.workers == 0 else max(trial.per_batch, step) for trial in trials}
+    best = min((trial for trial in trials if wholes[trial] <= min(wholes.values()) / _BETTER), key=lambda trial: trial.workers)
     now = next((trial for trial in trials if trial.workers == current), None)
     words = f"{workers_words(best.workers)}: a batch every {format_time(best.per_batch)}"
     if now is not None and now is not best:
@@ -57,6 +57,8 @@ def choose(trials: Sequence[WorkerTrial], current: int, step: int) -> tuple[int 
     elif now is best:
         words += ", as it is now"
     rest = f"the rest of a step takes {format_time(step)}"
+    if best.workers == 0:  # it is made between the steps, and always waited for
+        return 0, f"{words}; {rest}, so the fit waits {best.per_batch / max(wholes[best], 1):.0%} of the time"
     if best.per_batch <= _ROOM * step:
         return best.workers, f"{words}; {rest}, so nothing waits for data"
     if best.per_batch <= step:

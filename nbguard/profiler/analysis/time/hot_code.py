@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Literal
 
+from nbguard.profiler.analysis.function_names import short_name
 from nbguard.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, Moment
 from nbguard.profiler.analysis.time.libraries import LibraryWork, library_work
 from nbguard.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
 
-HotKind = Literal["function", "validation", "line", "hook", "loss", "library", "loop", "import"]
-"""Kinds of code that time goes to: `function` of the user's, `validation`: a function of the user's that calls the model beside
-training, `line` of a function that runs the loop, `hook` of a module or tensor, `loss` function, `library`: work of a library
-beside training, `loop`: the rest of a library's own loop, `import` of modules."""
+HotKind = Literal["function", "inside", "validation", "line", "hook", "loss", "library", "loop", "import"]
+"""Kinds of code that time goes to: `function` of the user's, `inside`: one that a `forward` calls, `validation`: a function of
+the user's that calls the model beside training, `line` of a function that runs the loop, `hook` of a module or tensor, `loss`
+function, `library`: work of a library beside training, `loop`: the rest of a library's own loop, `import` of modules."""
 
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
@@ -170,6 +171,19 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     return tuple(sorted(hot, key=lambda code: -code.total))
 
 
+def without_models_work(hot: Sequence[HotCode], reads: Collection[tuple[str, str]]) -> tuple[HotCode, ...]:
+    """Return the code without functions that a `forward` calls, but for those that read values of tensors one by one.
+
+    `reads`: the files and names of these functions. What the others compute may well be the model itself.
+    """
+    return tuple(code for code in hot if code.kind != "inside" or _reads(code, reads))
+
+
+def _reads(code: HotCode, reads: Collection[tuple[str, str]]) -> bool:
+    line = code.line
+    return line is not None and ((line.file, line.short) in reads or (line.file, short_name(code.inner)) in reads)
+
+
 def library_share(hot: Sequence[HotCode], timing: Timing) -> float:
     """Return the share of the other code in training batches that is a library's own loop, 0 to 1."""
     total = next((row.total for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), 0)
@@ -234,6 +248,9 @@ def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_
         if phase == phases.LOSS and users:
             return _Cause("loss", users[0], None, _below(users[1:]))
         if look.group != "validation":
+            inside = next((line for line in users if line.short not in ("forward", "__call__")), None)
+            if inside is not None and phase == phases.FORWARD:
+                return _Cause("inside", inside, None, _below(users[users.index(inside) + 1 :]))
             work = _library([line for line in stack[model:] if line.file.startswith("fastai/")])
             return work or (_validates(stack[:model], drivers) if phase == phases.FORWARD else None)
         return _library(stack[:model]) or _validates(stack[:model], drivers)

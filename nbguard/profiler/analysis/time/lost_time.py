@@ -21,13 +21,18 @@ LARGE = 0.10
 _LESS: dict[HotKind, str] = {
     "hook": "take the hook out, or do less in it",
     "loss": "do less in it",
+    "inside": "it goes through tensors value by value: compute on whole tensors, or once, before the fit or in the loader",
     "line": "look at this line: it runs between the calls of the model",
 }
 """Remedies by the kind of code."""
 _ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"): "the metric"}
 """Parts of the user's code by the phase that it runs in."""
-_NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.15, "line": 0.20}
+_NAMED: dict[HotKind, float] = {"function": LARGE, "inside": LARGE, "hook": LARGE, "loss": 0.15, "line": 0.20}
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
+_IN_BATCHES = 0.20
+"""The same of functions that training batches call: a penalty, an augmentation or a sampler takes a part of any."""
+_ENVIRONMENTS = ("step", "reset")
+"""Methods of the environments of reinforcement learning, whose work is what the model learns from."""
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit;"""
 _NOTICED_PART, _MAIN_PART = 100_000_000, 1 / 3
@@ -135,6 +140,8 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     usual = max(timing.wall - imports - own, 0)
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
+        if code.kind == "function" and 2 * code.within("batch") > code.total:
+            share = _IN_BATCHES
         share *= usual / max(timing.wall, 1)
         total = (
             code.total
@@ -142,7 +149,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             + sum(_gainable(timing, phase, time) for (group, phase), time in code.times.items() if group == "batch")
         )
         least = _noticed(total, usual)
-        if code.line is None or not _is_large(timing, total, share, least):
+        if code.line is None or not _is_large(timing, total, share, least) or _is_environment(code):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
         if is_loaders or not _is_large(timing, total - _usual(timing, code), share, least):
@@ -159,6 +166,10 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
                 KNOWN_CALLS.get(code.line.call, change),
             )
         yield _finding("code", timing, total, what, change, _shares(code))
+
+
+def _is_environment(code: HotCode) -> bool:
+    return code.kind == "function" and code.line is not None and code.line.short in _ENVIRONMENTS and "." in code.line.name
 
 
 def _name(code: HotCode, line: StackLine) -> str:
@@ -327,7 +338,10 @@ def _stalls(
     if code is not None and code.line is not None:
         place, where = _name(code, code.line), "do less in it, or do it outside of the loop"
     what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {place}: {format_time(total)} together"
-    return _finding("stall", timing, total, what, where, evidence), code
+    found = _finding("stall", timing, total, what, where, evidence)
+    if code is None and len(stalled) == 1:  # it may be the machine's
+        found = replace(found, severity="note")
+    return found, code
 
 
 def _is_at_work_in(code: HotCode, batches: Sequence[Batch], stalled: Sequence[tuple[int, Batch]]) -> bool:

@@ -143,7 +143,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 def _shape(node: Any) -> tuple[int, ...] | None:
     """Return the shape of the result of an operation; None where it has several, or torch does not tell."""
-    metadata = getattr(node, "_input_metadata", ())
+    metadata: Any = getattr(node, "_input_metadata", ())
     return tuple(metadata[0].shape) if len(metadata) == 1 else None
 
 

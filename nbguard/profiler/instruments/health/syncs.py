@@ -10,6 +10,7 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from nbguard.profiler.analysis.function_names import COMPREHENSIONS
 from nbguard.profiler.analysis.health.syncs import SAME_TENSOR, SyncFacts, SyncSite
 from nbguard.profiler.record.batch_position import Bodies, Body
 from nbguard.profiler.record.on_line import CallsOnLines
@@ -254,15 +255,32 @@ class SyncWatch:
             names = tuple(name for name, _ in totals)
             sync_sites.append(
                 SyncSite(
-                    where=where, own=own, methods=names, calls=calls, batches=batches, waited=waited if waited >= 0 else None
+                    where=where,
+                    own=own,
+                    methods=names,
+                    calls=calls,
+                    batches=batches,
+                    waited=waited if waited >= 0 else None,
+                    file=sites.place(code.co_filename),
+                    function=_function(code),
                 )
             )
         return sync_sites
 
 
+def _function(code: CodeType) -> str:
+    """Return the short name of a function; of a comprehension, that of the function around it."""
+    names = [name for name in _qualified(code).split(".") if name not in (*COMPREHENSIONS, "<locals>")]
+    return names[-1] if names else ""
+
+
+def _qualified(code: CodeType) -> str:
+    return getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know it
+
+
 def _name(code: CodeType) -> str:
     """Return the name of a library's function; of one that a function has made, that function's."""
-    return getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # Python 3.10 does not know `co_qualname`
+    return _qualified(code).partition(".<locals>")[0]
 
 
 def _folder(module: str) -> str:

@@ -43,7 +43,7 @@ class Values:
     def compare(self, torch: Any, arriving: AsyncScalars) -> None:
         """Compare the copies, after a step, with the values that there are now."""
         before, self._before = self._before, []
-        pairs = [(parameter(), values) for parameter, values in before]
+        pairs: list[tuple[Any, Any]] = [(parameter(), values) for parameter, values in before]
         if not pairs or any(now is None or now.shape != values.shape or now.dtype != values.dtype for now, values in pairs):
             return
         if pairs[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
