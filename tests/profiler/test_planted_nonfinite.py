@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.health.nonfinite import nan_findings
 from nbguard.profiler.analysis.health.operations import Operation
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.nonfinite.replay import Replay
 from tests.profiler.recording import generators, recording, seed
 
 AT = 9
@@ -515,3 +518,22 @@ def test_the_fit_keeps_its_bits(loss_of: Loss, special: float, stops: bool) -> N
         return [repr(each) for each in losses], [t.tolist().__repr__() for t in tensors], model.calls, counts, generators()
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("loss_of", [acos, masked_sqrt])
+def test_nothing_of_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, loss_of: Loss) -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    class Noted(Replay):
+        def _keep(self, pattern: Any, result: Any) -> None:
+            super()._keep(pattern, result)
+            kept.extend(weakref.ref(tensor) for tensor in self._slots.values())
+
+    monkeypatch.setattr("nbguard.profiler.instruments.nonfinite.operation_search.Replay", Noted)
+    gc.disable()
+    try:
+        Watched(lambda: loop(net(), loss_of, data(0.5, 2.0 if loss_of is acos else 0.0)))
+        assert kept
+        assert [reference for reference in kept if reference() is not None] == []
+    finally:
+        gc.enable()

@@ -191,7 +191,10 @@ class FiniteWatch:
 
     def _loss(self, tensors: Any) -> None:
         if self._search.is_on:
-            self._search.loss(tensors, self._models, self._arguments)
+            try:
+                self._search.loss(tensors, self._models, self._arguments)
+            except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
+                self._search.end()
         value = self._history.value_of(tensors)
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
@@ -277,7 +280,7 @@ class FiniteWatch:
         """
         reference = self._checked.get(id(optimizer))
         parameter = None if reference is None else reference()
-        gradient = None if parameter is None else parameter.grad
+        gradient: Any = None if parameter is None else parameter.grad
         if type(gradient) is not self._torch.Tensor or not gradient.is_cpu:
             return True
         value = self._torch._C.TensorBase.item(self._torch._C.TensorBase.sum(gradient))

@@ -145,7 +145,7 @@ def _origin(step: RecordedStep, values: StepValues, models: list[Any]) -> Origin
         return None
     try:
         found = Replay(step.program, slots, models).find((step.loss,))
-    except NotPossibleError:
+    except NotPossibleError:  # the next step may be like the one that failed
         return None
     if found is None:
         return None

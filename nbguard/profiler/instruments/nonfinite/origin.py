@@ -88,7 +88,7 @@ def origin_of(found: Found, models: list[Any]) -> Origin:
         return Origin(kind="gradient", type="parameter", root=root, operation=operation)
     module = None if found.call is None or found.call.line.module is None else found.call.line.module()
     named = None if module is None else module_name(models, module)
-    if named is None:
+    if module is None or named is None:
         return Origin(kind="loss", root=root, operation=operation)
     name, kind, root = named
     is_leaf = not any(True for _ in module.children())

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,26 @@ class _Step:
     is_finite: bool = True
 
 
+class _BackwardPass:
+    """The gradients of a backward pass up to the first that is not finite.
+
+    Hooks lead to it, and it to no tensor of the graph: a graph that its own hooks keep is never freed.
+    """
+
+    def __init__(self, ends: float) -> None:
+        self._ends = ends
+        self.gradients: dict[int, Any] = {}  # by slots
+        self.broken: int | None = None  # the slot of the one that is not finite
+
+    def look(self, slot: int, gradient: Any) -> None:
+        """Note a gradient."""
+        if time.monotonic() > self._ends:
+            raise NotPossibleError("to compute the step again took too long")
+        if self.broken is None:
+            self.gradients[slot] = gradient.detach()
+            self.broken = None if is_finite(gradient) else slot
+
+
 class Replay:
     """Computes a program again, without a change to any tensor that it was recorded with."""
 
@@ -60,9 +81,8 @@ class Replay:
         self._slots: dict[int, Any] = {}
         self._given: set[int] = set()  # results that are not finite in the step that failed, of operands that are not known
         self._steps: list[_Step] = []
-        self._gradients: dict[int, Any] = {}  # of slots, in the backward pass
-        self._broken: int | None = None  # the first slot in it whose gradient is not finite
         self._ends = time.monotonic() + _SECONDS
+        self._backwards = _BackwardPass(self._ends)
 
     def find(self, results: tuple[int, ...]) -> Found | None:
         """Return the origin of what is not finite in these slots, or in the gradients of the first one; None: all is finite.
@@ -113,15 +133,7 @@ class Replay:
     def _hold(self, slot: int, tensor: Any) -> None:
         self._slots[slot] = tensor
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._look(slot, gradient))
-
-    def _look(self, slot: int, gradient: Any) -> None:
-        """Note a gradient of the backward pass, and the first that is not finite."""
-        if time.monotonic() > self._ends:
-            raise NotPossibleError("to compute the step again took too long")
-        if self._broken is None:
-            self._gradients[slot] = gradient.detach()
-            self._broken = None if is_finite(gradient) else slot
+            tensor.register_hook(partial(self._backwards.look, slot))
 
     def _keep(self, pattern: Any, result: Any) -> None:
         """Note the tensors of a result by their slots."""
@@ -169,7 +181,7 @@ class Replay:
             return None
         leaves = [tensor for tensor in self._slots.values() if tensor.requires_grad and tensor.is_leaf]
         torch.autograd.grad(result, leaves, allow_unused=True)
-        slot, known = self._broken, self._gradients
+        slot, known = self._backwards.broken, self._backwards.gradients
         if slot is None:
             return None
         readers = [step for step in self._steps if slot in step.call.reads and not known.keys().isdisjoint(step.call.makes)]
