@@ -537,3 +537,25 @@ def test_nothing_of_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, loss_of: L
         assert [reference for reference in kept if reference() is not None] == []
     finally:
         gc.enable()
+
+
+def test_an_operation_that_the_next_step_does_not_repeat_is_known_from_the_graph() -> None:
+    def run(steps: int) -> Callable[[], None]:
+        def fit() -> None:
+            model = net().eval()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            for step in range(steps):
+                share = model(torch.ones(4, 3)).abs() * (0 if step == 2 else 1)
+                loss = -torch.log(share).mean()  # here
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        return fit
+
+    for steps in (3, 6):
+        operation = Watched(run(steps)).operation
+        assert operation is not None
+        assert (operation.name, operation.value) == ("log", 0.0)
+        assert bool(operation.line) == (steps == 6)
+    assert line_of(operation) == marked_line(run)

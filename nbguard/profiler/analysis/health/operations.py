@@ -209,6 +209,7 @@ def _number(value: float | None) -> str:
     """Return a number with as many digits as tell it from a whole one."""
     if value is None:
         return "?"
+    value += 0.0  # -0 is 0
     if not math.isfinite(value):
         return str(value)
     return f"{value:.6g}" if float(f"{value:.6g}") != round(value) or value == round(value) else f"{value:.9g}"

@@ -26,6 +26,7 @@ from nbguard.profiler.analysis.health.nonfinite import (
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
+from nbguard.profiler.instruments.nonfinite.graph_origin import operation_in_graph
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operation_search import OperationSearch
@@ -72,6 +73,7 @@ class FiniteWatch:
         self._checked: dict[int, weakref.ref[Any]] = {}  # a parameter of each optimizer, whose gradient every step looks at
         self._scaled: Origin | None = None  # of gradients for which a GradScaler skips one step after the other
         self._skips = 0  # in a row
+        self._broken_loss: Any = None  # while it is looked at
         self._next_look = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is
@@ -216,7 +218,11 @@ class FiniteWatch:
             if number is None:
                 return
             is_late = self._arriving.is_late(number)
-        self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
+        self._broken_loss = None if is_late else tensor
+        try:
+            self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
+        finally:
+            self._broken_loss = None
 
     def _note_jump(self, value: float, turned: int, calls: list[ForwardCall]) -> None:
         self._jump = LossJump(
@@ -353,15 +359,18 @@ class FiniteWatch:
         if origin.operation is not None or origin.kind == "step":
             return
         try:
+            known = None if self._broken_loss is None or origin.kind != "loss" else operation_in_graph(self._broken_loss)
+            if known is not None:
+                self._operation_is(replace(origin, operation=known))
             if stops:
-                found = self._search.now(StepValues(self._arguments, ()), self._models)
+                found = self._search.now(StepValues(self._arguments, ()), self._models, known)
                 if found is not None:
                     self._operation_is(found)
             elif is_late:
                 self._search.follow(StepValues.none(), self._operation_is)
             else:
                 weights = [parameter for model in self._models for parameter in model.parameters()]
-                self._search.follow(StepValues(self._arguments, weights), self._operation_is)
+                self._search.follow(StepValues(self._arguments, weights), self._operation_is, known)
         except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
             self._search.end()
 

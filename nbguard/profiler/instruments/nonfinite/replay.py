@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,7 +92,8 @@ class Replay:
             NotPossibleError: it took too long, or failed.
         """
         try:
-            with kept_generators(), torch.enable_grad():
+            with kept_generators(), torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they were given once
                 self._compute()
                 broken = [slot for slot in results if slot in self._slots and not is_finite(self._slots[slot])]
                 if broken:
