@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.errors import StoppedAtNaN
@@ -559,3 +561,29 @@ def test_an_operation_that_the_next_step_does_not_repeat_is_known_from_the_graph
         assert (operation.name, operation.value) == ("log", 0.0)
         assert bool(operation.line) == (steps == 6)
     assert line_of(operation) == marked_line(run)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modes_of_torch_are_as_the_user_left_them(fails: bool) -> None:
+    seen: list[int] = []
+
+    def fit() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for number, (x, y) in enumerate(data(0.5, 2.0)):
+            with torch.device("cpu"):
+                loss = acos(model(x), y)
+            with torch.device("cpu"):
+                optimizer.zero_grad()
+                loss.backward()
+            if fails and number == 3:
+                raise KeyError(number)
+            optimizer.step()
+            seen.append(len(_get_current_function_mode_stack()))
+
+    with contextlib.suppress(KeyError):
+        operation = Watched(fit).operation
+        assert operation is not None
+        assert operation.name == "acos"
+    assert set(seen) == {0}
+    assert _get_current_function_mode_stack() == []

@@ -27,6 +27,7 @@ from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
 from nbguard.profiler.instruments.nonfinite.graph_origin import operation_in_graph
+from nbguard.profiler.instruments.nonfinite.looked_at import as_one_number, by_kind, has_gradient
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operation_search import OperationSearch
@@ -214,7 +215,7 @@ class FiniteWatch:
     def _look_at_loss(self, tensor: Any) -> None:
         torch = self._torch
         with torch._C.DisableTorchFunction():
-            number = _in_one(torch, tensor)
+            number = as_one_number(torch, tensor)
             if number is None:
                 return
             is_late = self._arriving.is_late(number)
@@ -269,11 +270,11 @@ class FiniteWatch:
         groups = groups_of(optimizer)
         rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
         self._rate = max(rates, default=None)
-        parameters = [p for group in groups for p in group.parameters if _has_gradient(self._torch, p)]
+        parameters = [p for group in groups for p in group.parameters if has_gradient(self._torch, p)]
         small = next((p for p in parameters if p.grad.is_cpu and p.grad.numel() <= _SMALL), None)
         if small is not None:
             self._checked[id(optimizer)] = weakref.ref(small)
-        for alike in _by_kind(parameters):
+        for alike in by_kind(parameters):
             self._look_at_gradients(alike)
         self._gradients += 1
         now = self._recorder.clock()
@@ -369,7 +370,7 @@ class FiniteWatch:
             elif is_late:
                 self._search.follow(StepValues.none(), self._operation_is)
             else:
-                weights = [parameter for model in self._models for parameter in model.parameters()]
+                weights = (parameter for model in self._models for parameter in model.parameters())
                 self._search.follow(StepValues(self._arguments, weights), self._operation_is, known)
         except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
             self._search.end()
@@ -377,22 +378,18 @@ class FiniteWatch:
     def _operation_is(self, origin: Origin) -> None:
         if self._first is not None:
             before = self._first.origin
-            if before.kind == "input" and origin.operation is None:
-                return
-            named = replace(origin, trial=before.trial) if origin.kind == before.kind else origin
             if before.kind == origin.kind == "gradient":
-                named = replace(before, operation=origin.operation)
-            self._first = replace(self._first, origin=named)
+                origin = replace(before, operation=origin.operation)  # with the parameter
+            if before.kind != "input" or origin.operation is not None:
+                self._first = replace(self._first, origin=replace(origin, trial=origin.trial or before.trial))
 
     def _model_of(self, origin: Origin) -> Any:
         """Return the model that an origin was found in; None where that is not known."""
-        models = [module for call in self._calls if (module := call.module()) is not None]
-        return next((model for model in models if name_of(type(model)) == origin.root), None)
+        return next((model for model in self._models if name_of(type(model)) == origin.root), None)
 
     def _largest_parameter(self) -> float | None:
         """Return the largest finite magnitude of the parameters of the models that were called."""
-        models = [module for call in self._calls if (module := call.module()) is not None]
-        values = (largest_of(self._torch, parameter) for model in models for parameter in model.parameters())
+        values = (largest_of(self._torch, parameter) for model in self._models for parameter in model.parameters())
         return max((value for value in values if value is not None), default=None)
 
     def _error(self, first: NotFinite) -> Exception:
@@ -401,27 +398,3 @@ class FiniteWatch:
             fastai: Any = sys.modules["fastai.callback.core"]
             return fastai.CancelFitException(words)  # type: ignore[no-any-return]
         return StoppedAtNaN(f"{words}. The parameters are those before this step")
-
-
-def _in_one(torch: Any, tensor: Any) -> Any | None:
-    """Return a loss, or the largest value of several, as a tensor of one value; None if it has no floating point values."""
-    count = tensor.numel()
-    if not count or not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta:
-        return None
-    values = tensor.detach()
-    if count > 1:
-        return values.abs().amax()
-    return values.reshape(()) if values.dim() > 1 else values
-
-
-def _has_gradient(torch: Any, parameter: Any) -> bool:
-    gradient = parameter.grad
-    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and gradient.numel() > 0
-
-
-def _by_kind(parameters: list[Any]) -> list[list[Any]]:
-    kinds: dict[Any, list[Any]] = {}
-    for parameter in parameters:
-        gradient = parameter.grad
-        kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
-    return list(kinds.values())
