@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from nbguard.errors import StoppedAtNaN
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.health.nonfinite import nan_findings
-from nbguard.profiler.analysis.health.operations import Operation
+from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
-from nbguard.profiler.instruments.nonfinite.replay import Replay
+from nbguard.profiler.instruments.nonfinite.operations.replay import StepReplay
 from tests.profiler.recording import generators, recording, seed
 
 AT = 9
@@ -79,7 +79,7 @@ def marked_line(code: Any) -> int:
     return line
 
 
-def line_of(operation: Operation) -> int:
+def line_of(operation: FailedOperation) -> int:
     found = re.search(r"test_planted_nonfinite\.py:(\d+)", operation.line)
     assert found is not None, operation
     return int(found[1])
@@ -471,7 +471,7 @@ def test_steps_that_a_scaler_skips_one_after_the_other_are_laid_to_the_operation
                 scaler.step(optimizer)
                 scaler.update()
 
-    scaled = profile._observations.finite.scaled
+    scaled = profile._observations.finite.course.scaled
     assert scaled.operation.name == name
     assert line_of(scaled.operation) == marked_line(loss_of)
     first = profile.report.first[0]
@@ -526,12 +526,12 @@ def test_the_fit_keeps_its_bits(loss_of: Loss, special: float, stops: bool) -> N
 def test_nothing_of_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, loss_of: Loss) -> None:
     kept: list[weakref.ref[Any]] = []
 
-    class Noted(Replay):
+    class Noted(StepReplay):
         def _keep(self, pattern: Any, result: Any) -> None:
             super()._keep(pattern, result)
             kept.extend(weakref.ref(tensor) for tensor in self._slots.values())
 
-    monkeypatch.setattr("nbguard.profiler.instruments.nonfinite.operation_search.Replay", Noted)
+    monkeypatch.setattr("nbguard.profiler.instruments.nonfinite.operations.operation_search.StepReplay", Noted)
     gc.disable()
     try:
         Watched(lambda: loop(net(), loss_of, data(0.5, 2.0 if loss_of is acos else 0.0)))

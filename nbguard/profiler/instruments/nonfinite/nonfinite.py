@@ -26,14 +26,14 @@ from nbguard.profiler.analysis.health.nonfinite import (
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
-from nbguard.profiler.instruments.nonfinite.graph_origin import operation_in_graph
 from nbguard.profiler.instruments.nonfinite.looked_at import as_one_number, by_kind, has_gradient
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
-from nbguard.profiler.instruments.nonfinite.operation_search import OperationSearch
+from nbguard.profiler.instruments.nonfinite.operations.graph_origin import operation_in_graph
+from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
+from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, autocast_of, device_type
-from nbguard.profiler.instruments.nonfinite.step_values import StepValues
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
@@ -129,8 +129,8 @@ class FiniteWatch:
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
         losses = self._losses + self._history.count
-        course = LossCourse(self._jump, self._growth)
-        return FiniteFacts(losses, self._gradients, self._first or self._searched, course, self._scaled)
+        course = LossCourse(self._jump, self._growth, self._scaled)
+        return FiniteFacts(losses, self._gradients, self._first or self._searched, course)
 
     def _let_go(self, *_: Any) -> None:
         """Hold no loss of a device in a batch that is looked at, nor after a loop: what is in use then is the user's."""

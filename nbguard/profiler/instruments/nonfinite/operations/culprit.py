@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from nbguard.profiler.analysis.health.operations import Operation
-from nbguard.profiler.instruments.nonfinite.operation_trace import module_name
-from nbguard.profiler.instruments.nonfinite.replay import Found
+from nbguard.profiler.analysis.health.operations import FailedOperation
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import module_name
+from nbguard.profiler.instruments.nonfinite.operations.replay import FoundOperation
 from nbguard.scan.heap.kinds import mro_of
 
 _ITEMS = 4
 """Places in a batch that are named."""
 
 
-def operation_of(found: Found, models: list[Any]) -> Operation:
+def operation_of(found: FoundOperation, models: list[Any]) -> FailedOperation:
     """Return the facts of an operation, from the values that it was computed with again."""
     call = found.call
     if call is None:
@@ -37,7 +37,7 @@ def operation_of(found: Found, models: list[Any]) -> Operation:
     )
 
 
-def facts_of(name: str, operands: Any, results: list[Any], *, is_turned: bool = False, gradient: Any = None) -> Operation:
+def facts_of(name: str, operands: Any, results: list[Any], *, is_turned: bool = False, gradient: Any = None) -> FailedOperation:
     """Return the facts of an operation.
 
     `results`: of the operation, or the gradients of what it reads. `is_turned`: the first operand stands last, as in `1 / x`.
@@ -54,7 +54,7 @@ def facts_of(name: str, operands: Any, results: list[Any], *, is_turned: bool = 
     if other is None and numbers and len(tensors) == 1:
         other = float(numbers[0])
         value, other = (other, value) if is_turned else (value, other)
-    return Operation(
+    return FailedOperation(
         name=name,
         result="NaN" if bool(made.isnan().any()) else "infinite",
         dtype=str(_narrowest([*tensors, made])).removeprefix("torch."),

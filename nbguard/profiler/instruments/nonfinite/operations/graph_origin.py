@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from nbguard.profiler.analysis.health.operations import Operation
-from nbguard.profiler.instruments.nonfinite.culprit import facts_of
-from nbguard.profiler.instruments.nonfinite.replay import is_finite
+from nbguard.profiler.analysis.health.operations import FailedOperation
+from nbguard.profiler.instruments.nonfinite.operations.culprit import facts_of
+from nbguard.profiler.instruments.nonfinite.operations.replay import is_finite
 from nbguard.scan.heap.kinds import mro_of, name_of
 
 _MOST = 2000
@@ -24,7 +24,7 @@ _OPERANDS = ("_saved_self", "_saved_other", "_saved_exponent")
 _OPTIONS = ("dim", "correction", "keepdim")
 
 
-def operation_in_graph(loss: Any) -> Operation | None:
+def operation_in_graph(loss: Any) -> FailedOperation | None:
     """Return the operation; None where the graph has saved too little of it, or is too large."""
     nodes, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting:
@@ -42,7 +42,7 @@ def operation_in_graph(loss: Any) -> Operation | None:
     return None
 
 
-def _broken(name: str, node: Any) -> Operation | None:
+def _broken(name: str, node: Any) -> FailedOperation | None:
     """Return an operation whose operands are finite, as far as they are saved, and whose result is not."""
     operands = [value for saved in _OPERANDS if (value := getattr(node, saved, None)) is not None]
     tensors = [value for value in operands if torch.Tensor in mro_of(type(value))]
