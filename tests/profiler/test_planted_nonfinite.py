@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import math
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.errors import StoppedAtNaN
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.health.nonfinite import nan_findings
-from nbguard.profiler.analysis.health.operations import Operation
+from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.nonfinite.operations.replay import StepReplay
 from tests.profiler.recording import generators, recording, seed
 
 AT = 9
@@ -74,7 +79,7 @@ def marked_line(code: Any) -> int:
     return line
 
 
-def line_of(operation: Operation) -> int:
+def line_of(operation: FailedOperation) -> int:
     found = re.search(r"test_planted_nonfinite\.py:(\d+)", operation.line)
     assert found is not None, operation
     return int(found[1])
@@ -466,7 +471,7 @@ def test_steps_that_a_scaler_skips_one_after_the_other_are_laid_to_the_operation
                 scaler.step(optimizer)
                 scaler.update()
 
-    scaled = profile._observations.finite.scaled
+    scaled = profile._observations.finite.course.scaled
     assert scaled.operation.name == name
     assert line_of(scaled.operation) == marked_line(loss_of)
     first = profile.report.first[0]
@@ -515,3 +520,70 @@ def test_the_fit_keeps_its_bits(loss_of: Loss, special: float, stops: bool) -> N
         return [repr(each) for each in losses], [t.tolist().__repr__() for t in tensors], model.calls, counts, generators()
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("loss_of", [acos, masked_sqrt])
+def test_nothing_of_the_step_is_kept(monkeypatch: pytest.MonkeyPatch, loss_of: Loss) -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    class Noted(StepReplay):
+        def _keep(self, pattern: Any, result: Any) -> None:
+            super()._keep(pattern, result)
+            kept.extend(weakref.ref(tensor) for tensor in self._slots.values())
+
+    monkeypatch.setattr("nbguard.profiler.instruments.nonfinite.operations.operation_search.StepReplay", Noted)
+    gc.disable()
+    try:
+        Watched(lambda: loop(net(), loss_of, data(0.5, 2.0 if loss_of is acos else 0.0)))
+        assert kept
+        assert [reference for reference in kept if reference() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_an_operation_that_the_next_step_does_not_repeat_is_known_from_the_graph() -> None:
+    def run(steps: int) -> Callable[[], None]:
+        def fit() -> None:
+            model = net().eval()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            for step in range(steps):
+                share = model(torch.ones(4, 3)).abs() * (0 if step == 2 else 1)
+                loss = -torch.log(share).mean()  # here
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        return fit
+
+    for steps in (3, 6):
+        operation = Watched(run(steps)).operation
+        assert operation is not None
+        assert (operation.name, operation.value) == ("log", 0.0)
+        assert bool(operation.line) == (steps == 6)
+    assert line_of(operation) == marked_line(run)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modes_of_torch_are_as_the_user_left_them(fails: bool) -> None:
+    seen: list[int] = []
+
+    def fit() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for number, (x, y) in enumerate(data(0.5, 2.0)):
+            with torch.device("cpu"):
+                loss = acos(model(x), y)
+            with torch.device("cpu"):
+                optimizer.zero_grad()
+                loss.backward()
+            if fails and number == 3:
+                raise KeyError(number)
+            optimizer.step()
+            seen.append(len(_get_current_function_mode_stack()))
+
+    with contextlib.suppress(KeyError):
+        operation = Watched(fit).operation
+        assert operation is not None
+        assert operation.name == "acos"
+    assert set(seen) == {0}
+    assert _get_current_function_mode_stack() == []

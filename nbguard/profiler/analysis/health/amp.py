@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nbguard.profiler.analysis.health.operations import Operation
+from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.analysis.report import FitFinding, Setting
 from nbguard.units import counted
 
@@ -66,7 +66,7 @@ class AmpFacts:
 
 
 def amp_findings(
-    facts: AmpFacts, nan: FitFinding | None = None, optimizers: int = 1, made_by: Operation | None = None
+    facts: AmpFacts, nan: FitFinding | None = None, optimizers: int = 1, made_by: FailedOperation | None = None
 ) -> tuple[FitFinding, ...]:
     """Return what stands out.
 
@@ -80,7 +80,7 @@ def amp_findings(
     return (*_missing(facts), *_needless(facts), *skips)
 
 
-def _of(operation: Operation | None, finding: FitFinding) -> FitFinding:
+def _of(operation: FailedOperation | None, finding: FitFinding) -> FitFinding:
     """Return a finding on skipped steps with the operation that they come from; in float16 a smaller scale may be its cure."""
     if operation is None:
         return finding

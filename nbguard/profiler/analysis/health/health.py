@@ -39,7 +39,7 @@ def health(
     work = sum(times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
     broken = _broken(finite, amp, optimizers, times)
     nan = next((finding for finding in broken if finding.kind in _NOT_FINITE and finding.severity == "problem"), None)
-    made_by = None if nan is not None or finite.scaled is None else finite.scaled.operation
+    made_by = None if nan is not None or finite.course.scaled is None else finite.course.scaled.operation
     of_scales = amp_findings(amp, nan, len(optimizers.optimizers), made_by)
     is_idle = any(finding.kind == "not trained" for finding in of_scales)
     if nan is not None and any(nan.what in finding.what for finding in of_scales):

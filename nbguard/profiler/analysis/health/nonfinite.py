@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
-from nbguard.profiler.analysis.health.operations import Operation
+from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.analysis.report import FitFinding
 
 Kind = Literal["input", "target", "layer", "code", "loss", "step", "gradient", "unknown"]
@@ -40,7 +40,7 @@ class Origin:
     note: str = ""  # the reason why an "unknown" one is not known
     items: tuple[int, ...] = ()  # of an "input": the first places in the batch, from 0, that are not finite
     trial: Float32Trial | None = None  # None: of a "layer" or "code" only
-    operation: Operation | None = None  # that made it; None: not known
+    operation: FailedOperation | None = None  # that made it; None: not known
 
     @property
     def layer(self) -> str:
@@ -109,10 +109,11 @@ class LossGrowth:
 
 @dataclass(frozen=True, slots=True)
 class LossCourse:
-    """The course of the losses that were finite."""
+    """The course of the losses that were finite, and of the steps that a GradScaler skipped for their gradients."""
 
     jump: LossJump | None = None  # None: no loss jumped
     growth: LossGrowth | None = None  # None: not known
+    scaled: Origin | None = None  # of gradients for which a GradScaler skipped step after step; None: none, or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,6 @@ class FiniteFacts:
     gradients: int = 0  # optimizer steps before which all gradients were checked
     first: NotFinite | None = None  # None: all were finite
     course: LossCourse = LossCourse()  # of the losses
-    scaled: Origin | None = None  # of gradients for which a GradScaler skipped step after step; None: none, or not known
 
 
 def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: bool = False) -> tuple[FitFinding, ...]:

@@ -11,7 +11,7 @@ from nbguard.profiler.analysis.health.float32 import LARGEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class FailedOperation:
     """One operation of the user's code, with the numbers that it got where its result is not finite."""
 
     name: str  # as torch calls it, e.g. "acos"; "div" of `/`
@@ -103,7 +103,7 @@ class _Rule:
 
     names: frozenset[str]  # of the operations; empty: any
     change: str  # with `{tiny}`, `{small}` for numbers that the type still tells from 0, and from 1
-    applies: Callable[[Operation], bool] = lambda _: True
+    applies: Callable[[FailedOperation], bool] = lambda _: True
 
 
 _CREATES = frozenset(
@@ -117,15 +117,15 @@ def _of(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-def _is_at_most_zero(operation: Operation) -> bool:
+def _is_at_most_zero(operation: FailedOperation) -> bool:
     return operation.value is None or operation.value <= 0
 
 
-def _is_backward(operation: Operation) -> bool:
+def _is_backward(operation: FailedOperation) -> bool:
     return operation.is_backward
 
 
-def _has_far_power(operation: Operation) -> bool:
+def _has_far_power(operation: FailedOperation) -> bool:
     value, power = operation.value, operation.other
     return value is not None and power is not None and value < 0 and power != round(power)
 
@@ -209,6 +209,7 @@ def _number(value: float | None) -> str:
     """Return a number with as many digits as tell it from a whole one."""
     if value is None:
         return "?"
+    value += 0.0  # -0 is 0
     if not math.isfinite(value):
         return str(value)
     return f"{value:.6g}" if float(f"{value:.6g}") != round(value) or value == round(value) else f"{value:.9g}"

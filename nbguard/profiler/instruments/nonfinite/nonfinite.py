@@ -26,12 +26,14 @@ from nbguard.profiler.analysis.health.nonfinite import (
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
+from nbguard.profiler.instruments.nonfinite.looked_at import as_one_number, by_kind, has_gradient
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
-from nbguard.profiler.instruments.nonfinite.operation_search import OperationSearch
+from nbguard.profiler.instruments.nonfinite.operations.graph_origin import operation_in_graph
+from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
+from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, autocast_of, device_type
-from nbguard.profiler.instruments.nonfinite.step_values import StepValues
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
@@ -72,6 +74,7 @@ class FiniteWatch:
         self._checked: dict[int, weakref.ref[Any]] = {}  # a parameter of each optimizer, whose gradient every step looks at
         self._scaled: Origin | None = None  # of gradients for which a GradScaler skips one step after the other
         self._skips = 0  # in a row
+        self._broken_loss: Any = None  # while it is looked at
         self._next_look = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is
@@ -126,8 +129,8 @@ class FiniteWatch:
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
         losses = self._losses + self._history.count
-        course = LossCourse(self._jump, self._growth)
-        return FiniteFacts(losses, self._gradients, self._first or self._searched, course, self._scaled)
+        course = LossCourse(self._jump, self._growth, self._scaled)
+        return FiniteFacts(losses, self._gradients, self._first or self._searched, course)
 
     def _let_go(self, *_: Any) -> None:
         """Hold no loss of a device in a batch that is looked at, nor after a loop: what is in use then is the user's."""
@@ -191,7 +194,10 @@ class FiniteWatch:
 
     def _loss(self, tensors: Any) -> None:
         if self._search.is_on:
-            self._search.loss(tensors, self._models, self._arguments)
+            try:
+                self._search.loss(tensors, self._models, self._arguments)
+            except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
+                self._search.end()
         value = self._history.value_of(tensors)
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
@@ -209,11 +215,15 @@ class FiniteWatch:
     def _look_at_loss(self, tensor: Any) -> None:
         torch = self._torch
         with torch._C.DisableTorchFunction():
-            number = _in_one(torch, tensor)
+            number = as_one_number(torch, tensor)
             if number is None:
                 return
             is_late = self._arriving.is_late(number)
-        self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
+        self._broken_loss = None if is_late else tensor
+        try:
+            self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
+        finally:
+            self._broken_loss = None
 
     def _note_jump(self, value: float, turned: int, calls: list[ForwardCall]) -> None:
         self._jump = LossJump(
@@ -260,11 +270,11 @@ class FiniteWatch:
         groups = groups_of(optimizer)
         rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
         self._rate = max(rates, default=None)
-        parameters = [p for group in groups for p in group.parameters if _has_gradient(self._torch, p)]
+        parameters = [p for group in groups for p in group.parameters if has_gradient(self._torch, p)]
         small = next((p for p in parameters if p.grad.is_cpu and p.grad.numel() <= _SMALL), None)
         if small is not None:
             self._checked[id(optimizer)] = weakref.ref(small)
-        for alike in _by_kind(parameters):
+        for alike in by_kind(parameters):
             self._look_at_gradients(alike)
         self._gradients += 1
         now = self._recorder.clock()
@@ -277,7 +287,7 @@ class FiniteWatch:
         """
         reference = self._checked.get(id(optimizer))
         parameter = None if reference is None else reference()
-        gradient = None if parameter is None else parameter.grad
+        gradient: Any = None if parameter is None else parameter.grad
         if type(gradient) is not self._torch.Tensor or not gradient.is_cpu:
             return True
         value = self._torch._C.TensorBase.item(self._torch._C.TensorBase.sum(gradient))
@@ -350,37 +360,36 @@ class FiniteWatch:
         if origin.operation is not None or origin.kind == "step":
             return
         try:
+            known = None if self._broken_loss is None or origin.kind != "loss" else operation_in_graph(self._broken_loss)
+            if known is not None:
+                self._operation_is(replace(origin, operation=known))
             if stops:
-                found = self._search.now(StepValues(self._arguments, ()), self._models)
+                found = self._search.now(StepValues(self._arguments, ()), self._models, known)
                 if found is not None:
                     self._operation_is(found)
             elif is_late:
                 self._search.follow(StepValues.none(), self._operation_is)
             else:
-                weights = [parameter for model in self._models for parameter in model.parameters()]
-                self._search.follow(StepValues(self._arguments, weights), self._operation_is)
+                weights = (parameter for model in self._models for parameter in model.parameters())
+                self._search.follow(StepValues(self._arguments, weights), self._operation_is, known)
         except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
             self._search.end()
 
     def _operation_is(self, origin: Origin) -> None:
         if self._first is not None:
             before = self._first.origin
-            if before.kind == "input" and origin.operation is None:
-                return
-            named = replace(origin, trial=before.trial) if origin.kind == before.kind else origin
             if before.kind == origin.kind == "gradient":
-                named = replace(before, operation=origin.operation)
-            self._first = replace(self._first, origin=named)
+                origin = replace(before, operation=origin.operation)  # with the parameter
+            if before.kind != "input" or origin.operation is not None:
+                self._first = replace(self._first, origin=replace(origin, trial=origin.trial or before.trial))
 
     def _model_of(self, origin: Origin) -> Any:
         """Return the model that an origin was found in; None where that is not known."""
-        models = [module for call in self._calls if (module := call.module()) is not None]
-        return next((model for model in models if name_of(type(model)) == origin.root), None)
+        return next((model for model in self._models if name_of(type(model)) == origin.root), None)
 
     def _largest_parameter(self) -> float | None:
         """Return the largest finite magnitude of the parameters of the models that were called."""
-        models = [module for call in self._calls if (module := call.module()) is not None]
-        values = (largest_of(self._torch, parameter) for model in models for parameter in model.parameters())
+        values = (largest_of(self._torch, parameter) for model in self._models for parameter in model.parameters())
         return max((value for value in values if value is not None), default=None)
 
     def _error(self, first: NotFinite) -> Exception:
@@ -389,27 +398,3 @@ class FiniteWatch:
             fastai: Any = sys.modules["fastai.callback.core"]
             return fastai.CancelFitException(words)  # type: ignore[no-any-return]
         return StoppedAtNaN(f"{words}. The parameters are those before this step")
-
-
-def _in_one(torch: Any, tensor: Any) -> Any | None:
-    """Return a loss, or the largest value of several, as a tensor of one value; None if it has no floating point values."""
-    count = tensor.numel()
-    if not count or not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta:
-        return None
-    values = tensor.detach()
-    if count > 1:
-        return values.abs().amax()
-    return values.reshape(()) if values.dim() > 1 else values
-
-
-def _has_gradient(torch: Any, parameter: Any) -> bool:
-    gradient = parameter.grad
-    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and gradient.numel() > 0
-
-
-def _by_kind(parameters: list[Any]) -> list[list[Any]]:
-    kinds: dict[Any, list[Any]] = {}
-    for parameter in parameters:
-        gradient = parameter.grad
-        kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
-    return list(kinds.values())

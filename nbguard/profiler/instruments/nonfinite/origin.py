@@ -8,12 +8,12 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.instruments.nonfinite.culprit import items_of, operation_of
 from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
 from nbguard.profiler.instruments.nonfinite.float32_trial import tried_in_float32
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
-from nbguard.profiler.instruments.nonfinite.operation_trace import OperationTrace, module_name
-from nbguard.profiler.instruments.nonfinite.replay import Found, Replay, is_finite
+from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of, operation_of
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepTrace, module_name
+from nbguard.profiler.instruments.nonfinite.operations.replay import FoundOperation, StepReplay, is_finite
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
@@ -68,19 +68,19 @@ def _search(torch: Any, module: Any, call: ForwardCall, counters: ModuleCounters
     broken = _broken(torch, inputs)
     if broken:
         return Origin(kind="input", root=root, items=items_of(broken[0]))
-    trace = OperationTrace()
+    trace = StepTrace()
     output = rerun(torch, module, call, inputs, trace.running, lambda: counters.put_back(module))
     broken = _broken(torch, output)
     if not broken:
         return None
     results = tuple(slot for tensor in broken if (slot := trace.slot_of(tensor)) is not None)
-    found = Replay(trace.program, {}).find(results) if results else None
+    found = StepReplay(trace.program, {}).find(results) if results else None
     if found is None or found.call is None:
         return Origin(kind="code", type=root, root=root)
     return origin_of(found, [module])
 
 
-def origin_of(found: Found, models: list[Any]) -> Origin:
+def origin_of(found: FoundOperation, models: list[Any]) -> Origin:
     """Return the origin that an operation is. One that no module of the models has called is the loss function's."""
     operation = operation_of(found, models)
     root = name_of(type(models[-1])) if models else ""
@@ -88,7 +88,7 @@ def origin_of(found: Found, models: list[Any]) -> Origin:
         return Origin(kind="gradient", type="parameter", root=root, operation=operation)
     module = None if found.call is None or found.call.line.module is None else found.call.line.module()
     named = None if module is None else module_name(models, module)
-    if named is None:
+    if module is None or named is None:
         return Origin(kind="loss", root=root, operation=operation)
     name, kind, root = named
     is_leaf = not any(True for _ in module.children())

@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from nbguard.profiler.analysis.health.operations import Operation
-from nbguard.profiler.instruments.nonfinite.operation_trace import module_name
-from nbguard.profiler.instruments.nonfinite.replay import Found
+from nbguard.profiler.analysis.health.operations import FailedOperation
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import module_name
+from nbguard.profiler.instruments.nonfinite.operations.replay import FoundOperation
 from nbguard.scan.heap.kinds import mro_of
 
 _ITEMS = 4
 """Places in a batch that are named."""
 
 
-def operation_of(found: Found, models: list[Any]) -> Operation:
+def operation_of(found: FoundOperation, models: list[Any]) -> FailedOperation:
     """Return the facts of an operation, from the values that it was computed with again."""
     call = found.call
     if call is None:
         raise ValueError("no operation made it")
-    is_backward = found.gradient is not None
-    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(found.values) if torch.Tensor in mro_of(type(leaf))]
-    numbers = [leaf for leaf in torch.utils._pytree.tree_leaves(found.values) if type(leaf) in (int, float)]
-    made = next((tensor for tensor in found.made if not _all_finite(tensor)), found.made[0])
-    is_broken = ~torch.isfinite(made.detach())
-    place = tuple(is_broken.nonzero()[0].tolist()) if made.numel() and bool(is_broken.any()) else ()
-    got = [_at(tensor, made, place) for tensor in tensors]
-    value = got[0] if got else None
-    other = next(iter(got[1:]), None)
-    if other is None and numbers and len(tensors) == 1:
-        other = float(numbers[0])
-        if call.function.__name__ in ("__rtruediv__", "__rpow__", "__rdiv__"):
-            value, other = other, value
-    gradient = found.gradient[0] if is_backward and found.gradient else None
+    gradient = found.gradient[0] if found.gradient else None
+    is_turned = call.function.__name__ in ("__rtruediv__", "__rpow__", "__rdiv__")
+    operation = facts_of(call.name, found.values, found.made, is_turned=is_turned, gradient=gradient)
     module = call.line.module() if call.line.module is not None else None
     named = None if module is None else module_name(models, module)
-    return Operation(
-        name=call.name,
+    return replace(
+        operation,
         line=call.line.words,
         module=named[0] if named else "",
         module_type=named[1] if named else "",
-        is_backward=is_backward,
+        is_backward=found.gradient is not None,
+        has_only_minus_infinity=found.gradient is None and operation.has_only_minus_infinity,
+    )
+
+
+def facts_of(name: str, operands: Any, results: list[Any], *, is_turned: bool = False, gradient: Any = None) -> FailedOperation:
+    """Return the facts of an operation.
+
+    `results`: of the operation, or the gradients of what it reads. `is_turned`: the first operand stands last, as in `1 / x`.
+    `gradient`: of its result.
+    """
+    leaves = torch.utils._pytree.tree_leaves(operands)
+    tensors = [leaf for leaf in leaves if torch.Tensor in mro_of(type(leaf))]
+    numbers = [leaf for leaf in leaves if type(leaf) in (int, float)]
+    made = next((tensor for tensor in results if not _all_finite(tensor)), results[0])
+    is_broken = ~torch.isfinite(made.detach())
+    place = tuple(is_broken.nonzero()[0].tolist()) if made.numel() and bool(is_broken.any()) else ()
+    got = [_at(tensor, made, place) for tensor in tensors]
+    value, other = next(iter(got), None), next(iter(got[1:]), None)
+    if other is None and numbers and len(tensors) == 1:
+        other = float(numbers[0])
+        value, other = (other, value) if is_turned else (value, other)
+    return FailedOperation(
+        name=name,
         result="NaN" if bool(made.isnan().any()) else "infinite",
         dtype=str(_narrowest([*tensors, made])).removeprefix("torch."),
         value=value,
         other=other,
         largest=max((size for tensor in tensors if (size := _largest(tensor)) is not None), default=None),
         is_empty=any(tensor.numel() == 0 for tensor in tensors),
-        has_only_minus_infinity=not is_backward and any(not _all_finite(tensor) for tensor in tensors),
-        is_masked=is_backward and _at(gradient, made, place) == 0.0,
+        has_only_minus_infinity=any(not _all_finite(tensor) for tensor in tensors),
+        is_masked=_at(gradient, made, place) == 0.0,
     )
 
 

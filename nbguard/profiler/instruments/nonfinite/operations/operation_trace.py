@@ -33,14 +33,14 @@ _tree: Any = torch.utils._pytree
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """A tensor of the step by its number; an operation that writes in place gives its tensor a new one."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OperationLine:
     """A line of the user's code, and the module whose `forward` had led to it."""
 
     file: str = ""
@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class OperationCall:
     """One call of a function of torch's."""
 
     function: Any
@@ -63,7 +63,7 @@ class Call:
     result: Any  # likewise
     reads: tuple[int, ...]  # slots
     makes: tuple[int, ...]
-    line: Line
+    line: OperationLine
     has_grad: bool
     autocast: dict[str, Any]  # dtype by device, of those where it was on
 
@@ -108,10 +108,10 @@ _ALIASES = _by_alias(
 
 
 @dataclass(slots=True)
-class Program:
+class StepProgram:
     """The operations of a step in their order, and the tensors that came from elsewhere."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperationCall] = field(default_factory=list)
     outside: dict[int, Any] = field(default_factory=dict)  # by their slots: parameters, the batch, constants
 
     def let_go(self) -> None:
@@ -126,11 +126,11 @@ class Program:
         return held() if type(held) is weakref.ref else held
 
 
-class OperationTrace(TorchFunctionMode):  # type: ignore[misc]
+class StepTrace(TorchFunctionMode):  # type: ignore[misc]
     """Records what torch's functions are called with on this thread, and does nothing else to them."""
 
     def __init__(self) -> None:
-        self.program = Program()
+        self.program = StepProgram()
         self.is_whole = True  # nothing had to be left out
         self._slots: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = self._depth = 0
@@ -214,7 +214,7 @@ class OperationTrace(TorchFunctionMode):  # type: ignore[misc]
                 if is_outside:
                     self.program.outside[number] = value
             numbers.append(number)
-            return Slot(number)
+            return TensorSlot(number)
 
         return _mapped(values, slot)
 
@@ -231,7 +231,7 @@ class OperationTrace(TorchFunctionMode):  # type: ignore[misc]
             if not makes:  # a size, a number
                 return
             self.program.calls.append(
-                Call(
+                OperationCall(
                     function=function,
                     arguments=before[0],
                     result=None if is_written else made,
@@ -254,7 +254,7 @@ class UserLines:
         self._sites = Sites()
         self._codes: dict[CodeType, tuple[bool, bool]] = {}  # whether a code is the user's, and whether a module's `forward`
 
-    def at(self, frame: FrameType | None) -> Line:
+    def at(self, frame: FrameType | None) -> OperationLine:
         """Return the line, and the innermost module that runs."""
         code = module = None
         number = depth = 0
@@ -269,7 +269,11 @@ class UserLines:
                 break
             frame, depth = frame.f_back, depth + 1
         reference = None if module is None else weakref.ref(module)
-        return Line(module=reference) if code is None else Line(code.co_filename, number, _function(code), reference)
+        return (
+            OperationLine(module=reference)
+            if code is None
+            else OperationLine(code.co_filename, number, _function(code), reference)
+        )
 
     def _kind(self, code: CodeType) -> tuple[bool, bool]:
         known = self._codes.get(code)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from nbguard.profiler.instruments.health.autocast import autocast_dtypes
-from nbguard.profiler.instruments.nonfinite.operation_trace import Call, Program, Slot
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import OperationCall, StepProgram, TensorSlot
 from nbguard.profiler.instruments.nonfinite.rerun import NotPossibleError
 from nbguard.scan.devices.generators import kept_generators
 from nbguard.scan.heap.kinds import mro_of, name_of
@@ -23,32 +25,52 @@ _SOFTMAXES = frozenset(("softmax", "log_softmax", "softmin", "logsumexp", "scale
 _tree: Any = torch.utils._pytree
 
 
-@dataclass(slots=True)
-class Found:
+@dataclass(slots=True, kw_only=True)
+class FoundOperation:
     """The operation that made the first value which is not finite, or the tensor that came with it."""
 
-    call: Call | None = None  # None: `slot` came so from elsewhere
+    call: OperationCall | None = None  # None: `slot` came so from elsewhere
     slot: int = 0
     values: Any = None  # the arguments of the call, or that tensor
     made: Any = None  # tensors: its results, or in a backward pass the gradients of what it reads
     gradient: Any = None  # of a backward pass: that of its results; None: the forward pass made it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Step:
     """A call as it was computed again."""
 
-    call: Call
+    call: OperationCall
     arguments: Any
     broken: list[int] = field(default_factory=list)  # slots that were not finite when they were read
     made: list[Any] = field(default_factory=list)
     is_finite: bool = True
 
 
-class Replay:
+class _BackwardPass:
+    """The gradients of a backward pass up to the first that is not finite.
+
+    Hooks lead to it, and it to no tensor of the graph: a graph that its own hooks keep is never freed.
+    """
+
+    def __init__(self, ends: float) -> None:
+        self._ends = ends
+        self.gradients: dict[int, Any] = {}  # by slots
+        self.broken: int | None = None  # the slot of the one that is not finite
+
+    def look(self, slot: int, gradient: Any) -> None:
+        """Note a gradient."""
+        if time.monotonic() > self._ends:
+            raise NotPossibleError("to compute the step again took too long")
+        if self.broken is None:
+            self.gradients[slot] = gradient.detach()
+            self.broken = None if is_finite(gradient) else slot
+
+
+class StepReplay:
     """Computes a program again, without a change to any tensor that it was recorded with."""
 
-    def __init__(self, program: Program, values: dict[int, Any], models: Iterable[Any] = ()) -> None:
+    def __init__(self, program: StepProgram, values: dict[int, Any], models: Iterable[Any] = ()) -> None:
         """`values`: tensors by the slots in whose place they are computed with; of results, too.
 
         `models`: whose statistics the step that failed has broken already, and may not have used.
@@ -60,18 +82,18 @@ class Replay:
         self._slots: dict[int, Any] = {}
         self._given: set[int] = set()  # results that are not finite in the step that failed, of operands that are not known
         self._steps: list[_Step] = []
-        self._gradients: dict[int, Any] = {}  # of slots, in the backward pass
-        self._broken: int | None = None  # the first slot in it whose gradient is not finite
         self._ends = time.monotonic() + _SECONDS
+        self._backwards = _BackwardPass(self._ends)
 
-    def find(self, results: tuple[int, ...]) -> Found | None:
+    def find(self, results: tuple[int, ...]) -> FoundOperation | None:
         """Return the origin of what is not finite in these slots, or in the gradients of the first one; None: all is finite.
 
         Raises:
             NotPossibleError: it took too long, or failed.
         """
         try:
-            with kept_generators(), torch.enable_grad():
+            with kept_generators(), torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they were given once
                 self._compute()
                 broken = [slot for slot in results if slot in self._slots and not is_finite(self._slots[slot])]
                 if broken:
@@ -86,19 +108,20 @@ class Replay:
         for call in self._program.calls:
             if time.monotonic() > self._ends:
                 raise NotPossibleError("to compute the step again took too long")
-            step = _Step(call, _filled(call.arguments, self._read))
+            step = _Step(call=call, arguments=_filled(call.arguments, self._read))
             step.broken = [slot for slot in dict.fromkeys(call.reads) if not is_finite(self._slots[slot])]
             args, named = step.arguments
             with torch.set_grad_enabled(call.has_grad), _autocast(call.autocast):
                 result = call.function(*args, **named)
             self._keep(
-                call.result if call.result is not None else Slot(call.makes[0]), args[0] if call.result is None else result
+                call.result if call.result is not None else TensorSlot(call.makes[0]),
+                args[0] if call.result is None else result,
             )
             step.made = [self._slots[slot] for slot in call.makes if slot in self._slots]
             step.is_finite = all(map(is_finite, step.made))
             self._steps.append(step)
 
-    def _read(self, slot: Slot) -> Any:
+    def _read(self, slot: TensorSlot) -> Any:
         number = slot.number
         if number not in self._slots:
             given = self._values.get(number)
@@ -113,19 +136,11 @@ class Replay:
     def _hold(self, slot: int, tensor: Any) -> None:
         self._slots[slot] = tensor
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._look(slot, gradient))
-
-    def _look(self, slot: int, gradient: Any) -> None:
-        """Note a gradient of the backward pass, and the first that is not finite."""
-        if time.monotonic() > self._ends:
-            raise NotPossibleError("to compute the step again took too long")
-        if self._broken is None:
-            self._gradients[slot] = gradient.detach()
-            self._broken = None if is_finite(gradient) else slot
+            tensor.register_hook(partial(self._backwards.look, slot))
 
     def _keep(self, pattern: Any, result: Any) -> None:
         """Note the tensors of a result by their slots."""
-        slots = [leaf for leaf in _tree.tree_leaves(pattern) if type(leaf) is Slot]
+        slots = [leaf for leaf in _tree.tree_leaves(pattern) if type(leaf) is TensorSlot]
         for slot, tensor in zip(slots, _tensors(result), strict=True):
             given = self._values.get(slot.number)
             if given is not None and not tensor.requires_grad and given.shape == tensor.shape:
@@ -134,11 +149,11 @@ class Replay:
                 tensor = given.detach().clone()
             self._hold(slot.number, tensor)
 
-    def _origin(self, broken: list[int]) -> Found:
+    def _origin(self, broken: list[int]) -> FoundOperation:
         """Go back from values that are not finite to the first operation whose inputs were."""
         makers = {slot: step for step in self._steps for slot in step.call.makes}
         order = {id(step): number for number, step in enumerate(self._steps)}
-        found: list[tuple[bool, int, Found]] = []
+        found: list[tuple[bool, int, FoundOperation]] = []
         seen: set[int] = set()
         waiting = list(broken)
         while waiting:
@@ -149,34 +164,40 @@ class Replay:
             maker = None if slot in self._given else makers.get(slot)
             if maker is None:
                 is_late = slot in self._statistics or _is_mask(None, [self._slots[slot]])
-                found.append((is_late, -1, Found(None, slot, self._slots[slot])))
+                found.append((is_late, -1, FoundOperation(slot=slot, values=self._slots[slot])))
             elif maker.is_finite:  # written to since, through another tensor of the same memory
                 later = [step for step in self._steps[order[id(maker)] + 1 :] if not step.is_finite]
                 waiting.extend(later[0].call.makes if later else ())
             elif not maker.broken or _is_softmax_of_nothing(maker, self._slots):
                 is_late = _is_mask(maker.call, maker.made)
-                found.append((is_late, order[id(maker)], Found(maker.call, slot, maker.arguments, maker.made)))
+                found.append(
+                    (
+                        is_late,
+                        order[id(maker)],
+                        FoundOperation(call=maker.call, slot=slot, values=maker.arguments, made=maker.made),
+                    )
+                )
             else:
                 waiting.extend(maker.broken)
         if not found:
             raise NotPossibleError("where it came from was not found in the step")
         return min(found, key=lambda each: each[:2])[2]
 
-    def _backward(self, loss: int) -> Found | None:
+    def _backward(self, loss: int) -> FoundOperation | None:
         """Return the operation that makes a gradient which is not finite of finite ones."""
         result = self._slots.get(loss)
         if result is None or not result.requires_grad or result.numel() != 1:
             return None
         leaves = [tensor for tensor in self._slots.values() if tensor.requires_grad and tensor.is_leaf]
         torch.autograd.grad(result, leaves, allow_unused=True)
-        slot, known = self._broken, self._gradients
+        slot, known = self._backwards.broken, self._backwards.gradients
         if slot is None:
             return None
         readers = [step for step in self._steps if slot in step.call.reads and not known.keys().isdisjoint(step.call.makes)]
         for step in reversed(readers):
             before = [known.get(made) for made in step.call.makes]
             if len(readers) == 1 or self._makes_it(step, slot, before):
-                return Found(step.call, slot, step.arguments, [known[slot]], before)
+                return FoundOperation(call=step.call, slot=slot, values=step.arguments, made=[known[slot]], gradient=before)
         return None
 
     def _makes_it(self, step: _Step, slot: int, before: list[Any]) -> bool:
@@ -208,7 +229,7 @@ def is_finite(tensor: Any) -> bool:
     return bool(torch.isfinite(tensor.detach()).all().tolist())
 
 
-def _is_mask(call: Call | None, made: list[Any]) -> bool:
+def _is_mask(call: OperationCall | None, made: list[Any]) -> bool:
     """Say whether values are those of a mask, which a softmax takes in its stride: minus infinity, put in on purpose."""
     is_put_in = call is None or call.name in ("masked_fill", "where", "full", "full_like", "fill", "tensor", "triu", "setitem")
     return is_put_in and all(not bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in made)
@@ -224,8 +245,8 @@ def _tensors(values: Any) -> list[Any]:
     return [leaf for leaf in _tree.tree_leaves(values) if torch.Tensor in mro_of(type(leaf))]
 
 
-def _filled(template: Any, read: Callable[[Slot], Any]) -> Any:
-    return _tree.tree_map_only(Slot, read, template)
+def _filled(template: Any, read: Callable[[TensorSlot], Any]) -> Any:
+    return _tree.tree_map_only(TensorSlot, read, template)
 
 
 @contextlib.contextmanager

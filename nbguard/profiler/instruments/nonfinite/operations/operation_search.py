@@ -7,17 +7,19 @@ while it runs, and computed again with the values of the one that failed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.instruments.nonfinite.culprit import items_of
-from nbguard.profiler.instruments.nonfinite.operation_trace import OperationTrace
+from nbguard.profiler.analysis.health.operations import FailedOperation
+from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepTrace
+from nbguard.profiler.instruments.nonfinite.operations.replay import StepReplay
+from nbguard.profiler.instruments.nonfinite.operations.step_values import RecordedStep, StepValues, named_tensors
 from nbguard.profiler.instruments.nonfinite.origin import origin_of
-from nbguard.profiler.instruments.nonfinite.replay import Replay
 from nbguard.profiler.instruments.nonfinite.rerun import NotPossibleError
-from nbguard.profiler.instruments.nonfinite.step_values import RecordedStep, StepValues, named_tensors
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.heap.kinds import mro_of, name_of
 from nbguard.scan.objects.compiled import has_compiled
@@ -40,11 +42,12 @@ class OperationSearch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._trace: OperationTrace | None = None
+        self._trace: StepTrace | None = None
         self._values: StepValues | None = None  # of the step that failed
         self._found: Callable[[Origin], None] | None = None
+        self._known: FailedOperation | None = None
         self._step: RecordedStep | None = None  # of the first batch, for a fit that is to be stopped
-        self._left: OperationTrace | None = None  # that could not be ended yet
+        self._left: StepTrace | None = None  # that could not be ended yet
         self._is_over = False  # the loader had no batch left
         self._tries = 0
         self.is_on = False
@@ -54,9 +57,13 @@ class OperationSearch:
         self._tries = _TRIES
         self._switch_on()
 
-    def follow(self, values: StepValues, found: Callable[[Origin], None]) -> None:
-        """Record the steps that follow, and tell of the operation with which these values are not finite any more."""
+    def follow(self, values: StepValues, found: Callable[[Origin], None], known: FailedOperation | None = None) -> None:
+        """Record the steps that follow, and tell of the operation with which these values are not finite any more.
+
+        `known`: the operation, without its line.
+        """
         self.end()
+        self._known = known
         self._values, self._found, self._tries = values, found, _TRIES
         self._switch_on()
 
@@ -67,7 +74,7 @@ class OperationSearch:
             self.is_on = False
             for event, act in (("waited", self._batch), ("forward", self._begin), ("end", self._pause)):
                 self._recorder.unsubscribe(event, act)  # type: ignore[arg-type]
-        self._values = self._found = None
+        self._values = self._found = self._known = None
 
     def forget(self) -> None:
         """Hold no recorded step either."""
@@ -94,11 +101,11 @@ class OperationSearch:
     def _begin(self, *_: Any) -> None:
         self._end_left()
         if self._trace is None and torch.is_grad_enabled() and not has_compiled():
-            trace = OperationTrace()
+            trace = StepTrace()
             if trace.begin():
                 self._trace = trace
 
-    def _end_trace(self) -> OperationTrace | None:
+    def _end_trace(self) -> StepTrace | None:
         trace, self._trace = self._trace, None
         if trace is not None and not trace.end():
             self._left = trace
@@ -127,25 +134,34 @@ class OperationSearch:
             if step is not None or not self._tries:
                 self.end()
             return
-        origin = None if step is None else _origin(step, self._values, models)
+        origin = None if step is None else _origin(step, self._values, models, self._known)
         found = self._found
         if origin is not None or not self._tries:
             self.end()
         if origin is not None and found is not None:
             found(origin)
 
-    def now(self, values: StepValues, models: list[Any]) -> Origin | None:
+    def now(self, values: StepValues, models: list[Any], known: FailedOperation | None = None) -> Origin | None:
         """Return the origin in this very step, which has the operations of the one that was recorded; None: not known."""
-        return None if self._step is None else _origin(self._step, values, models)
+        return None if self._step is None else _origin(self._step, values, models, known)
 
 
-def _origin(step: RecordedStep, values: StepValues, models: list[Any]) -> Origin | None:
+def _origin(step: RecordedStep, values: StepValues, models: list[Any], known: FailedOperation | None) -> Origin | None:
+    """Return the origin by the values of the step that failed; of an operation that is known, by its only line."""
+    origin = _computed(step, values, models)
+    lines = {call.line.words for call in step.program.calls if known is not None and call.name == known.name}
+    if known is None or (origin is not None and origin.operation is not None) or len(lines) != 1:
+        return origin
+    return Origin(kind="loss", root=name_of(type(models[-1])) if models else "", operation=replace(known, line=lines.pop()))
+
+
+def _computed(step: RecordedStep, values: StepValues, models: list[Any]) -> Origin | None:
     slots = values.by_slot(step)
     if slots is None:
         return None
     try:
-        found = Replay(step.program, slots, models).find((step.loss,))
-    except NotPossibleError:
+        found = StepReplay(step.program, slots, models).find((step.loss,))
+    except NotPossibleError:  # the next step may be like the one that failed
         return None
     if found is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbguard.profiler.instruments.nonfinite.operation_trace import OperationTrace, Program
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepProgram, StepTrace
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.libraries import library_paths
@@ -31,12 +31,12 @@ _CONTAINERS = (list, tuple)
 class RecordedStep:
     """The operations of a step up to its loss, and the variables that it had then."""
 
-    program: Program
+    program: StepProgram
     loss: int  # slot
     names: dict[_Name, tuple[int, Any, Any]]  # slot, shape and type of tensors that no gradient goes through
 
     @classmethod
-    def of(cls, trace: OperationTrace, loss: Any, variables: dict[_Name, Any]) -> RecordedStep | None:
+    def of(cls, trace: StepTrace, loss: Any, variables: dict[_Name, Any]) -> RecordedStep | None:
         """Return what was recorded up to a loss; None where no operation that was seen has made it."""
         slot = trace.slot_of(loss)
         if slot is None or not trace.is_whole:
