@@ -55,7 +55,7 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
         failed = _exchange(tensors, _in_a_file if device == "cpu" else _on_host)
         failure = failed or failure
         if not failed:
-            parked = moved.setdefault(device, Parked(label, device))
+            parked = moved.setdefault(device, Parked(label=label, device=device))
             parked.tensors += map(weakref.ref, tensors)
             parked.storages.append(torch.multiprocessing.reductions.StorageWeakRef(storage_of(tensors[0])))
     modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]

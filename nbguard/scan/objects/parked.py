@@ -16,7 +16,7 @@ from nbguard.scan.objects.plain_torch import plain_torch
 from nbguard.scan.pause import pause_main_thread
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Parked:
     """The storages parked under one name. Its `hooks` stop a parked module from being called.
 
