@@ -22,6 +22,7 @@ from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on,
 from nbguard.scan.devices.kept_memory.pinned import pinned_facts
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.unwalked import exported_storages
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.describe import describe
@@ -205,6 +206,8 @@ def _scan_from(
     threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
     roots += orphan_roots(walk, None if notebook.is_running else threshold)
     roots += [] if notebook.is_running else other_holders(walk, roots)
+    if walk.tracker.tensors is not None:
+        walk.tracker.exported = exported_storages(walk)
     graph = compact(walk, roots, _block_sizes(devices))
     graph = with_cycles_named(graph, _of_users_classes(walk, graph))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}

@@ -37,7 +37,7 @@ def _graph(count: int, **extra: dict[str, str]) -> Graph:
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (1, "1 earlier Probe (net), in a cycle through its own forward hook"),
+        (1, "an earlier Probe (net), in a cycle through its own forward hook"),
         (4, "4 earlier Probe (net), each in a cycle through its own forward hook"),
     ],
 )
@@ -65,7 +65,7 @@ def test_any_other_cycle_is_told_by_its_way_and_its_optimizer() -> None:
 
     words = cycles_in_words(graph, graph.roots[0], {runner})
 
-    assert words == "1 earlier Runner with its Adam, in a cycle: Runner.sched.lr_lambdas[0] → closure self → Runner"
+    assert words == "an earlier Runner with its Adam, in a cycle: Runner.sched.lr_lambdas[0] → closure self → Runner"
 
 
 def test_what_is_no_cycle_is_not_named_so() -> None:

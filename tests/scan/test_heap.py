@@ -155,7 +155,7 @@ def test_copies_without_data_are_not_counted_as_garbage_that_holds_memory() -> N
             model.itself = [model]
         del model
         (garbage,) = (holder for holder in nbguard.report({}).devices[0].holders if holder.label == "unreachable cycles")
-        assert garbage.what == "1 module"
+        assert garbage.what == "an earlier Linear, in a cycle: Linear.itself[0] → Linear"
     finally:
         gc.enable()
 

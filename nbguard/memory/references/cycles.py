@@ -54,11 +54,13 @@ def cycles_in_words(graph: Graph, root: Root, users: Collection[int] = ()) -> st
         return ""
     groups: dict[tuple[str, str, str], list[_Cycle]] = {}
     for cycle in _outermost(graph, root, users):
+        if not nbytes_of(graph, storages_of(graph, cycle.nodes)):
+            continue  # as of models on the meta device
         groups.setdefault((graph.nodes[cycle.owner].type_name, cycle.how, cycle.beside), []).append(cycle)
     sized = [
         (nbytes_of(graph, storages_of(graph, {n for one in group for n in one.nodes})), key) for key, group in groups.items()
     ]
-    shown = [key for nbytes, key in sorted(sized, key=lambda each: -each[0]) if nbytes]
+    shown = [key for _, key in sorted(sized, key=lambda each: -each[0])]
     words = [_words(graph, key, groups[key]) for key in shown[:_SHOWN]]
     more = [f"{len(shown) - _SHOWN} more kinds"] if len(shown) > _SHOWN else []
     return "; ".join((*words, *more))
@@ -67,7 +69,8 @@ def cycles_in_words(graph: Graph, root: Root, users: Collection[int] = ()) -> st
 def _words(graph: Graph, key: tuple[str, str, str], group: Sequence[_Cycle]) -> str:
     type_name, how, beside = key
     is_learner = graph.nodes[group[0].owner].kind == "learner"
-    what = counted(len(group), f"earlier {type_name}") if is_learner else f"{len(group)} earlier {type_name}"
+    several = counted(len(group), f"earlier {type_name}") if is_learner else f"{len(group)} earlier {type_name}"
+    what = several if len(group) > 1 else f"an earlier {type_name}"
     named = next((root for root in graph.roots if root.kind == "name" and _is_of(graph, root, type_name)), None)
     where = "" if named is None else f" ({named.label}" + (f", In[{named.cell}])" if named.cell is not None else ")")
     return f"{what}{where}{f' with its {beside}' if beside else ''}, {'each ' if len(group) > 1 else ''}in a cycle{how}"

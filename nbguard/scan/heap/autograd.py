@@ -33,6 +33,7 @@ class Autograd:
         self.grad = base.__dict__["grad"].__get__
         self.grad_fn = base.__dict__["grad_fn"].__get__
         self.base = base.__dict__["_base"].__get__
+        self.requires_grad = base.__dict__["requires_grad"].__get__
         self.storage = torch.Tensor.untyped_storage
         self._use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
         self.layout = base.__dict__["layout"].__get__

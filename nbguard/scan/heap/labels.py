@@ -77,7 +77,8 @@ class Labels:
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
         cls = type(obj)
-        if (cls is list or cls is tuple) and len(obj) == 1 and [*map(id, obj)] == [*map(id, children)]:
+        is_plain = cls is list or (cls is tuple and id(obj) not in self._closures)
+        if is_plain and len(obj) == 1 and [*map(id, obj)] == [*map(id, children)]:
             return ["[0]"]  # the rule below, for chains of a million of them
         known = self._known(obj, kind, set(map(id, children)))
         return [self._label(obj, kind, known, child) for child in children]

@@ -47,6 +47,19 @@ def _behind_skipped(walk: Walk) -> list[int]:
     return added
 
 
+def exported_storages(walk: Walk) -> set[int]:
+    """Return the storages that something outside Python may point into, as a library that was given one by DLPack.
+
+    It has a tensor of its own, or one that Python has, too. The latter takes no gradient, or DLPack would refuse it: of those
+    that do, a reducer of DistributedDataParallel knows the tensor and not its address. Empty where not all was walked.
+    """
+    autograd = walk.referents.autograd
+    if autograd is None or walk.rest is not None:
+        return set()
+    held = (n for n in _held_in_cpp(walk) if not autograd.requires_grad(walk.objects[n]))
+    return {storage for n in held for storage in walk.holds.get(n, ())} | set(_shared_storages(walk))
+
+
 def _held_in_cpp(walk: Walk) -> set[int]:
     """Return the tensors that C++ has more references to than the walk accounts for."""
     autograd = walk.referents.autograd

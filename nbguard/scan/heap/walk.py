@@ -36,12 +36,14 @@ MORE_TENSORS = 2_500
 class WeakTracker:
     """Weak references that tell later which objects are gone: storages by number, experiments by the id they had.
 
-    `tensors`, where asked for, are those met on each storage; None stands for another thing that shares it.
+    `tensors`, where asked for, are those met on each storage; None stands for another thing that shares it. Then `exported`
+    are the numbers of the storages that something outside Python may point into.
     """
 
     storages: list[Any] = field(default_factory=list)
     objects: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     tensors: dict[int, list[weakref.ref[Any] | None]] | None = None
+    exported: set[int] = field(default_factory=set)
 
     def note(self, obj: Any) -> None:
         """Remember an experiment weakly, by its id."""

@@ -102,7 +102,7 @@ _FIXED = "an autograd graph, numpy or another holder outside Python shares it, o
 
 def fixed_storages(tracker: WeakTracker) -> dict[int, str]:
     """Return why storages cannot be moved, by number."""
-    can = movable(tracker).keys()
+    can = movable(tracker).keys() - tracker.exported
     return {number: _FIXED for number in range(len(tracker.storages)) if number not in can} | hooked_storages(tracker)
 
 
