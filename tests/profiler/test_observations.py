@@ -8,10 +8,10 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from nbguard.cli import main
 from nbguard.errors import NbguardError, ProfileFileError
 from nbguard.memory.facts import Unavailable
 from nbguard.notebook.profile import profile_fit
+from nbguard.plain_data import Within
 from nbguard.profiler.analysis.fit_report import build_fit_report
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.profiler.analysis.observations import FitObservations
@@ -31,6 +32,7 @@ from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.profile import FitProfile
 from nbguard.profiler.run_history import forget
 from nbguard.render.text import blocks_text
+from nbguard.runs.analysis.record import RunCell, RunRecord
 from tests.profiler.loops import Fails, learner, quiet_fit, torch_loader, train
 from tests.profiler.record_profiles import FITS, FOLDER
 
@@ -126,7 +128,22 @@ def logs(draw: st.DrawFn) -> PhaseLog:
     return PhaseLog(start=start, codes=array("H", codes), times=array("q", times), labels=labels, boundaries=boundaries)
 
 
+def within_bounds(cls: type[Any]) -> st.SearchStrategy[Any]:
+    """Objects of a class whose numbers keep to the bounds that their annotations give."""
+
+    def values(hint: Any) -> st.SearchStrategy[Any]:
+        bounds = next((each for each in getattr(hint, "__metadata__", ()) if type(each) is Within), None)
+        if bounds is None:
+            return st.from_type(hint)
+        return (st.floats if hint.__origin__ is float else st.integers)(bounds.least, bounds.most)
+
+    hints = get_type_hints(cls, include_extras=True)
+    return st.builds(cls, **{field.name: values(hints[field.name]) for field in fields(cls)})
+
+
 st.register_type_strategy(PhaseLog, logs())
+for cls in (RunCell, RunRecord):
+    st.register_type_strategy(cls, lambda cls: within_bounds(cls))
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(int, numbers())
 st.register_type_strategy(str, st.text(max_size=12))

@@ -389,7 +389,8 @@ def run_programs(first: int, count: int) -> Iterator[Any]:
     import torch._dynamo  # the first optimizer imports it
 
     torch.set_num_threads(1)
-    os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="nbguard-programs-")
+    folder = tempfile.TemporaryDirectory(prefix="nbguard-programs-")
+    os.environ["IPYTHONDIR"] = folder.name
     for name in _in_a_fork(_imported):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
@@ -403,6 +404,7 @@ def run_programs(first: int, count: int) -> Iterator[Any]:
     _namespaces_of_modules()
     for seed in range(first, first + count):
         yield _in_a_fork(Trial(shell, seed).run)
+    folder.cleanup()
 
 
 def _imported() -> list[str]:

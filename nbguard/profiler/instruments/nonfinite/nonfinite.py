@@ -85,6 +85,8 @@ class FiniteWatch:
         import torch
 
         self._torch: Any = torch
+        base = self._torch._C.TensorBase
+        self._tensor, self._sum, self._item = self._torch.Tensor, base.sum, base.item
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
         self._late = DeviceLosses(torch, recorder.__len__, self._late_loss_is)
@@ -288,9 +290,9 @@ class FiniteWatch:
         reference = self._checked.get(id(optimizer))
         parameter = None if reference is None else reference()
         gradient: Any = None if parameter is None else parameter.grad
-        if type(gradient) is not self._torch.Tensor or not gradient.is_cpu:
+        if type(gradient) is not self._tensor or not gradient.is_cpu:
             return True
-        value = self._torch._C.TensorBase.item(self._torch._C.TensorBase.sum(gradient))
+        value = self._item(self._sum(gradient))
         return bool(value - value == 0)
 
     def _scale(self, _scaler: Any, _is_given: bool, found: list[Any]) -> None:
