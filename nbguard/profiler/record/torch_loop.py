@@ -299,7 +299,11 @@ class TorchLoop:
 
         def backward(tensors: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
-            if get_ident() != recorder.thread or recorder.in_learner:
+            if get_ident() != recorder.thread:
+                return original(tensors, *args, **kw)
+            if recorder.hears:
+                recorder.kept = recorder.kept + 1 if _keeps_graph(*args, **kw) else 0
+            if recorder.in_learner:
                 return original(tensors, *args, **kw)
             if recorder.has_new_loop:
                 self.begins_to_train()
@@ -399,6 +403,11 @@ class TorchLoop:
                     recorder.emit("phase", step)
 
         return before_step, after_step
+
+
+def _keeps_graph(_gradients: Any = None, retain_graph: Any = None, create_graph: Any = False, *_: Any, **_kw: Any) -> bool:
+    """Say whether the arguments of a backward pass, its tensors apart, leave the graph alive."""
+    return (create_graph if retain_graph is None else retain_graph) is True
 
 
 def _reference(module: Any) -> Callable[[], Any]:

@@ -10,7 +10,8 @@ from statistics import median
 from nbguard.memory import advice
 from nbguard.profiler.analysis.memory.holders import JOINED, Grown
 from nbguard.profiler.analysis.report import FitFinding, Growth
-from nbguard.units import KiB, format_bytes
+from nbguard.profiler.analysis.time.timing import Slowing
+from nbguard.units import KiB, format_bytes, format_time
 
 ENOUGH = 12
 """Samples of the steady state that it takes to see growth."""
@@ -94,7 +95,9 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
     """Return by how much memory grew, if it did; `grown` is the holder that grew between two looks, None if none is known."""
     per_batch, per_epoch = growth_per_batch(samples), growth_per_epoch(samples)
     if per_batch is None and per_epoch is None:
-        return None
+        if grown is None or not grown.is_graph or not grown.is_retained:
+            return None
+        per_batch = round(grown.nbytes / max(grown.batches, 1))  # too few batches to go by memory
     holder = grown or Grown(holder="")
     return Growth(
         per_batch=per_batch or 0,
@@ -107,6 +110,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
         is_sum=holder.is_sum,
         is_state=holder.is_state,
         container=holder.container,
+        is_retained=holder.is_retained,
     )
 
 
@@ -124,20 +128,24 @@ def _slopes(samples: Sequence[Sample]) -> list[float]:
     return [(b.allocated - a.allocated) / (b.batch - a.batch) for a, b in pairs] or [0.0]
 
 
-def growth_finding(growth: Growth) -> FitFinding:
-    """Return the finding on memory that grows."""
+def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding:
+    """Return the finding on memory that grows. `slowing`: of batches, which a graph that grows makes take longer and longer."""
     rate = _rate(growth)
     where, is_graph = growth.holder, growth.is_graph
-    what = f"memory grows by {rate}: "
-    evidence = f"+{rate}, seen over {growth.batches} training batches at the same point of each"
+    what = f"memory grows by {rate}: " if rate else ""
+    evidence = f"{f'+{rate}, ' if rate else ''}seen over {growth.batches} training batches at the same point of each"
     if growth.held:
         evidence += f"; `{where}` held {format_bytes(growth.held)} when it was looked at last"
     if is_graph:
+        if growth.is_sum and slowing is not None:
+            what = f"each batch takes longer than the one before ({format_time(slowing.first)} → {format_time(slowing.last)}): "
         what += f"`{where}` keeps the autograd graph of every batch"
         name = where.rpartition(" → ")[2]
         is_joined = growth.container == JOINED
         kind = "tensor" if growth.is_sum and not is_joined else growth.container
         change = _carried(name) if growth.is_state and not is_joined else _detached(name, kind)
+        if growth.is_retained and growth.is_state and not is_joined:
+            change += "; the backward pass then needs no `retain_graph=True`"
     elif growth.holder:
         what += f"`{where}` keeps tensors of every batch"
         change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
@@ -154,12 +162,14 @@ def growth_finding(growth: Growth) -> FitFinding:
         evidence=evidence,
         change=change,
         nbytes=growth.per_batch or None,
+        total=slowing.total if slowing is not None and is_graph and growth.is_sum else None,
     )
 
 
 def _rate(growth: Growth) -> str:
+    """Return by how much memory grows, in words; "" where only graphs are known to grow."""
     per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
-    return f"{format_bytes(nbytes)} per {per}"
+    return f"{format_bytes(nbytes)} per {per}" if nbytes else ""
 
 
 def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFinding]:
@@ -167,12 +177,12 @@ def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFind
     yield from (_kept(holder, batches) for holder in kept if holder.count >= least_kept(batches))
 
 
-def with_growth(graphs: Sequence[FitFinding], growth: Growth | None) -> Iterator[FitFinding]:
+def with_growth(graphs: Sequence[FitFinding], growth: Growth | None, slowing: Slowing | None = None) -> Iterator[FitFinding]:
     """Yield findings on graphs that names keep, and the one on memory that grows, if it speaks of something else."""
     if growth is None:
         yield from graphs
         return
-    grown, *others = (growth_finding(growth), *graphs)
+    grown, *others = (growth_finding(growth, slowing), *graphs)
     if not growth.holder and others:  # the graphs are what it grows by
         first, *others = others
         yield replace(first, evidence=f"{first.evidence}; memory grows by {_rate(growth)}", nbytes=grown.nbytes)

@@ -158,6 +158,8 @@ class Grown:
     is_sum: bool = False  # it is one tensor, whose graph grows
     is_state: bool = False  # this tensor has more than one value: a state carried on, and no sum
     container: str = _LIST  # name of its class, `NESTED` or `JOINED`
+    batches: int = 0  # training batches between the two looks
+    is_retained: bool = False  # backward passes leave their graphs alive on purpose
 
 
 _MAIN_PART = 0.7
@@ -245,8 +247,10 @@ def _without_base(at: HolderPath) -> HolderPath:
 
 
 def _written(at: HolderPath) -> str:
-    """Return a place as one would write it; the step to a graph at its end is left out."""
-    return "".join(_without_base(at[:-1] if at[-1:] == (GRAPH,) else at))
+    """Return a place as one would write it; steps to a graph at its end are left out."""
+    while at[-1:] == (GRAPH,):
+        at = at[:-1]
+    return "".join(_without_base(at))
 
 
 def _of_list(at: HolderPath) -> HolderPath:
