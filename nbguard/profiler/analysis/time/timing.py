@@ -14,10 +14,10 @@ from nbguard.profiler.analysis.time.batches import Batch, Batches, passes
 _WARM_UP = 3
 """Batches before the steady state: libraries choose algorithms, allocators ask for memory, workers start."""
 _ENOUGH = 6
-"""Batches of the steady state that it takes to see that each takes longer than the one before."""
+"""Batches after the first that it takes to see that each takes longer than the one before."""
 _SLOWER = 1.5
 """Times that the last third of them takes of the first;"""
-_RISING = 0.8
+_RISING = 0.75
 """and share of all pairs of which the later must take longer."""
 
 
@@ -58,7 +58,8 @@ def steady_batches(batches: Batches) -> list[Batch]:
 
 def slowing(batches: Batches) -> Slowing | None:
     """Return by how much each training batch takes longer than the one before; None if they do not, or not all the time."""
-    steps = [batch.step for batch in steady_batches(batches)]
+    complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
+    steps = [batch.step for batch in complete[1:] if not batch.is_disturbed]
     third = len(steps) // 3
     if third < _ENOUGH // 3:
         return None
