@@ -224,6 +224,7 @@ class Growth:
     is_state: bool = False  # this tensor has several values: a state carried from batch to batch
     container: str = "list"  # class of the holder, by its name
     is_retained: bool = False  # `retain_graph=True` keeps the graphs usable
+    is_on_host: bool = False  # it is host memory that grows
 
 
 @dataclass(frozen=True, slots=True)

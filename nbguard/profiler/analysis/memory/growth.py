@@ -23,6 +23,8 @@ KEPT = 2 * KiB
 """Bytes per batch below which nobody keeps graphs: a model's takes more, what fastai's Recorder keeps of a batch 1.5 KiB."""
 LIVING = 2
 """Losses that may live on after a healthy fit: the last one by its name, and by the name of the epoch before."""
+_STATS = ".activation_stats.stats"
+"""Where fastai's callback `ActivationStats` keeps what it has seen of each batch."""
 _MOST = 36
 _GROUP = 3
 _ENOUGH_FOR_GROUPS = _GROUP * ENOUGH
@@ -91,7 +93,7 @@ def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
     return round(per_epoch) if per_epoch >= _NOTICED_EPOCH and min(steps) >= per_epoch / 2 else None
 
 
-def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
+def growth_of(samples: Sequence[Sample], grown: Grown | None, *, is_on_host: bool = False) -> Growth | None:
     """Return by how much memory grew, if it did; `grown` is the holder that grew between two looks, None if none is known."""
     per_batch, per_epoch = growth_per_batch(samples), growth_per_epoch(samples)
     if per_batch is None and per_epoch is None:
@@ -111,6 +113,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
         is_state=holder.is_state,
         container=holder.container,
         is_retained=holder.is_retained,
+        is_on_host=is_on_host,
     )
 
 
@@ -148,7 +151,7 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
             change += "; the backward pass then needs no `retain_graph=True`"
     elif growth.holder:
         what += f"`{where}` keeps tensors of every batch"
-        change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
+        change = _fewer(growth)
     else:
         what += "who holds it is not known"
         change = f"look for what is appended to in the loop; {advice.REPORT.code} after the cell names who holds tensors"
@@ -164,6 +167,16 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
         nbytes=growth.per_batch or None,
         total=slowing.total if slowing is not None and is_graph and growth.is_sum else None,
     )
+
+
+def _fewer(growth: Growth) -> str:
+    """Return how a holder of tensors is made to keep less."""
+    if growth.holder.endswith(_STATS):
+        return (
+            "`ActivationStats(with_hist=True, every=20)` keeps them of each 20th batch; without `with_hist` only numbers stay"
+        )
+    elsewhere = "tensors of fewer batches" if growth.is_on_host else "copies on the host (`.detach().cpu()`)"
+    return f"keep numbers of them (`.item()`), or {elsewhere}, or empty `{growth.holder}` each epoch"
 
 
 def _rate(growth: Growth) -> str:
