@@ -299,11 +299,7 @@ class TorchLoop:
 
         def backward(tensors: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
-            if get_ident() != recorder.thread:
-                return original(tensors, *args, **kw)
-            if recorder.hears:
-                recorder.kept = recorder.kept + 1 if _keeps_graph(*args, **kw) else 0
-            if recorder.in_learner:
+            if get_ident() != recorder.thread or recorder.in_learner:
                 return original(tensors, *args, **kw)
             if recorder.has_new_loop:
                 self.begins_to_train()
@@ -318,6 +314,7 @@ class TorchLoop:
                 recorder.current = before
                 add((code, clock()))
                 if recorder.hears:
+                    recorder.kept = recorder.kept + 1 if _keeps_graph(*args, **kw) else 0
                     recorder.emit("phase", code)
                     recorder.emit("backward")
 
