@@ -351,17 +351,13 @@ def _nothing_went(context: OomContext) -> bool:
 def _less_kept(context: OomContext) -> Iterator[Fix]:
     """Yield what keeps less where a batch is not to blame: a list that grows, and graphs that no backward pass will use."""
     oom = context.request.oom
-    if oom.kind not in ("device", "library") or not (oom.runs_model or oom.learner):
+    if oom.kind not in ("device", "library"):
         return
-    growing = growing_container(context.rerun)
-    if growing is not None:
-        how = (
-            "append loss.item() or t.detach()"
-            if growing.keeps_graph and oom.trains
-            else "append t.detach().cpu(), or keep less"
-        )
-        words = f"{growing.name} grows: {growing.elements} tensors, {format_bytes(growing.nbytes)} by now; {how}"
-        yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+    growing, runs_model = growing_container(context.rerun), bool(oom.runs_model or oom.learner)
+    if growing is not None and (growing.less or runs_model):
+        yield Fix(words=growing.words(trains=oom.trains), advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+    if not runs_model:
+        return
     if not oom.trains and _has_graph(context):
         words = "nothing here calls backward: under torch.no_grad() no graph is kept"
         yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nbguard.memory.analysis import Analysis
@@ -53,6 +55,27 @@ def test_the_container_that_a_loop_fills(of: str) -> None:
 
     assert _name(_facts(hist, "hist")) == "hist"
     assert _name(_facts(preds, "preds")) == "last error → evaluate → preds"
+
+
+def test_the_container_of_a_librarys_own_loop_needs_no_loop_of_the_users() -> None:
+    """Bug case 30: `trainer.evaluate()` joins all logits to one tensor on the GPU, and fails outside of the model."""
+    graph = make_graph(
+        {"last error": ["f"]},
+        {"f": {" → evaluation_loop": "g"}, "g": {" → losses": "l", " → all_preds": "c"}, "c": {".tensors": "t"}},
+        {"t": 900 * MiB, "l": MiB},
+        {"f": "traceback", "g": "frame", "t": "tensor", "l": "tensor"},
+        "cuda:0",
+        {"c": "EvalLoopContainer", "t": "Tensor", "l": "Tensor"},
+    )
+    facts = replace(_facts(graph), oom=replace(_facts(graph).oom, runs_model=False))
+
+    card = build_card(Analysis(facts))
+
+    assert isinstance(card, OomCard)
+    (fix,) = [fix for fix in card.fixes if fix.is_of_smaller_run]
+    assert "last error → evaluation_loop → all_preds" in fix.words
+    assert "900.00 MiB" in fix.words
+    assert "eval_accumulation_steps" in fix.words
 
 
 def test_a_list_that_no_loop_fills_is_none() -> None:

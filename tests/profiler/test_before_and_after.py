@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections import defaultdict, deque
@@ -14,7 +15,7 @@ import torch
 from fastai.basics import Callback, nn
 
 from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport, MemoryReport
+from nbguard.profiler.analysis.report import FitFinding, FitReport, MemoryReport
 from nbguard.profiler.instruments.memory import growth
 from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
 
@@ -145,6 +146,25 @@ def test_a_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_f
     assert "`planted_h` keeps the autograd graph of every batch" in finding.what
     assert "`planted_h = planted_h.detach()`" in finding.change
     assert "loss" not in finding.change
+
+
+def test_the_statistics_of_activations_are_named_and_the_advice_cures_it(names: dict[str, Any]) -> None:
+    """Bug case 34: many small tensors, of which the values are less than half of what each takes on the heap."""
+    from fastai.callback.hook import ActivationStats
+
+    def fit(*callbacks: Any) -> list[FitFinding]:
+        gc.collect()  # what earlier tests have left must not go in the middle of this fit
+        layers = [module for _ in range(20) for module in (nn.Linear(6, 6), nn.ReLU())]
+        learn = names["planted_learn"] = learner(*callbacks, count=480)
+        learn.model = nn.Sequential(*layers, nn.Linear(6, 2))
+        return [finding for finding in profiled(quiet_fit, learn, 2).findings if finding.kind in ("graph", "growth")]
+
+    (finding,) = fit(ActivationStats(with_hist=True))
+
+    assert "`planted_learn.activation_stats.stats`" in finding.what
+    assert len(names["planted_learn"].activation_stats.stats) == 120
+    assert fit(eval(finding.change.split("`")[1], {"ActivationStats": ActivationStats})) == []
+    assert fit() == []
 
 
 class Agent:

@@ -96,3 +96,48 @@ def test_settings_say_what_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert now["autocast"] == "cpu: bfloat16"
     assert now["float32 matmul precision"] == "high"
     assert now["threads"] == str(torch.get_num_threads())
+
+
+@pytest.mark.parametrize(
+    ("around", "is_evaluated", "asks", "passes"),
+    [
+        (nothing, True, False, 2),
+        (torch.no_grad, True, False, 0),
+        (torch.inference_mode, True, False, 0),
+        (nothing, False, False, 0),  # a pass for the sake of batch norm's statistics, or of none
+        (nothing, True, True, 0),  # gradients of the inputs are wanted
+    ],
+    ids=["forgotten", "no_grad", "inference_mode", "train mode", "saliency"],
+)
+def test_an_evaluation_that_records_graphs_is_seen(around: Any, is_evaluated: bool, asks: bool, passes: int) -> None:
+    watch, model = SwitchWatch(), nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rows = [torch.ones(4)] * 8
+    with recording(watch):
+        for _ in range(2):
+            model.train()
+            for x in DataLoader(rows, batch_size=2):
+                model(x).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.train(not is_evaluated)
+            with around():
+                for x in DataLoader(rows, batch_size=2):
+                    model(x.requires_grad_() if asks else x)
+
+    found = [finding for finding in switch_findings(watch.observe()) if finding.kind == "no_grad"]
+    assert watch.observe().recorded_passes == passes
+    assert [finding.severity for finding in found] == ["advice"] * bool(passes)
+    if found:
+        line = found[0].change.split("`")[1]
+        exec(f"{line}\n    assert not model(torch.ones(1, 4)).requires_grad", {"torch": torch, "model": model})
+
+
+def test_samples_in_eval_mode_inside_of_the_training_pass_are_no_evaluation() -> None:
+    watch, model, generator = SwitchWatch(), nn.Linear(4, 1), nn.Linear(4, 4).eval()
+    with recording(watch):
+        for x in DataLoader([torch.ones(4)] * 120, batch_size=2):
+            model(x).mean().backward()
+            generator(x)
+
+    assert watch.observe().recorded_passes == 0

@@ -9,7 +9,7 @@ Allocated blocks without a holder in Python are rows by their use, so that the h
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,9 @@ from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, s
 from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.units import counted
+
+_ON_THE_WAY = ("traceback", "frame")
+"""Kinds of nodes between an error and the variables of its frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +128,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         )
     path = ""
     if exclusive and first.kind in ("error", "library"):
-        goals = {node for node, fact in enumerate(graph.nodes) if exclusive.intersection(fact.storages)}
-        path = path_text(graph, first, shortest_path(graph, first, goals), shorten=5)
+        path = path_text(graph, first, _way_to_most(graph, first, exclusive), shorten=5)
     return Holder(
         label=labels[0],
         kind=first.kind,
@@ -140,6 +142,29 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         source=first.source,
         names=tuple(graph.roots[root].label for root in roots),
     )
+
+
+def _way_to_most(graph: Graph, root: Root, exclusive: set[int]) -> tuple[int, ...]:
+    """Return the shortest way to what has most of the bytes: one variable of a frame, or one thing that a library holds."""
+    into: dict[int, int | None] = dict.fromkeys(
+        root.nodes
+    )  # by node: the variable through which it was met first; None: on the way to one
+    todo = deque(into)
+    left, sizes = set(exclusive), Counter[int]()
+    goals: dict[int, set[int]] = {}
+    while todo and left:
+        node = todo.popleft()
+        met = into[node]
+        variable = node if met is None else met
+        if mine := left.intersection(graph.nodes[node].storages):
+            left -= mine
+            sizes[variable] += nbytes_of(graph, mine)
+            goals.setdefault(variable, set()).add(node)
+        for child in graph.nodes[node].children:
+            if child not in into:
+                into[child] = variable if met is not None else None if graph.nodes[child].kind in _ON_THE_WAY else child
+                todo.append(child)
+    return shortest_path(graph, root, goals[max(sizes, key=lambda key: sizes[key])])
 
 
 def _what(graph: Graph, root: Root) -> str:

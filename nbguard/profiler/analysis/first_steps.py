@@ -74,7 +74,7 @@ def _lost(finding: FitFinding, timing: Timing) -> int:
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
     if finding.kind in _GROWS:
-        is_large = (finding.nbytes or 0) * timing.batches >= _SOME_MEMORY
+        is_large = (finding.nbytes or 0) * timing.batches >= _SOME_MEMORY or (finding.total or 0) >= _WORTH * timing.wall
     elif finding.total is not None:
         is_large = finding.total >= _WORTH * timing.wall
     else:
@@ -95,7 +95,7 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
     is_problem = finding.severity == "problem"
     if finding.kind in _GROWS:
         is_problem &= (finding.nbytes or 0) * timing.batches >= _MUCH_MEMORY
-        lost = round(_AS_TIME * timing.wall)
+        lost = max(lost, round(_AS_TIME * timing.wall))
     return _Step(f"{finding.what}: {finding.change}{gain}", lost, finding.rank if is_problem else None)
 
 

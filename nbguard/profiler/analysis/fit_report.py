@@ -43,7 +43,7 @@ from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
 from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share, without_models_work
 from nbguard.profiler.analysis.time.lost_time import lost_time
-from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
+from nbguard.profiler.analysis.time.timing import slowing, steady_batches, timing_of
 from nbguard.units import counted
 
 _ON_STARTS = ("persistent_workers", "needless workers")
@@ -220,7 +220,7 @@ class FitAnalysis:
     def _findings(self) -> Iterator[FitFinding]:
         observed, timing = self.observations, self.timing
         graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
-        yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth)
+        yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth, slowing(self.batches))
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()

@@ -137,7 +137,7 @@ _OF_RESULTS = frozenset(
         "unused",
     )
 )
-_OF_MEMORY = frozenset(("graph", "growth", "rank memory"))
+_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class Category:
 class Growth:
     """Memory that grows in the steady state, and its holder as far as it is known."""
 
-    per_batch: int  # bytes; 0: only the growth per epoch is known
+    per_batch: int  # bytes; 0: only the growth per epoch is known, or only that graphs grow
     batches: int  # training batches in which it was watched
     holder: str = ""  # the way to it as one would write it, e.g. "losses"; "": not known
     is_graph: bool = False  # the autograd graphs of its tensors grow
@@ -223,6 +223,8 @@ class Growth:
     is_sum: bool = False  # the holder is one tensor, whose graph grows
     is_state: bool = False  # this tensor has several values: a state carried from batch to batch
     container: str = "list"  # class of the holder, by its name
+    is_retained: bool = False  # `retain_graph=True` keeps the graphs usable
+    is_on_host: bool = False  # it is host memory that grows
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class Recorder:
         "hears",
         "in_learner",
         "inside",
+        "kept",
         "loading",
         "looks",
         "loop",
@@ -164,6 +165,7 @@ class Recorder:
         self.batches = 0
         self.trained = 0  # batches in which there was a loss to train on
         self.losses = 0  # to train on
+        self.kept = 0  # backward passes in a row that left their graph, with `retain_graph=True`; of batches that are heard of
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.usual_step: Callable[[Any], bool] | None = None  # looks at gradients before a step, and says whether all is well
         self.calls = ModelCalls()

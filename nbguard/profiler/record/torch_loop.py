@@ -314,6 +314,7 @@ class TorchLoop:
                 recorder.current = before
                 add((code, clock()))
                 if recorder.hears:
+                    recorder.kept = recorder.kept + 1 if _keeps_graph(*args, **kw) else 0
                     recorder.emit("phase", code)
                     recorder.emit("backward")
 
@@ -399,6 +400,11 @@ class TorchLoop:
                     recorder.emit("phase", step)
 
         return before_step, after_step
+
+
+def _keeps_graph(_gradients: Any = None, retain_graph: Any = None, create_graph: Any = False, *_: Any, **_kw: Any) -> bool:
+    """Say whether the arguments of a backward pass, its tensors apart, leave the graph alive."""
+    return (create_graph if retain_graph is None else retain_graph) is True
 
 
 def _reference(module: Any) -> Callable[[], Any]:

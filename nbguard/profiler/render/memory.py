@@ -52,7 +52,7 @@ def _peak(memory: MemoryReport) -> Iterator[str]:
     if memory.peak_reserved is not None:
         yield f"reserved {format_bytes(memory.peak_reserved)} at most"
     yield f"{format_bytes(memory.start)} before, {format_bytes(memory.end)} after"
-    if memory.growth is not None and memory.growth.per_batch <= 0:
+    if memory.growth is not None and memory.growth.per_batch <= 0 and not memory.growth.is_graph:
         yield f"no growth over {counted(memory.growth.batches, 'batch', 'batches')}"
 
 

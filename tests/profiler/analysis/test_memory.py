@@ -25,6 +25,7 @@ from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, 
 from nbguard.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
 from nbguard.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.timing import Slowing
 from nbguard.units import KiB, MiB
 
 
@@ -208,6 +209,23 @@ def test_a_finding_names_the_line_to_change() -> None:
     assert (cache.severity, "cache that fills" in cache.evidence) == ("advice", True)
     assert "1.00 MiB per epoch" in unknown.what
     assert unknown.severity == "advice"
+
+
+def test_a_graph_that_makes_each_batch_slower_is_said_so() -> None:
+    carried = Growth(
+        per_batch=0, batches=9, holder="running train() → hidden", is_graph=True, is_sum=True, is_state=True, is_retained=True
+    )
+    listed = Growth(per_batch=MiB, batches=40, holder="losses", is_graph=True)
+    slower = Slowing(first=1_300_000_000, last=6_000_000_000, total=40_000_000_000)
+
+    finding = growth_finding(carried, slower)
+
+    assert (finding.kind, finding.severity, finding.total, finding.nbytes) == ("graph", "problem", 40_000_000_000, None)
+    assert "1.30 s → 6.00 s" in finding.what
+    assert "`hidden = hidden.detach()`" in finding.change
+    assert "`retain_graph=True`" in finding.change
+    assert growth_finding(carried).what == finding.what.partition(": ")[2]
+    assert growth_finding(listed, slower) == growth_finding(listed)  # nothing goes through the losses of a list again
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import divide
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
-from nbguard.profiler.analysis.time.timing import quantile, steady_batches, timing_of
+from nbguard.profiler.analysis.time.timing import Slowing, quantile, slowing, steady_batches, timing_of
 
 KINDS: tuple[BoundaryKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
 SHORT = {"w": phases.WAIT, "f": phases.FORWARD, "b": phases.BACKWARD, "s": phases.STEP, "o": phases.OTHER, "n": phases.OWN}
@@ -154,6 +155,22 @@ def test_what_nbguard_takes_is_a_row_of_its_own() -> None:
 
     assert [(row.group, row.total) for row in timing.rows if row.phase == phases.OWN] == [("around", 110)]
     assert timing.step == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([90, 10, 20, 30, 40, 50, 60], Slowing(15, 55, 5 + 15 + 25 + 35 + 45)),
+        ([90, 10, 20, 30, 40, 50], None),  # too few after the first
+        ([10] * 12, None),
+        ([90, 10, 10, 10, 10, 11, 11, 12, 12], None),  # slower, but not by much
+        ([10] * 9 + [40] * 4, None),  # once for good, as where a cache is full
+        ([10, 60, 10, 60, 10, 60, 10, 60, 10, 60, 60, 60], None),
+        ([90, 60, 50, 40, 30, 20, 10], None),
+    ],
+)
+def test_batches_become_slower_where_each_takes_longer_than_the_one_before(steps: list[int], expected: Slowing | None) -> None:
+    assert slowing(divide(log("".join(f">1 b{step} " for step in steps) + ">1 w1 /1"))) == expected
 
 
 def test_quantiles() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding, Setting
+from nbguard.units import counted
 
 _ENOUGH = 3
 _SHAPES = 3
@@ -29,6 +30,7 @@ class SwitchFacts:
     is_double: bool = False  # its parameters are float64
     evaluated: int = 0  # training batches looked at in which a model with dropout or batch norm was in eval mode
     trained: int = 0  # training batches looked at
+    recorded_passes: int = 0  # passes over a loader in eval mode, without a loss to train on, in which graphs were recorded
     unseeded: tuple[str, ...] = ()  # parts of the loaders that draw from global generators
 
 
@@ -66,6 +68,15 @@ def _modes(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             evidence=f"in {facts.evaluated} of the {facts.trained} training batches seen: no dropout, and batch norm keeps "
             "the statistics that it had",
             change="`model.train()` before the training batches, also after each validation",
+        )
+    if facts.recorded_passes:
+        yield FitFinding(
+            kind="no_grad",
+            severity="advice",
+            what="an evaluation records graphs that no backward pass uses",
+            evidence=f"{counted(facts.recorded_passes, 'pass', 'passes')} over a loader with the model in eval mode, gradients "
+            "enabled and no backward pass: the activations of each batch stay until its outputs go",
+            change="`with torch.no_grad():` around the evaluation",
         )
     if facts.is_double:
         yield FitFinding(

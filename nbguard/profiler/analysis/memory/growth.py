@@ -10,7 +10,8 @@ from statistics import median
 from nbguard.memory import advice
 from nbguard.profiler.analysis.memory.holders import JOINED, Grown
 from nbguard.profiler.analysis.report import FitFinding, Growth
-from nbguard.units import KiB, format_bytes
+from nbguard.profiler.analysis.time.timing import Slowing
+from nbguard.units import KiB, format_bytes, format_time
 
 ENOUGH = 12
 """Samples of the steady state that it takes to see growth."""
@@ -22,6 +23,8 @@ KEPT = 2 * KiB
 """Bytes per batch below which nobody keeps graphs: a model's takes more, what fastai's Recorder keeps of a batch 1.5 KiB."""
 LIVING = 2
 """Losses that may live on after a healthy fit: the last one by its name, and by the name of the epoch before."""
+_STATS = ".activation_stats.stats"
+"""Where fastai's callback `ActivationStats` keeps what it has seen of each batch."""
 _MOST = 36
 _GROUP = 3
 _ENOUGH_FOR_GROUPS = _GROUP * ENOUGH
@@ -90,11 +93,13 @@ def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
     return round(per_epoch) if per_epoch >= _NOTICED_EPOCH and min(steps) >= per_epoch / 2 else None
 
 
-def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
+def growth_of(samples: Sequence[Sample], grown: Grown | None, *, is_on_host: bool = False) -> Growth | None:
     """Return by how much memory grew, if it did; `grown` is the holder that grew between two looks, None if none is known."""
     per_batch, per_epoch = growth_per_batch(samples), growth_per_epoch(samples)
     if per_batch is None and per_epoch is None:
-        return None
+        if grown is None or not grown.is_graph or not grown.is_retained:
+            return None
+        per_batch = round(grown.nbytes / max(grown.batches, 1))  # too few batches to go by memory
     holder = grown or Grown(holder="")
     return Growth(
         per_batch=per_batch or 0,
@@ -107,6 +112,8 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
         is_sum=holder.is_sum,
         is_state=holder.is_state,
         container=holder.container,
+        is_retained=holder.is_retained,
+        is_on_host=is_on_host,
     )
 
 
@@ -124,23 +131,27 @@ def _slopes(samples: Sequence[Sample]) -> list[float]:
     return [(b.allocated - a.allocated) / (b.batch - a.batch) for a, b in pairs] or [0.0]
 
 
-def growth_finding(growth: Growth) -> FitFinding:
-    """Return the finding on memory that grows."""
+def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding:
+    """Return the finding on memory that grows. `slowing`: of batches, which a graph that grows makes take longer and longer."""
     rate = _rate(growth)
     where, is_graph = growth.holder, growth.is_graph
-    what = f"memory grows by {rate}: "
-    evidence = f"+{rate}, seen over {growth.batches} training batches at the same point of each"
+    what = f"memory grows by {rate}: " if rate else ""
+    evidence = f"{f'+{rate}, ' if rate else ''}seen over {growth.batches} training batches at the same point of each"
     if growth.held:
         evidence += f"; `{where}` held {format_bytes(growth.held)} when it was looked at last"
     if is_graph:
+        if growth.is_sum and slowing is not None:
+            what = f"each batch takes longer than the one before ({format_time(slowing.first)} → {format_time(slowing.last)}): "
         what += f"`{where}` keeps the autograd graph of every batch"
         name = where.rpartition(" → ")[2]
         is_joined = growth.container == JOINED
         kind = "tensor" if growth.is_sum and not is_joined else growth.container
         change = _carried(name) if growth.is_state and not is_joined else _detached(name, kind)
+        if growth.is_retained and growth.is_state and not is_joined:
+            change += "; the backward pass then needs no `retain_graph=True`"
     elif growth.holder:
         what += f"`{where}` keeps tensors of every batch"
-        change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
+        change = _fewer(growth)
     else:
         what += "who holds it is not known"
         change = f"look for what is appended to in the loop; {advice.REPORT.code} after the cell names who holds tensors"
@@ -154,12 +165,24 @@ def growth_finding(growth: Growth) -> FitFinding:
         evidence=evidence,
         change=change,
         nbytes=growth.per_batch or None,
+        total=slowing.total if slowing is not None and is_graph and growth.is_sum else None,
     )
 
 
+def _fewer(growth: Growth) -> str:
+    """Return how a holder of tensors is made to keep less."""
+    if growth.holder.endswith(_STATS):
+        return (
+            "`ActivationStats(with_hist=True, every=20)` keeps them of each 20th batch; without `with_hist` only numbers stay"
+        )
+    elsewhere = "tensors of fewer batches" if growth.is_on_host else "copies on the host (`.detach().cpu()`)"
+    return f"keep numbers of them (`.item()`), or {elsewhere}, or empty `{growth.holder}` each epoch"
+
+
 def _rate(growth: Growth) -> str:
+    """Return by how much memory grows, in words; "" where only graphs are known to grow."""
     per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
-    return f"{format_bytes(nbytes)} per {per}"
+    return f"{format_bytes(nbytes)} per {per}" if nbytes else ""
 
 
 def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFinding]:
@@ -167,12 +190,12 @@ def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFind
     yield from (_kept(holder, batches) for holder in kept if holder.count >= least_kept(batches))
 
 
-def with_growth(graphs: Sequence[FitFinding], growth: Growth | None) -> Iterator[FitFinding]:
+def with_growth(graphs: Sequence[FitFinding], growth: Growth | None, slowing: Slowing | None = None) -> Iterator[FitFinding]:
     """Yield findings on graphs that names keep, and the one on memory that grows, if it speaks of something else."""
     if growth is None:
         yield from graphs
         return
-    grown, *others = (growth_finding(growth), *graphs)
+    grown, *others = (growth_finding(growth, slowing), *graphs)
     if not growth.holder and others:  # the graphs are what it grows by
         first, *others = others
         yield replace(first, evidence=f"{first.evidence}; memory grows by {_rate(growth)}", nbytes=grown.nbytes)

@@ -22,6 +22,8 @@ _CARRIED = 16
 _ITEM = r"\[\d+\]"
 """A step to an item of a list."""
 _UNWRITTEN = ("deque", "set", "frozenset")
+_FASTCORES, _ITEMS = "L", ".items"
+"""fastcore's list, and its attribute with the list inside: one writes `stats[0]`, not `stats.items[0]`."""
 _LIST = "list"
 NESTED = "nested"
 """Stands for the class of a container whose items have the tensors."""
@@ -131,19 +133,25 @@ class _Writer:
         steps = [root.label]
         if root.kind == "frame" and (name := self._names.get(self._graph.nodes[path[0]].ref)):
             steps.append(f" → {name}")
-        self.types.setdefault(tuple(steps), self._graph.nodes[path[0]].type_name)
+        self.types.setdefault(tuple(steps), self._type_of(path[0]))
         for parent, child in pairwise(path):
             if parent not in self._labels:
                 self._labels[parent] = self._labels_of(parent)
             if label := self._labels[parent].get(child, ""):
                 steps.append(label)
-                self.types.setdefault(tuple(steps), self._graph.nodes[child].type_name)
+                self.types.setdefault(tuple(steps), self._type_of(child))
         return tuple(steps)
+
+    def _type_of(self, node: int) -> str:
+        name = self._graph.nodes[node].type_name
+        return _LIST if name == _FASTCORES else name
 
     def _labels_of(self, parent: int) -> dict[int, str]:
         """Return the step to each child. The items of a deque or a set have none that one writes: they are numbered."""
         node = self._graph.nodes[parent]
         is_unwritten = node.type_name in _UNWRITTEN
+        if node.type_name == _FASTCORES:
+            return {child: "" if label == _ITEMS else label for child, label in node.references}
         return {child: f"[{at}]" if is_unwritten else label for at, (child, label) in enumerate(node.references)}
 
 
@@ -158,6 +166,8 @@ class Grown:
     is_sum: bool = False  # it is one tensor, whose graph grows
     is_state: bool = False  # this tensor has more than one value: a state carried on, and no sum
     container: str = _LIST  # name of its class, `NESTED` or `JOINED`
+    batches: int = 0  # training batches between the two looks
+    is_retained: bool = False  # backward passes leave their graphs alive on purpose
 
 
 _MAIN_PART = 0.7
@@ -168,6 +178,8 @@ _ONE_VALUE = 16
 """Bytes of the largest dtype, complex128."""
 NODE = 4 * KiB
 """Bytes of host memory that one node of an autograd graph may take at most, with its saved shapes and Python's wrapper."""
+TENSOR = 512
+"""Bytes that a tensor takes at most beside its values: on the heap its own objects, of a GPU the rest of a block."""
 
 
 def explains(nbytes: int, expected: int) -> bool:
@@ -178,7 +190,8 @@ def explains(nbytes: int, expected: int) -> bool:
 def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
     """Return the holder that grew most, as deep as one part of it has nearly all the growth; None where none explains it.
 
-    A holder explains the growth if its tensors grew by at least half of the `expected` bytes. A graph that has lost its tensors
+    A holder explains the growth if its tensors, with what each takes beside its values, grew by at least half of the `expected`
+    bytes. A graph that has lost its tensors
     in the backward pass is made of nodes only: there the nodes must be enough. What only libraries hold has grown where it
     had its name at the first look, too.
     """
@@ -188,7 +201,7 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     of_nodes = in_graphs if in_graphs in before.nodes else _of_list(in_graphs)  # the state of an LSTM is a pair, and no list
     is_state = _is_state(after, of_nodes)
     of_graphs = _container(before, after, of_nodes)
-    if not explains(nbytes, expected):
+    if not explains(nbytes + TENSOR * (_number(after, at) - _number(before, at)), expected):
         if not nodes or not explains(nodes * NODE, expected):
             return None
         holder, is_sum = _written(of_nodes), GRAPH in of_nodes
@@ -245,8 +258,10 @@ def _without_base(at: HolderPath) -> HolderPath:
 
 
 def _written(at: HolderPath) -> str:
-    """Return a place as one would write it; the step to a graph at its end is left out."""
-    return "".join(_without_base(at[:-1] if at[-1:] == (GRAPH,) else at))
+    """Return a place as one would write it; steps to a graph at its end are left out."""
+    while at[-1:] == (GRAPH,):
+        at = at[:-1]
+    return "".join(_without_base(at))
 
 
 def _of_list(at: HolderPath) -> HolderPath:
@@ -269,6 +284,11 @@ def _where(before: Mapping[HolderPath, int], after: Mapping[HolderPath, int]) ->
             break
         at, here = (*at, step), most
     return at, here
+
+
+def _number(sizes: HolderSizes, at: HolderPath) -> int:
+    """Return how many tensors there are at a place and below."""
+    return sum(place[: len(at)] == at for place in sizes.nbytes)
 
 
 def _total(sizes: Mapping[HolderPath, int], at: HolderPath, through: str = "") -> int:

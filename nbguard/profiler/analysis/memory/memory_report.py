@@ -69,7 +69,7 @@ class MemoryObservations:
 
 def memory_report(observed: MemoryObservations) -> MemoryReport:
     """Return the report on a fit's memory. Its categories add up to its peak."""
-    growth = growth_of(observed.samples, observed.grown)
+    growth = growth_of(observed.samples, observed.grown, is_on_host=observed.device == "cpu")
     peak, start = observed.peak, observed.start.allocated
     report = MemoryReport(
         device=observed.device,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from nbguard.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
@@ -11,6 +13,21 @@ from nbguard.profiler.analysis.time.batches import Batch, Batches, passes
 
 _WARM_UP = 3
 """Batches before the steady state: libraries choose algorithms, allocators ask for memory, workers start."""
+_ENOUGH = 6
+"""Batches after the first that it takes to see that each takes longer than the one before."""
+_SLOWER = 1.5
+"""Times that the last third of them takes of the first;"""
+_RISING = 0.75
+"""and share of all pairs of which the later must take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowing:
+    """Training batches of which each takes longer than the one before, in nanoseconds."""
+
+    first: int  # of a batch, early in the fit
+    last: int  # of a batch, at its end
+    total: int  # that the fit would have saved, had all been as the early ones
 
 
 def timing_of(batches: Batches) -> Timing:
@@ -37,6 +54,20 @@ def steady_batches(batches: Batches) -> list[Batch]:
     """Return the training batches from which medians are taken: complete, after the warm-up, not looked into by nbguard."""
     complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
     return [batch for batch in complete[_warm_up(len(complete)) :] if not batch.is_disturbed]
+
+
+def slowing(batches: Batches) -> Slowing | None:
+    """Return by how much each training batch takes longer than the one before; None if they do not, or not all the time."""
+    complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
+    steps = [batch.step for batch in complete[1:] if not batch.is_disturbed]
+    third = len(steps) // 3
+    if third < _ENOUGH // 3:
+        return None
+    pairs = [(before, after) for at, before in enumerate(steps) for after in steps[at + 1 :]]
+    first, last = (round(median(part)) for part in (steps[:third], steps[-third:]))
+    if last < _SLOWER * first or sum(after > before for before, after in pairs) < _RISING * len(pairs):
+        return None
+    return Slowing(first, last, sum(max(step - first, 0) for step in steps))
 
 
 def quantile(ordered: Sequence[int], share: float) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.report import Setting
 from nbguard.profiler.instruments.health.autocast import autocast_dtypes
-from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.recorder import BY_HAND, Recorder
 from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of, name_of
@@ -96,6 +96,12 @@ def _is_evaluated(module: Any) -> bool:
     return bool(kinds) and not any(layer.training for layer in kinds)
 
 
+def _records(torch: Any, module: Any, args: Any) -> bool:
+    """Say whether a graph of a call is recorded for the sake of parameters alone: gradients of an input are asked for."""
+    tensors = [arg for arg in args if torch.Tensor in mro_of(type(arg))]
+    return any(parameter.requires_grad for parameter in module.parameters()) and not any(arg.requires_grad for arg in tensors)
+
+
 class SwitchWatch:
     """Reads the switches in the first training batch, and sees whether the fit is of a kind for which they matter."""
 
@@ -107,6 +113,9 @@ class SwitchWatch:
         self._detects_anomalies = False
         self._is_evaluated = False  # the model of this batch
         self._evaluated = self._trained = 0
+        self._losses = 0  # in the fit, when the latest pass over a loader began
+        self._recorded: int | None = None  # the pass in which a model in eval mode was called with gradients enabled
+        self._passes = 0  # of such, without a loss to train on
         self._facts: SwitchFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -118,6 +127,7 @@ class SwitchWatch:
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("loader", self._loader)
+        recorder.subscribe("end", self._end)
 
     def stop(self) -> None:
         """Read the switches now if no model was called."""
@@ -133,6 +143,7 @@ class SwitchWatch:
             unseeded=tuple(self._unseeded),
             evaluated=self._evaluated,
             trained=self._trained,
+            recorded_passes=self._passes,
         )
 
     def _loss(self, _: Any) -> None:
@@ -153,8 +164,16 @@ class SwitchWatch:
             has_device=torch.cuda.is_initialized(),
         )
 
-    def _model(self, _module: Any, _args: Any) -> None:
+    def _model(self, module: Any, args: Any) -> None:
         self._recorder.subscribe("forward", self._forward)
+        if self._torch.is_grad_enabled() and not module.training and _records(self._torch, module, args):
+            self._recorded = self._recorder.loop
+
+    def _end(self) -> None:
+        """Count a pass that has ended without a loss to train on, with a graph of each batch that nobody used."""
+        recorder = self._recorder
+        self._passes += self._recorded == recorder.loop != BY_HAND and recorder.losses == self._losses
+        self._recorded = None
 
     def _forward(self, module: Any, args: Any) -> None:
         torch = self._torch
@@ -171,6 +190,7 @@ class SwitchWatch:
             self._shapes.add(tuple(arg.shape[1:] for arg in args if torch.Tensor in mro_of(type(arg))))
 
     def _loader(self, iterator: Any) -> None:
+        self._losses = self._recorder.losses
         sampler = attribute_of(attribute_of(iterator, "_index_sampler"), "sampler")
         drawn = self._torch.utils.data.RandomSampler in mro_of(type(sampler))
         if drawn and attribute_of(sampler, "generator") is None:

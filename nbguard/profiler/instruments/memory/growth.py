@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
-from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, explains, grown, holder_sizes, keepers
+from nbguard.profiler.analysis.memory.holders import NODE, Grown, HolderSizes, explains, grown, holder_sizes, keepers
 from nbguard.profiler.instruments.memory.living_tensors import living_nbytes
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.autograd import Autograd
@@ -22,6 +22,10 @@ _APART = 8
 """Training batches between the two looks."""
 _SOON = 2
 """Samples between two short looks."""
+_KEPT = 4
+"""Backward passes in a row that leave their graph alive. Then tensors may grow, batches with them become slower and slower, and
+nobody waits until memory has been seen for long: short looks begin at once. As many training batches lie between the two whole
+looks."""
 _TOO_SLOW = 3.0
 _LONG = 60.0
 """Seconds. There is no second look after one that took the processor too long, unless the fit is a long one."""
@@ -42,6 +46,7 @@ class GrowthWatch:
         self._samples: list[Sample] = []
         self._seen = 0
         self._asked_at = WARM_UP + ENOUGH
+        self._has_asked = False
         self._living: tuple[int, int] | None = None  # batch and bytes of the first of two short looks
         self._left_by_us = 0  # bytes that our looks, short or not, have left allocated
         self._first: HolderSizes | None = None
@@ -56,18 +61,27 @@ class GrowthWatch:
         if len(self._samples) > _MOST_SAMPLES:
             del self._samples[WARM_UP::2]
         if self._first is None:
-            if self._seen >= self._asked_at and self._may_be_tensors(batch):
+            is_due = self._seen >= self._asked_at or (self._keeps_graphs() and not self._has_asked)
+            if is_due and self._may_be_tensors(batch):
                 self._first, self._looked_at = self._held(), batch
-        elif batch >= self._looked_at + _APART:
+        elif batch >= self._looked_at + (_KEPT if self._keeps_graphs() else _APART):
             self._look_again(batch)
+
+    def _keeps_graphs(self) -> bool:
+        return self._recorder.kept >= _KEPT
+
+    def _rate(self) -> int | None:
+        """Return the bytes by which memory grows per batch; where all graphs are kept, at least one node of theirs."""
+        per_batch = growth_per_batch(self._samples)
+        return NODE if per_batch is None and self._keeps_graphs() else per_batch
 
     def _may_be_tensors(self, batch: int) -> bool:
         """Say whether memory grows and tensors are enough to explain it, by two short looks; else note when to ask again.
 
         The heap of a process grows by much else, such as plots.
         """
-        before, self._living = self._living, None
-        per_batch = growth_per_batch(self._samples)
+        before, self._living, self._has_asked = self._living, None, True
+        per_batch = self._rate()
         if per_batch is not None:
             allocated = self._read()
             nbytes = living_nbytes()
@@ -84,8 +98,9 @@ class GrowthWatch:
     def _look_again(self, batch: int) -> None:
         """Find the holder that has grown since the first look."""
         if self._first is not None and self._grown is None and batch > self._looked_at and self._may_look():
-            expected = (growth_per_batch(self._samples) or 0) * (batch - self._looked_at)
-            self._grown = grown(self._first, self._held(), expected)
+            batches = batch - self._looked_at
+            found = grown(self._first, self._held(), (self._rate() or 0) * batches)
+            self._grown = None if found is None else replace(found, batches=batches, is_retained=self._keeps_graphs())
 
     def end(self, _: object = None) -> None:
         """Look a last time, if the fit ends soon after the first look."""

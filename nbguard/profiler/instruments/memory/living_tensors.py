@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.profiler.analysis.memory.holders import NODE
+from nbguard.profiler.analysis.memory.holders import NODE, TENSOR
 from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.graphs import Graphs
 from nbguard.scan.heap.kinds import Kinds
@@ -15,7 +15,7 @@ _MOST_NODES = 3000
 
 
 def living_nbytes() -> int | None:
-    """Return the bytes of the tensors that live, of their graphs and of what these have saved; None: too many to go through."""
+    """Return the bytes that tensors, their graphs and what these have saved take at most; None: too many to go through."""
     autograd, kinds = Autograd(), Kinds()
     tensors = kinds.tracked({"tensor"})
     graphs = Graphs(autograd, kinds, _MOST_NODES)
@@ -33,7 +33,7 @@ def living_nbytes() -> int | None:
         return None
     saved = (value for node in nodes.values() for value in autograd.graph_referents(node))
     tensors += [value for value in saved if kinds.of(type(value)) == "tensor"]
-    return len(nodes) * NODE + _nbytes(autograd, tensors)
+    return len(nodes) * NODE + len(tensors) * TENSOR + _nbytes(autograd, tensors)
 
 
 def _nbytes(autograd: Autograd, tensors: Iterable[Any]) -> int:
