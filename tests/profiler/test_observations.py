@@ -135,7 +135,9 @@ def within_bounds(cls: type[Any]) -> st.SearchStrategy[Any]:
         bounds = next((each for each in getattr(hint, "__metadata__", ()) if type(each) is Within), None)
         if bounds is None:
             return st.from_type(hint)
-        return (st.floats if hint.__origin__ is float else st.integers)(bounds.least, bounds.most)
+        if hint.__origin__ is float:
+            return st.floats(bounds.least, math.nextafter(bounds.most, 0))
+        return st.integers(bounds.least, bounds.most)
 
     hints = get_type_hints(cls, include_extras=True)
     return st.builds(cls, **{field.name: values(hints[field.name]) for field in fields(cls)})
