@@ -103,7 +103,7 @@ with recording(*parts):
 (scaler,) = amp.observe().scalers
 assert scaler.updates == 4, scaler
 (one,) = optimizers.observe().optimizers
-assert (one.steps, one.cleared) == (4, 4), one
+assert (one.steps + one.thrown, one.cleared) == (4, 4), one  # no kernel runs here: the scaler reads any value, and may skip
 """
     )
 
@@ -150,7 +150,7 @@ def test_batches_from_memory_that_is_not_page_locked_are_the_first_thing_said(fa
         _FIT
         + """
 rows = torch.zeros(1, 2**19).expand(160, -1)
-first = fit(rows, lambda x: x.cuda())
+first = [said for said in fit(rows, lambda x: x.cuda()) if "its steps change no value" not in said]  # as no kernel runs here
 assert first[0].startswith("batches are copied from memory that is not page-locked: `pin_memory=True`"), first
 """
     )
