@@ -30,7 +30,7 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
         resolved = resolve_targets(texts, notebook.namespace, notebook.out, notebook.hidden)
     except TargetError as error:
         resolved, refused = (), error
-    if "torch" not in sys.modules or (resolved and not any(map(_may_be_a_path, resolved))):
+    if "torch" not in sys.modules or (refused is None and not any(map(_may_be_a_path, resolved))):
         if refused is not None:
             raise refused
         return resolved
