@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable
 
@@ -10,12 +9,10 @@ from nbguard.errors import TargetError
 from nbguard.memory.facts import Graph
 from nbguard.memory.references.explain_unheld import explain_unheld, is_explained
 from nbguard.memory.references.holders import unheld
-from nbguard.memory.references.shown_paths import is_written, targets_written
+from nbguard.memory.references.shown_paths import HOOK, is_written, targets_written
 from nbguard.memory.target import Target
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.targets import resolve_targets
-
-_HOOK = re.compile(r"_hooks\[\d+\]$")
 
 
 def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
@@ -67,6 +64,6 @@ def _targets(text: str, graph: Graph, notebook: Notebook) -> tuple[Target, ...]:
         if written := targets_written(graph, text):
             return written
         raise
-    if is_of_library or (not resolved[0].is_known and _HOOK.search(text)):  # a hook goes as often as it is registered
+    if is_of_library or (not resolved[0].is_known and HOOK.search(text)):
         return targets_written(graph, text) or resolved
     return resolved

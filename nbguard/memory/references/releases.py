@@ -19,6 +19,7 @@ from nbguard.memory.references.graph import (
 )
 from nbguard.memory.references.shown_paths import (
     ANY,
+    HOOK,
     is_callback,
     last_reference,
     place_to_cut,
@@ -214,9 +215,11 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
     """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure.
 
-    Nor one of a list that has the thing twice: it would still have it then.
+    Nor one of a list that has the thing twice: it would still have it then. A hook goes as often as it is registered.
     """
-    if way[-1] in graph.nodes[way[-2]].repeated or not is_python(f"del {path_text(graph, root, way)}"):
+    text = path_text(graph, root, way)
+    is_left = way[-1] in graph.nodes[way[-2]].repeated and not HOOK.search(text)
+    if is_left or not is_python(f"del {text}"):
         return False
     label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
     return label not in ("", ".__self__") and graph.nodes[way[-2]].type_name not in _FIXED

@@ -21,6 +21,8 @@ Way = tuple[int, ...]
 """The nodes of a way from a root on."""
 
 ANY = "[*]"
+HOOK = re.compile(r"_hooks\[\d+\]$")
+"""End of the path of a module's or tensor's hook: as a target it goes as often as it is registered."""
 _MOST = 100
 """Ways that are written alike, of which all are returned."""
 _FIXED = frozenset(
