@@ -97,4 +97,4 @@ def test_recurrent_layers_have_a_band(kind: Any, more: dict[str, Any]) -> None:
     short, long = (predict(step, torch.zeros(16, length, 32), gpu="16GiB") for length in (10, 1000))
     assert (short.fits, long.fits) == (True, True)
     assert long.band > short.band > 0.05 * short.peak_reserved
-    assert "was not measured on a GPU" in long.assumptions[-1]
+    assert "measured on an H200" in long.assumptions[-1]
