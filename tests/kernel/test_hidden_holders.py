@@ -90,6 +90,8 @@ def test_work_that_waits_in_an_executor(notebook: Kernel) -> None:
     code = "pool = ThreadPoolExecutor(1); pool.submit(time.sleep, 600); pool.submit(print, model)"
     text = _after_deletion(notebook, code)
     argument = r"\S*(?:args|task\[1\])\[0\]"  # in a list up to CPython 3.12; since 3.14 a work item has function and arguments as its task
-    assert re.search(rf"`pool\._work_queue → {argument}` \(In\[4\]\)", text), text  # and by its thread, which has the queue, too
+    assert re.search(rf"`pool\._work_queue → {argument}` \(In\[4\]\)", text), (
+        text
+    )  # and by its thread, which has the queue, too
     assert text.endswith("`pool.shutdown(wait=False, cancel_futures=True)`")
     assert follow(notebook, "pool.shutdown(wait=False, cancel_futures=True)") == _NBYTES

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 - the cells need it, so the module is none of `make unit`
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
