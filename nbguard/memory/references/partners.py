@@ -6,7 +6,6 @@ second name may let go of the target; a model that has it as a part, a function 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from nbguard.memory.references.function_caches import cached_edges, is_function_
 from nbguard.memory.references.graph import GRAPH, Edge, leading_to, path_text, reach, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.references.releases import can_delete
+from nbguard.memory.references.shown_paths import way_without
 from nbguard.memory.target import Target
 
 How = Literal["same", "shares", "graph", "cache", "needs", "runs", "holds"]
@@ -110,7 +110,7 @@ class _Search:
         goals = self.entries & carriers or self.entries
         is_whole = root.kind == "name" and self._is_all_of(root, carriers)
         for number in range(_WAYS + 1):
-            way = _way(graph, root, goals, cut) or _way(graph, root, carriers, cut)
+            way = way_without(graph, root, goals, cut) or way_without(graph, root, carriers, cut)
             if not way:
                 return
             if (at := self._cache(way)) is not None and number < _WAYS:
@@ -178,24 +178,6 @@ class _Search:
 
 def _labels(graph: Graph, way: tuple[int, ...]) -> set[str]:
     return {label for parent, child in pairwise(way) for node, label in graph.nodes[parent].references if node == child}
-
-
-def _way(graph: Graph, root: Root, goals: Collection[int], cut: Collection[Edge]) -> tuple[int, ...]:
-    """Return the nodes of a shortest way from a root to one of `goals` without the references in `cut`; empty if none."""
-    above: dict[int, int | None] = dict.fromkeys(root.nodes)
-    todo = deque(above)
-    while todo:
-        node = todo.popleft()
-        if node in goals:
-            way = [node]
-            while (up := above[way[-1]]) is not None:
-                way.append(up)
-            return tuple(reversed(way))
-        for child in graph.nodes[node].children:
-            if child not in above and (node, child) not in cut:
-                above[child] = node
-                todo.append(child)
-    return ()
 
 
 def _once(partners: Iterable[Partner]) -> tuple[Partner, ...]:
