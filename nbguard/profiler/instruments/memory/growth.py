@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
@@ -63,7 +64,8 @@ class GrowthWatch:
         if self._first is None:
             is_due = self._seen >= self._asked_at or (self._keeps_graphs() and not self._has_asked)
             if is_due and self._may_be_tensors(batch):
-                self._first, self._looked_at = self._held(), batch
+                with self._accounted():
+                    self._first, self._looked_at = self._held(), batch
         elif batch >= self._looked_at + (_KEPT if self._keeps_graphs() else _APART):
             self._look_again(batch)
 
@@ -83,9 +85,8 @@ class GrowthWatch:
         before, self._living, self._has_asked = self._living, None, True
         per_batch = self._rate()
         if per_batch is not None:
-            allocated = self._read()
-            nbytes = living_nbytes()
-            self._left_by_us += self._read() - allocated
+            with self._accounted():
+                nbytes = living_nbytes()
             if nbytes is None or (before is not None and explains(nbytes - before[1], per_batch * (batch - before[0]))):
                 return True
             if before is None:
@@ -99,8 +100,9 @@ class GrowthWatch:
         """Find the holder that has grown since the first look."""
         if self._first is not None and self._grown is None and batch > self._looked_at and self._may_look():
             batches = batch - self._looked_at
-            found = grown(self._first, self._held(), (self._rate() or 0) * batches)
-            self._grown = None if found is None else replace(found, batches=batches, is_retained=self._keeps_graphs())
+            with self._accounted():
+                found = grown(self._first, self._held(), (self._rate() or 0) * batches)
+                self._grown = None if found is None else replace(found, batches=batches, is_retained=self._keeps_graphs())
 
     def end(self, _: object = None) -> None:
         """Look a last time, if the fit ends soon after the first look."""
@@ -114,11 +116,17 @@ class GrowthWatch:
         """Look at the process once, from within the fit: variables of functions are there only now."""
         self.looks += 1
         self._recorder.boundary("disturbed")
-        start, before = time.thread_time(), self._read()
+        start = time.thread_time()
         sizes = holder_sizes(scan(Notebook.current(), tracked=self._tracked).facts.graph, _variables())
         self._seconds = time.thread_time() - start
-        self._left_by_us += self._read() - before
         return sizes
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """Count what a look leaves allocated, once all that was needed for it only is gone."""
+        before = self._read()
+        yield
+        self._left_by_us += self._read() - before
 
     def observe(self) -> tuple[tuple[Sample, ...], Grown | None]:
         """Return the samples, and the holder that grew between the two looks."""
