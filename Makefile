@@ -39,7 +39,7 @@ REGISTRIES := The lines above say what could not be installed. Check that the pa
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
-	@NBGUARD_QUICK=1 $(VENV)/bin/python -m pytest -p tests.without_torch --numprocesses auto --dist worksteal $(ARGS) \
+	@NBGUARD_QUICK=$${NBGUARD_QUICK-1} $(VENV)/bin/python -m pytest -p tests.without_torch --numprocesses auto --dist worksteal $(ARGS) \
 	  || $(call stop,Tests failed. The last one again: make unit ARGS='--lf -x')
 
 # The rooms whose contract is to be pure: "pure rooms" in pyproject.toml, as folders.

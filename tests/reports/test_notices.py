@@ -98,12 +98,14 @@ def test_what_the_new_object_leads_to_is_wanted() -> None:
     assert _judged(graph, _gone(graph, _ref(graph, "tensor"), rebound=True)) is None
 
 
-def test_a_name_to_which_the_cell_has_moved_the_object_is_wanted() -> None:
+def test_an_object_that_has_another_name_is_wanted_unless_its_first_name_is_deleted() -> None:
     graph = make_graph({"best": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
     moved = _root_of(graph, "best", cell=7)
 
-    assert _judged(moved, _gone(moved, _ref(graph, "model"), rebound=True)) is None
-    assert _judged(graph, _gone(graph, _ref(graph, "model"), rebound=True)) is not None
+    for held in (graph, moved):
+        assert _judged(held, _gone(held, _ref(graph, "model"), rebound=True)) is None
+    assert _judged(moved, _gone(moved, _ref(graph, "model"))) is None
+    assert _judged(graph, _gone(graph, _ref(graph, "model"))) is not None
 
 
 def test_several_holders_are_all_in_the_command() -> None:

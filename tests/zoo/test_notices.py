@@ -62,7 +62,8 @@ def _after_cell():
         is_wanted = type(new) is list and any(item is ref() for item in new)  # the new object leads to the earlier one
         is_wanted = is_wanted or (torch.Tensor in type(new).__mro__ and new._base is ref())  # a view of it
         had = before_it.get(id(ref()), ())
-        is_wanted = is_wanted or any(value is ref() and other not in had for other, value in now.items())  # moved there
+        others = [other for other, value in now.items() if value is ref() and (name in now or other not in had)]
+        is_wanted = is_wanted or bool(others)  # it goes by another name, given before this one was deleted by its cell alone
         is_wanted = is_wanted or _is_part_of_a_name(name, ref())
         found[name] = (is_alive and not is_wanted, *told[name])
     return found

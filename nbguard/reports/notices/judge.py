@@ -171,13 +171,13 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
     """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
 
-    Or it is the name by which the one that has gone was bound, `m = learn.model`, or to which the cell itself has moved the
-    object: `best = model; model = Net()`.
+    Or it is the name by which the one that has gone was bound, `m = learn.model`, or another name of the object itself, given
+    before its first name went on to something new, `best = model; model = Net()`, or by the cell that deleted that one.
     """
-    is_moved = root.cell == gone.cell and node in root.nodes
+    has_name = node in root.nodes and (gone.is_rebound or root.cell == gone.cell)
     return (
         root.label in (gone.name, gone.alias_of)
-        or is_moved
+        or has_name
         or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
     )
 
