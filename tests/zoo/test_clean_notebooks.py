@@ -70,7 +70,7 @@ x = T()
 x.sum().item()
 
 z{k} = T()
-z{k}[:3]
+z{k}[:3].tolist()
 
 z{k} = T()
 del z{k}
