@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from tests.kernels import Zygote
 from tests.thorough import THOROUGH
 
@@ -360,6 +362,7 @@ print("RESULT" + json.dumps(failed))
 '''
 
 
+@pytest.mark.timeout(3000)
 def test_nothing_is_said_of_notebooks_in_which_all_is_well(fastai_zygote: Zygote) -> None:
     out, errors = fastai_zygote.run(f"SEEDS = range({_FIRST}, {_FIRST + _COUNT})\n{PROGRAM}", {}, 60 + 10 * _COUNT)
     _, mark, result = out.rpartition("RESULT")
