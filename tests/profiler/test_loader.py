@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, cast
 
 import numpy as np
@@ -122,6 +122,16 @@ class SlowRows(Rows):
         return super().__getitem__(i)
 
 
+class WaitingRows(Rows):
+    """Each item takes a function of a library, which is written in Python."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        begin = time.perf_counter()
+        Event().wait(PLANTED)
+        note(time.perf_counter() - begin)
+        return super().__getitem__(i)
+
+
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         for i in range(BATCH * BATCHES):
@@ -197,6 +207,7 @@ def lists(workers: int) -> Any:
 
 PLANTS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any], str, str]] = {
     "__getitem__ itself": (lambda k: torch_loader(SlowRows(), k), fit, "SlowRows.__getitem__", "dataset"),
+    "a library's function": (lambda k: torch_loader(WaitingRows(), k), fit, "WaitingRows.__getitem__", "dataset"),
     "a function": (lambda k: torch_loader(Rows(slow_transform), k), fit, "slow_transform", "transform"),
     "an object": (lambda k: torch_loader(Rows(SlowCall()), k), fit, "SlowCall", "transform"),
     "torchvision": (
@@ -233,6 +244,7 @@ def test_a_planted_cost_is_named_with_its_size(plant: str, workers: int) -> None
     slow = slowest(facts.fetch)
     assert slow is not None, facts
     assert (slow.step.name, slow.step.kind, slow.step.function.file) == (name, kind, "test_loader.py")
+    assert ("wait`" in slow.step.function.library) is (plant == "a library's function")
     assert round(slow.calls) == (1 if kind == "collate" else BATCH)
     durations = real()
     assert durations[0] >= PLANTED * 1e9

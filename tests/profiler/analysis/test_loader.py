@@ -498,7 +498,7 @@ def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
     assert steps(profile(functions, calls, {5: 60}))[0].function.inner == ""
 
 
-def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
+def test_what_a_library_does_for_an_item_is_the_users_reading_of_it() -> None:
     access = FetchFunction(
         name="_LocIndexer.__getitem__", file="/lib/site-packages/pandas/core/indexing.py", line=7, is_users=False
     )
@@ -506,7 +506,37 @@ def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
         name="_LocIndexer._getitem_axis", file="/lib/site-packages/pandas/core/indexing.py", line=90, is_users=False
     )
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90)]}
-    assert named(steps(profile([FETCH, GET, access, inner], calls, {})))[0] == ("_LocIndexer._getitem_axis", "dataset", 16, 90)
+    (first,) = steps(profile([FETCH, GET, access, inner], calls, {1: 5}))
+    assert named((first,)) == [("Rows.__getitem__", "dataset", 16, 95)]
+    assert (first.function.line, first.function.library) == (5, "`_LocIndexer._getitem_axis`")
+    assert named(steps(profile([FETCH, access, inner], {0: [(1, 16, 100)], 1: [(2, 16, 95)]}, {}))) == [
+        ("_LocIndexer._getitem_axis", "dataset", 16, 95)
+    ]  # no line of the user's leads to it
+
+
+def test_an_access_that_calls_several_functions_of_libraries_is_one_step() -> None:
+    tokenizer = FetchFunction(
+        name="Tokenizer.__call__", file="/lib/site-packages/transformers/tokenization.py", line=7, is_users=False
+    )
+    encode = FetchFunction(
+        name="Tokenizer._call_one", file="/lib/site-packages/transformers/tokenization.py", line=90, is_users=False
+    )
+    other = FetchFunction(name="stack", file="/lib/site-packages/numpy/core.py", line=90, is_users=False)
+    functions = [FETCH, GET, tokenizer, encode, other, RESIZE]
+    calls = {0: [(1, 16, 100)], 1: [(2, 16, 60), (4, 16, 25), (5, 16, 9)], 2: [(3, 16, 59)]}
+    found = steps(profile(functions, calls, {1: 5}))
+    assert named(found) == [("Rows.__getitem__", "dataset", 16, 89), ("Resize", "transform", 16, 9)]
+    assert found[0].function.library == ""  # two of them share its time
+    calls[1] = [(2, 16, 90), (4, 16, 1), (5, 16, 4)]
+    calls[2] = [(3, 16, 90)]
+    (first, *_) = steps(profile(functions, calls, {1: 5}))
+    assert first.function.library == "`Tokenizer._call_one`"
+    fetch = FetchFacts(fetches=50, items=800, median=83 * MS, p95=90 * MS, profiled=1, profiled_time=100 * MS, steps=(first,))
+    finding = only(verdict(timing(100, wait=81), (loader(0, fetch=fetch),), 1, on_accelerator=False).advice)
+    assert finding.what == "`Rows.__getitem__` (train.py:5) calls `Tokenizer._call_one` for each item"
+    assert "`collate_fn`" in finding.change
+    short = replace(timing(100, wait=81), batches=10)
+    assert verdict(short, (loader(0, fetch=fetch),), 1, on_accelerator=False).advice == ()  # a library's work is as it is
 
 
 def test_what_a_dataset_does_itself_is_its_own() -> None:
@@ -521,7 +551,7 @@ def test_a_function_of_a_library_that_only_calls_the_users_is_not_named_for_it()
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90), (4, 16, 1)]}
     assert named(steps(profile(functions, calls, {})))[0] == ("Slow", "transform", 16, 90)
     calls[2] = [(3, 16, 40)]
-    assert named(steps(profile(functions, calls, {})))[0] == ("apply_to", "transform", 16, 95)
+    assert named(steps(profile(functions, calls, {})))[0] == ("Rows.__getitem__", "dataset", 16, 95)
 
 
 def test_recursion_ends() -> None:

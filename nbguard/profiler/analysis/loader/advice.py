@@ -85,17 +85,21 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
     if not context.is_waiting or slow is None or slow.per_batch < max(_LARGE * slow.fetch, _WORTH):
         return
     function = slow.step.function
-    if not function.is_users and context.wait * context.timing.batches < _NOTICED:
-        return  # a library's is as it is: only a long fit may want another
+    if (function.library or not function.is_users) and context.wait * context.timing.batches < _NOTICED:
+        return  # a library's work is as it is: only a long fit may want it done elsewhere
     where = line_words(function.file.rpartition("/")[2], function.line, "")
     what = {"transform": "the slowest transform", "collate": "the collate function", "dataset": "reading the dataset"}
     spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
     where_else = "for all items at once" if slow.step.kind == "collate" else "once, before the fit, or per batch"
+    does, change = f"is {what[slow.step.kind]}", f"make `{slow.step.name}` cheaper: do its work {where_else}"
+    if function.library:
+        does = f"calls {function.library} for each item"
+        change = "do that work once, before the fit, or for all items of a batch at once, in the loader's `collate_fn`"
     yield _finding(
         "transform",
-        f"`{slow.step.name}` ({where}) is {what[slow.step.kind]}",
+        f"`{slow.step.name}` ({where}) {does}",
         f"{slow.evidence()}{spread}",
-        f"make `{slow.step.name}` cheaper: do its work {where_else}",
+        change,
         min(context.wait, slow.per_batch // max(1, loader.workers)),
     )
 

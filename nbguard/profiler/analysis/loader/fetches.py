@@ -60,7 +60,8 @@ class SlowStep:
         """Return its figures in words."""
         calls = f"{counted(round(self.calls), 'call')} per batch"
         whole = f"{format_time(self.per_batch)} of each batch's {format_time(self.fetch)}"
-        inner = f", nearly all of it in {self.step.function.inner}" if self.step.function.inner else ""
+        most = self.step.function.inner or self.step.function.library
+        inner = f", nearly all of it in {most}" if most else ""
         return f"{format_time(self.per_call)} per call, {calls}, {whole}{inner}"
 
 

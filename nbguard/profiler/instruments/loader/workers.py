@@ -92,13 +92,13 @@ def _written(steps: Sequence[FetchStep]) -> bytes:
     return text
 
 
-_FUNCTION = ("name", "file", "line", "is_users", "inner")
+_FUNCTION = ("name", "file", "line", "is_users", "inner", "library")
 
 
 def _read(text: bytes) -> tuple[FetchStep, ...]:
     try:
         return tuple(
-            FetchStep(FetchFunction(**dict(zip(_FUNCTION, row[:5], strict=True))), *row[5:])
+            FetchStep(FetchFunction(**dict(zip(_FUNCTION, row, strict=False))), *row[len(_FUNCTION) :])
             for row in json.loads(text or b"[]")
         )
     except ValueError:  # the worker is writing it now
