@@ -12,6 +12,7 @@ from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.amp import scale_settings
+from nbguard.profiler.analysis.health.compiles import compile_findings
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.loss_input import loss_input_findings
 from nbguard.profiler.analysis.health.optimizers import faster_step
@@ -224,6 +225,7 @@ class FitAnalysis:
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()
+        yield from compile_findings(observed.compiles, timing.wall)
         yield from loss_input_findings(observed.loss_input)
         yield from health(
             observed.finite,
@@ -253,9 +255,16 @@ class FitAnalysis:
         )
 
     def _lost_time(self) -> Iterator[FitFinding]:
-        """Yield the parts that take much time; the start of workers only where the advice on loaders does not speak of it."""
+        """Yield the parts that take much time.
+
+        Not what has a finding of its own: the start of workers, where the advice on loaders speaks of it, and batches that
+        are long since code is compiled again in them.
+        """
+        compiled = sum(code.again for code in self.observations.compiles.codes)
         observed, is_said = self.observations, any(finding.kind in _ON_STARTS for finding in self.loader.advice)
         for finding in lost_time(self.timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks):
+            if finding.kind == "stall" and 2 * compiled >= (finding.total or 0):
+                continue
             if finding.kind != "workers start":
                 yield finding
             elif not is_said:

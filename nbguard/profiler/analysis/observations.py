@@ -12,6 +12,7 @@ from nbguard.plain_data import from_plain
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.compiles import CompileFacts
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
@@ -82,6 +83,7 @@ class FitObservations:
     loss_input: LossInputFacts = field(default_factory=LossInputFacts)  # operations and shapes next to the first losses
     syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
     switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
+    compiles: CompileFacts = field(default_factory=CompileFacts)  # what torch.compile did
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
     fp16: RangeFacts = field(default_factory=RangeFacts)  # activations and gradients in float16
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
