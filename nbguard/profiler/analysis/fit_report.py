@@ -19,6 +19,7 @@ from nbguard.profiler.analysis.health.optimizers import faster_step
 from nbguard.profiler.analysis.health.syncs import copied_time, reading_loops
 from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
+from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
@@ -98,7 +99,41 @@ class FitAnalysis:
 
     @cached_property
     def loader(self) -> LoaderVerdict:
-        """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
+        """Return the verdict on the loader, with the trials of other numbers of workers if these were made.
+
+        Advice that the same fit has followed before and that did not help is not given again.
+        """
+        found, run = self._verdict, self._run()
+        if run is None:
+            return found
+        return replace(found, advice=tuple(without_tried(found.advice, run, self.observations.tried)))
+
+    @property
+    def loader_run(self) -> LoaderRun | None:
+        """Return how the loader was set up in this run, with the advice on it; None where no epoch was seen."""
+        run = self._run()
+        return run and replace(run, advised=tuple(each.change for each in self.loader.advice if each.severity == "advice"))
+
+    def _run(self) -> LoaderRun | None:
+        loader = training_loader(self.observations.loaders)
+        epochs = [epoch for epoch in self.timing.epochs if epoch.is_training and epoch.batches]
+        if loader is None or not epochs:
+            return None
+        most = max(epoch.batches for epoch in epochs)
+        whole = [epoch.total for epoch in epochs if epoch.batches == most]
+        names = (self.observations.subject.title, loader.dataset, str(loader.batch_size), str(most))
+        return LoaderRun(
+            fit=" · ".join(names),
+            num_workers=loader.workers,
+            persistent_workers=loader.persistent,
+            prefetch_factor=loader.prefetch,
+            epoch=min(whole),
+            epochs=len(epochs),
+        )
+
+    @cached_property
+    def _verdict(self) -> LoaderVerdict:
+        """Return the verdict on the loader from this run alone."""
         observed = self.observations
         sentence = verdict(
             self.timing,

@@ -20,6 +20,7 @@ from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.health.syncs import SyncFacts
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
+from nbguard.profiler.analysis.loader.tried import LoaderRun
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
@@ -92,6 +93,7 @@ class FitObservations:
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user
     kept_graphs: tuple[KeptGraphs, ...] = ()  # names that held autograd graphs after the fit
     tuning: WorkerTuning | None = None  # trials of `--tune-workers`; None: not asked for
+    tried: tuple[LoaderRun, ...] = ()  # earlier runs of the same fit in this process, the latest last
     ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None: one process, or another rank
     is_compared: bool = False  # with `--compare last`
     earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log
