@@ -22,13 +22,15 @@ from fastai.basics import SGD, Datasets, ItemTransform, Learner, TfmdLists, Tran
 from fastai.callback import progress as progress  # adds `no_bar`
 from fastai.data.block import DataBlock
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, dataloader
 from torch.utils.data._utils import fetch, worker
 
-from nbguard.profiler.analysis.loader.fetches import reading, slowest, training_loader
+from nbguard.profiler.analysis.loader.fetches import PythonRows, reading, slowest, training_loader
+from nbguard.profiler.instruments.loader import own_memory
 from nbguard.profiler.instruments.loader.fetching import FetchTimer
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
+from nbguard.units import MiB
 from tests.profiler.recording import recording
 from tests.profiler.sleepy_rows import SLEEP, SleepyRows
 
@@ -471,3 +473,42 @@ def test_a_meter_counts_the_bytes_of_this_thread_alone(tmp_path: Path) -> None:
 
     found = meter.stop()
     assert found is None or 1_000_000 <= found.calls < 1_001_000
+
+
+class Listed(Rows):
+    """Its rows are Python objects, or an array."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__(n=len(rows))
+        self.rows = rows
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.n // (BATCH * BATCHES)
+        part = self.rows[i * size : (i + 1) * size]  # counts a reference to each of them
+        return torch.full((8,), float(len(part))), torch.zeros(1)
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell shared memory from a worker's own")
+def test_what_workers_copy_of_python_objects_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_memory, "_SELDOM", 0)  # a look after each batch: these epochs are short
+    count = 1_000_000
+    held = [float(i) for i in range(count)]
+    for dataset, rows in (
+        (Listed(held), PythonRows("rows", "list", count)),
+        (Subset(Listed(held), range(BATCH * BATCHES)), PythonRows("dataset.rows", "list", count)),  # type: ignore[arg-type]
+        (Listed(np.arange(float(count))), None),
+    ):
+        with watched() as watch:
+            fit(torch_loader(dataset, 2))
+        (facts,) = watch.observe()
+        assert facts.rows == rows
+        assert (facts.copied > count * 12) is (rows is not None)  # a float has 24 bytes, the first batches are not counted
+        assert facts.copied < 2 * (count * 32 + 40 * MiB)
+
+    with watched() as watch:
+        fit(torch_loader(Listed(held), 0))
+    (facts,) = watch.observe()
+    assert (facts.copied, facts.rows) == (0, None)  # the fit's own process has them once

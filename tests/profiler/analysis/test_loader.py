@@ -12,13 +12,14 @@ import pytest
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.profiler.analysis.loader.advice import starting_less
-from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, slowest
+from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, PythonRows, slowest
 from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.render.rows import loader_blocks
 from nbguard.render.text import blocks_text
+from nbguard.units import MiB
 
 MS = 1_000_000
 
@@ -433,6 +434,28 @@ def test_a_librarys_transform_is_named_where_the_whole_fit_notices_it() -> None:
 def test_what_was_not_profiled_has_no_slowest_step() -> None:
     assert slowest(FetchFacts()) is None
     assert slowest(FetchFacts(fetches=50, items=800, median=83 * MS)) is None
+
+
+@pytest.mark.parametrize(
+    ("copied", "rows", "said", "is_first"),
+    [
+        (144, PythonRows("rows", "list", 500_000), True, True),
+        (40, PythonRows("rows", "list", 500_000), True, False),
+        (31, PythonRows("rows", "list", 500_000), False, False),
+        (144, None, False, False),  # of what, is not known
+    ],
+)
+def test_memory_that_workers_copy_is_told_with_its_cause(
+    copied: int, rows: PythonRows | None, said: bool, is_first: bool
+) -> None:
+    facts, of_fit = loader(2, copied=copied * MiB, rows=rows), timing(40, wait=1)
+    found = verdict(of_fit, (facts,), 2, on_accelerator=False)
+    assert kinds(found.advice) == ["worker memory"] * said
+    for finding in found.advice:
+        assert (finding.concern, finding.nbytes) == ("memory", copied * MiB)
+        assert "`Rows.rows`" in finding.change
+        assert "500,000" in finding.evidence
+    assert first_steps(of_fit, found, found.advice)[0].startswith("2 workers copied") is is_first
 
 
 # --- the call graph of a fetch ----------------------------------------------------------------------------------------------

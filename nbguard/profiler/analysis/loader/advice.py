@@ -10,7 +10,7 @@ from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, train
 from nbguard.profiler.analysis.report import FitFinding, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.render.words import line_words
-from nbguard.units import counted, format_time
+from nbguard.units import MiB, counted, format_bytes, format_time
 
 WAITING = 0.10  # of a step: less waiting is not worth a thought
 _SMALL = 0.05  # of a step, or of an epoch: less is left alone
@@ -23,6 +23,8 @@ _SURELY = 0.9  # of an epoch's time: workers are advised where it is shorter tha
 _START = 100_000_000  # ns until a worker has started, on a busy machine
 _NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
+_COPIED = 32 * MiB  # by all workers: less is not worth a word
+_COPIED_BY_ANY = 8 * MiB  # by each: what the interpreter writes to, and some more
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
 _IN_BATCHES = ("transform", "workers", "prefetch", "pin_memory")
 """Kinds of findings on what every batch waits for: while the GPU is at work it costs nothing."""
@@ -61,7 +63,7 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
     needless = [*_needless(context)]
     findings = needless or [*_crowded(context), *_restarted(context)]
-    findings += _first(context)
+    findings += [*_first(context), *_copied(context)]
     if context.loader is not None:
         slow, workers = [*_transform(context, context.loader)], [*_more_workers(context, context.loader)]
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
@@ -251,6 +253,22 @@ def _first(context: LoaderContext) -> Iterator[FitFinding]:
     if loader.workers:
         change += ", or use fewer workers"
     yield _finding("first batch", f"the first batch of an epoch is late: {why}", evidence, change)
+
+
+def _copied(context: LoaderContext) -> Iterator[FitFinding]:
+    """Yield Python objects of a data set that each worker copies as it reads them."""
+    for loader in context.loaders:
+        if loader.rows is None or loader.copied < max(_COPIED, loader.workers * _COPIED_BY_ANY):
+            continue
+        rows = loader.rows
+        path = f"`{loader.dataset}.{rows.path}`"
+        why = (
+            f"{path} is a {rows.container} of {rows.count:,} Python objects: to read one is to count a reference to it, which "
+            "writes to memory that the worker shared with the fit until then, and copies it"
+        )
+        what = f"{_workers(loader.workers)} copied {format_bytes(loader.copied)} of the data set"
+        change = f"keep {path} as a NumPy array, a tensor or an Arrow table: workers share their memory"
+        yield replace(_finding("worker memory", what, why, change), nbytes=loader.copied)
 
 
 def _workers(count: int) -> str:

@@ -26,6 +26,15 @@ class FetchFacts:
     note: str = ""  # why something is not known
 
 
+@dataclass(frozen=True, slots=True)
+class PythonRows:
+    """A container of many Python objects that a data set reads from."""
+
+    path: str  # the attributes that lead to it from the data set, e.g. "dataset.rows"
+    container: str  # name of its class
+    count: int  # objects in it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
     """One loader as it was used. None: not known."""
@@ -44,6 +53,8 @@ class LoaderFacts:
     iterators: int = 1  # over it
     start: int | None = None  # median nanoseconds from the start of an epoch's workers to its first batch
     fetch: FetchFacts = FetchFacts()  # the cost of its batches
+    copied: int = 0  # bytes of memory shared with the fit that its workers have copied together, by the end of an epoch
+    rows: PythonRows | None = None  # of its data set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

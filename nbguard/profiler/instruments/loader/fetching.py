@@ -214,6 +214,7 @@ class FetchSamples:
     stored: int = 0  # bytes that storage devices were asked for meanwhile
     steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
     note: str = ""  # the reason why none was profiled
+    copied: int = 0  # bytes that a worker has copied of memory that it shared; of one process only
 
 
 def together(samples: Sequence[FetchSamples]) -> FetchSamples:
