@@ -256,7 +256,9 @@ class FitAnalysis:
     def _findings(self) -> Iterator[FitFinding]:
         observed, timing = self.observations, self.timing
         graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
-        yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth, slowing(self.batches))
+        yield from growth.with_growth(
+            graphs, None if self.memory is None else self.memory.growth, slowing(self.batches, observed.stacks)
+        )
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()
