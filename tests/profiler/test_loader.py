@@ -460,6 +460,21 @@ def test_what_a_loader_reads_is_measured(workers: int, tmp_path: Path) -> None:
     assert found.per_second == pytest.approx(10 * found.per_batch)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count how long a thread ran")
+def test_a_meter_tells_waiting_from_work() -> None:
+    meter = ReadMeter()
+    time.sleep(0.1)
+    waited = meter.stop()
+    meter, begin = ReadMeter(), time.thread_time()
+    while time.thread_time() - begin < 0.1:
+        pass
+    worked = meter.stop()
+    assert waited is not None
+    assert worked is not None
+    assert waited.blocked > 90 * 10**6
+    assert worked.blocked < waited.blocked / 2
+
+
 def test_a_meter_counts_the_bytes_of_this_thread_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(1_000_000))

@@ -85,6 +85,38 @@ def test_what_a_loader_reads(read: int, stored: int, expected: tuple[int, float]
     assert ("reading" in shown) is bool(words)
 
 
+@pytest.mark.parametrize(
+    ("stored", "blocked", "is_said"),
+    [(16, 28, True), (16, 10, False), (4, 28, False), (0, 28, False)],  # it computes; most is in memory; something else
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fit_that_waits_for_its_files_is_io_bound(stored: int, blocked: int, is_said: bool, workers: int) -> None:
+    function = FetchFunction(name="Disk.__getitem__", file="In[3]", line=4, is_users=True)
+    fetch = FetchFacts(
+        fetches=50,
+        items=800,
+        median=30 * MS,
+        p95=31 * MS,
+        profiled=3,
+        profiled_time=90 * MS,
+        metered=3,
+        read=3 * 16 * MiB,
+        stored=3 * stored * MiB,
+        blocked=3 * blocked * MS,
+        ran=3 * (30 - blocked) * MS,
+        steps=(FetchStep(function, "dataset", 48, 88 * MS),),
+    )
+    found = verdict(timing(40, wait=29), (loader(workers, fetch=fetch),), max(1, workers), on_accelerator=False)
+    assert (found.bound, found.sentence.partition(":")[0]) == ("data", "IO-bound" if is_said else "data-bound")
+    first = found.advice[0]
+    assert first.kind == ("reading" if is_said else "transform")
+    assert ("transform" in kinds(found.advice)) is not is_said
+    if is_said:
+        assert "16.00 MiB" in first.what
+        assert "533.33 MiB a second" in first.what
+        assert first.time == 28 * MS // max(1, workers)
+
+
 # --- what the fit waits for ----------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, storage_wait, training_loader
 from nbguard.profiler.analysis.report import FitFinding, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.render.words import line_words
@@ -26,7 +26,7 @@ _NOTICED = 10**9  # ns in all: less is not worth a thought
 _COPIED = 32 * MiB  # by all workers: less is not worth a word
 _COPIED_BY_ANY = 8 * MiB  # by each: what the interpreter writes to, and some more
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
-_IN_BATCHES = ("transform", "workers", "prefetch", "pin_memory")
+_IN_BATCHES = ("reading", "transform", "workers", "prefetch", "pin_memory")
 """Kinds of findings on what every batch waits for: while the GPU is at work it costs nothing."""
 
 
@@ -65,7 +65,8 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
     findings = needless or [*_crowded(context), *_restarted(context)]
     findings += [*_first(context), *_copied(context)]
     if context.loader is not None:
-        slow, workers = [*_transform(context, context.loader)], [*_more_workers(context, context.loader)]
+        slow = [*_reading(context, context.loader)] or [*_transform(context, context.loader)]
+        workers = [*_more_workers(context, context.loader)]
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
             workers = [replace(finding, severity="note") for finding in workers]
         findings += [*slow, *workers, *_copying(context, context.loader)]
@@ -79,6 +80,25 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
     return FitFinding(kind=kind, severity="advice", what=what, evidence=evidence, change=change, time=time)
+
+
+def _reading(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
+    """Yield that batches come as fast as their files are read, and no faster."""
+    waited = storage_wait(loader.fetch)
+    if not context.is_waiting or waited is None or waited[0] < _WORTH:
+        return
+    blocked, stored = waited
+    made = (loader.fetch.blocked + loader.fetch.ran) // loader.fetch.metered
+    speed = format_bytes(stored * 10**9 // made)
+    spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
+    yield _finding(
+        "reading",
+        f"each batch waits for {format_bytes(stored)} of files, which come at {speed} a second",
+        f"{format_time(blocked)} of the {format_time(made)} that making a batch takes is waiting for storage{spread}; "
+        f"the fit waits {format_time(context.wait)} per batch",
+        "read less: smaller or compressed files, only what is used; or copy the files to a faster disk or into memory first",
+        min(context.wait, blocked // max(1, loader.workers)),
+    )
 
 
 def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:

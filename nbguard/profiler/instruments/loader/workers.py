@@ -21,8 +21,8 @@ from nbguard.profiler.record.patches import Patches
 
 Loop = Callable[..., None]
 
-_HEADER = struct.Struct("<10q")
-"""Fetches, items, profiled, their ns, metered, bytes read, from storage, of JSON, times written, bytes copied."""
+_HEADER = struct.Struct("<12q")
+"""Fetches, items, profiled, their ns, metered, bytes read, from storage, ns blocked, ns run, of JSON, times written, copied."""
 _NUMBER = struct.Struct("<q")
 _SLOT = 4096
 _TEXT = _HEADER.size + RING * _NUMBER.size
@@ -58,7 +58,7 @@ class WorkerBoard:
         if timer.written:
             last = (timer.written - 1) % RING
             _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[-1])
-        size = _HEADER.unpack_from(memory, at)[7]
+        size = _HEADER.unpack_from(memory, at)[9]
         if steps:
             text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
@@ -70,9 +70,8 @@ class WorkerBoard:
         """Yield the samples that each worker has written."""
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
-            fetches, items, profiled, profiled_time, metered, read, stored, size, written, copied = _HEADER.unpack_from(
-                memory, at
-            )
+            figures = _HEADER.unpack_from(memory, at)
+            fetches, items, profiled, profiled_time, metered, read, stored, blocked, ran, size, written, copied = figures
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
             yield FetchSamples(
@@ -84,6 +83,8 @@ class WorkerBoard:
                 metered=metered,
                 read=read,
                 stored=stored,
+                blocked=blocked,
+                ran=ran,
                 steps=_read(memory[at + _TEXT : at + _TEXT + size]),
                 copied=copied,
             )
