@@ -180,6 +180,8 @@ class FitProfile:
             none: tuple[KeptGraphs, ...] = ()
             kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least, tracked), none)
             observed = replace(observed, kept_graphs=kept)
+        if (run := analysis.loader_run) is not None:
+            observed = replace(observed, tried=run_history.loaders(run.fit))
         if options.compare:
             observed = replace(observed, is_compared=True, before=run_history.last(key))
         ranks = self._attempt("other ranks", lambda: instruments.ranks.exchange(analysis.rank_row), None)
@@ -190,6 +192,8 @@ def _keep(analysis: FitAnalysis, key: str) -> None:
     """Keep the figures of a fit, to compare the next run of the same code with."""
     if analysis.timing.batches:
         run_history.keep(key, analysis.samples)
+    if analysis.observations.ending == "complete" and (run := analysis.loader_run) is not None:
+        run_history.keep_loader(run)
 
 
 def _bare(observed: FitObservations) -> FitReport:

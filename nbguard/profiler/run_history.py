@@ -1,12 +1,19 @@
-"""The last runs of the cells of this process, for `--compare last`. Plain figures: nothing of the user's is held."""
+"""The last runs of the cells of this process: for `--compare last`, and to give no advice again that did not help.
+
+Plain figures: nothing of the user's is held.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+
 from nbguard.profiler.analysis.fit_samples import FitSamples
+from nbguard.profiler.analysis.loader.tried import LoaderRun
 
 _LIMIT = 20
 
 _runs: dict[str, FitSamples] = {}
+_loaders: deque[LoaderRun] = deque(maxlen=_LIMIT)
 
 
 def keep(cell: str, run: FitSamples) -> None:
@@ -22,6 +29,17 @@ def last(cell: str) -> FitSamples | None:
     return _runs.get(cell) or next(reversed(_runs.values()), None)
 
 
+def keep_loader(run: LoaderRun) -> None:
+    """Keep how the loader of a fit was set up, with the time that an epoch took."""
+    _loaders.append(run)
+
+
+def loaders(fit: str) -> tuple[LoaderRun, ...]:
+    """Return the loaders of the last runs of a fit, known by its `LoaderRun.fit`; the latest last."""
+    return tuple(run for run in _loaders if run.fit == fit)
+
+
 def forget() -> None:
     """Forget all runs."""
     _runs.clear()
+    _loaders.clear()

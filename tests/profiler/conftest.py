@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nbguard.profiler import run_history
 from nbguard.scan.objects.compiled import has_compiled
 
 
@@ -31,3 +32,9 @@ def _nothing_compiled() -> Iterator[None]:
     yield
     if has_compiled():
         sys.modules["torch._dynamo"].reset()
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_runs() -> None:
+    """What a fit of another test took with other workers speaks of that test's fit."""
+    run_history.forget()

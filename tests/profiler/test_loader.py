@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, cast
 
 import numpy as np
@@ -22,13 +22,15 @@ from fastai.basics import SGD, Datasets, ItemTransform, Learner, TfmdLists, Tran
 from fastai.callback import progress as progress  # adds `no_bar`
 from fastai.data.block import DataBlock
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, dataloader
 from torch.utils.data._utils import fetch, worker
 
-from nbguard.profiler.analysis.loader.fetches import reading, slowest, training_loader
+from nbguard.profiler.analysis.loader.fetches import PythonRows, reading, slowest, training_loader
+from nbguard.profiler.instruments.loader import own_memory
 from nbguard.profiler.instruments.loader.fetching import FetchTimer
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
+from nbguard.units import MiB
 from tests.profiler.recording import recording
 from tests.profiler.sleepy_rows import SLEEP, SleepyRows
 
@@ -122,6 +124,16 @@ class SlowRows(Rows):
         return super().__getitem__(i)
 
 
+class WaitingRows(Rows):
+    """Each item takes a function of a library, which is written in Python."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        begin = time.perf_counter()
+        Event().wait(PLANTED)
+        note(time.perf_counter() - begin)
+        return super().__getitem__(i)
+
+
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         for i in range(BATCH * BATCHES):
@@ -197,6 +209,7 @@ def lists(workers: int) -> Any:
 
 PLANTS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any], str, str]] = {
     "__getitem__ itself": (lambda k: torch_loader(SlowRows(), k), fit, "SlowRows.__getitem__", "dataset"),
+    "a library's function": (lambda k: torch_loader(WaitingRows(), k), fit, "WaitingRows.__getitem__", "dataset"),
     "a function": (lambda k: torch_loader(Rows(slow_transform), k), fit, "slow_transform", "transform"),
     "an object": (lambda k: torch_loader(Rows(SlowCall()), k), fit, "SlowCall", "transform"),
     "torchvision": (
@@ -233,6 +246,7 @@ def test_a_planted_cost_is_named_with_its_size(plant: str, workers: int) -> None
     slow = slowest(facts.fetch)
     assert slow is not None, facts
     assert (slow.step.name, slow.step.kind, slow.step.function.file) == (name, kind, "test_loader.py")
+    assert ("wait`" in slow.step.function.library) is (plant == "a library's function")
     assert round(slow.calls) == (1 if kind == "collate" else BATCH)
     durations = real()
     assert durations[0] >= PLANTED * 1e9
@@ -446,6 +460,21 @@ def test_what_a_loader_reads_is_measured(workers: int, tmp_path: Path) -> None:
     assert found.per_second == pytest.approx(10 * found.per_batch)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count how long a thread ran")
+def test_a_meter_tells_waiting_from_work() -> None:
+    meter = ReadMeter()
+    time.sleep(0.1)
+    waited = meter.stop()
+    meter, begin = ReadMeter(), time.thread_time()
+    while time.thread_time() - begin < 0.1:
+        pass
+    worked = meter.stop()
+    assert waited is not None
+    assert worked is not None
+    assert waited.blocked > 90 * 10**6
+    assert worked.blocked < waited.blocked / 2
+
+
 def test_a_meter_counts_the_bytes_of_this_thread_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(1_000_000))
@@ -459,3 +488,42 @@ def test_a_meter_counts_the_bytes_of_this_thread_alone(tmp_path: Path) -> None:
 
     found = meter.stop()
     assert found is None or 1_000_000 <= found.calls < 1_001_000
+
+
+class Listed(Rows):
+    """Its rows are Python objects, or an array."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__(n=len(rows))
+        self.rows = rows
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.n // (BATCH * BATCHES)
+        part = self.rows[i * size : (i + 1) * size]  # counts a reference to each of them
+        return torch.full((8,), float(len(part))), torch.zeros(1)
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell shared memory from a worker's own")
+def test_what_workers_copy_of_python_objects_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_memory, "_SELDOM", 0)  # a look after each batch: these epochs are short
+    count = 1_000_000
+    held = [float(i) for i in range(count)]
+    for dataset, rows in (
+        (Listed(held), PythonRows("rows", "list", count)),
+        (Subset(Listed(held), range(BATCH * BATCHES)), PythonRows("dataset.rows", "list", count)),  # type: ignore[arg-type]
+        (Listed(np.arange(float(count))), None),
+    ):
+        with watched() as watch:
+            fit(torch_loader(dataset, 2))
+        (facts,) = watch.observe()
+        assert facts.rows == rows
+        assert (facts.copied > count * 12) is (rows is not None)  # a float has 24 bytes, the first batches are not counted
+        assert facts.copied < 2 * (count * 32 + 40 * MiB)
+
+    with watched() as watch:
+        fit(torch_loader(Listed(held), 0))
+    (facts,) = watch.observe()
+    assert (facts.copied, facts.rows) == (0, None)  # the fit's own process has them once

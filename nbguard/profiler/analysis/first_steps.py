@@ -22,6 +22,8 @@ _NOTICED = 50_000_000
 """Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
 _GROWS = ("graph", "growth")
 """Kinds of findings on memory that grows."""
+_COPIES = ("worker memory",)
+"""Kinds of findings on memory that is there several times: from `_MUCH_MEMORY` on it counts as growth does."""
 _MUCH_MEMORY = 64 * MiB
 """Growth in the fit, of memory, that comes before any loss of time;"""
 _SOME_MEMORY = 8 * MiB
@@ -73,7 +75,9 @@ def _lost(finding: FitFinding, timing: Timing) -> int:
 
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
-    if finding.kind in _GROWS:
+    if finding.kind in _COPIES:
+        is_large = (finding.nbytes or 0) >= _MUCH_MEMORY
+    elif finding.kind in _GROWS:
         is_large = (finding.nbytes or 0) * timing.batches >= _SOME_MEMORY or (finding.total or 0) >= _WORTH * timing.wall
     elif finding.total is not None:
         is_large = finding.total >= _WORTH * timing.wall
@@ -90,7 +94,7 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
         gain = f" ({most} {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
     elif finding.severity == "advice" and lost:
         gain = f" ({lost / (timing.wall or 1):.0%} of the fit)"
-    if finding.kind in _COSTS_LATER:
+    if finding.kind in (*_COSTS_LATER, *_COPIES):
         lost = max(lost, round(_AS_TIME * timing.wall))
     is_problem = finding.severity == "problem"
     if finding.kind in _GROWS:

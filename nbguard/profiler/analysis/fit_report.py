@@ -12,12 +12,14 @@ from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.amp import scale_settings
+from nbguard.profiler.analysis.health.compiles import compile_findings
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.loss_input import loss_input_findings
 from nbguard.profiler.analysis.health.optimizers import faster_step
 from nbguard.profiler.analysis.health.syncs import copied_time, reading_loops
 from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
+from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
@@ -97,7 +99,41 @@ class FitAnalysis:
 
     @cached_property
     def loader(self) -> LoaderVerdict:
-        """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
+        """Return the verdict on the loader, with the trials of other numbers of workers if these were made.
+
+        Advice that the same fit has followed before and that did not help is not given again.
+        """
+        found, run = self._verdict, self._run()
+        if run is None:
+            return found
+        return replace(found, advice=tuple(without_tried(found.advice, run, self.observations.tried)))
+
+    @property
+    def loader_run(self) -> LoaderRun | None:
+        """Return how the loader was set up in this run, with the advice on it; None where no epoch was seen."""
+        run = self._run()
+        return run and replace(run, advised=tuple(each.change for each in self.loader.advice if each.severity == "advice"))
+
+    def _run(self) -> LoaderRun | None:
+        loader = training_loader(self.observations.loaders)
+        epochs = [epoch for epoch in self.timing.epochs if epoch.is_training and epoch.batches]
+        if loader is None or not epochs:
+            return None
+        most = max(epoch.batches for epoch in epochs)
+        whole = [epoch.total for epoch in epochs if epoch.batches == most]
+        names = (self.observations.subject.title, loader.dataset, str(loader.batch_size), str(most))
+        return LoaderRun(
+            fit=" · ".join(names),
+            num_workers=loader.workers,
+            persistent_workers=loader.persistent,
+            prefetch_factor=loader.prefetch,
+            epoch=min(whole),
+            epochs=len(epochs),
+        )
+
+    @cached_property
+    def _verdict(self) -> LoaderVerdict:
+        """Return the verdict on the loader from this run alone."""
         observed = self.observations
         sentence = verdict(
             self.timing,
@@ -220,10 +256,13 @@ class FitAnalysis:
     def _findings(self) -> Iterator[FitFinding]:
         observed, timing = self.observations, self.timing
         graphs = tuple(growth.graph_findings(observed.kept_graphs, timing.batches)) if self.may_keep_graphs else ()
-        yield from growth.with_growth(graphs, None if self.memory is None else self.memory.growth, slowing(self.batches))
+        yield from growth.with_growth(
+            graphs, None if self.memory is None else self.memory.growth, slowing(self.batches, observed.stacks)
+        )
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()
+        yield from compile_findings(observed.compiles, timing.wall)
         yield from loss_input_findings(observed.loss_input)
         yield from health(
             observed.finite,
@@ -253,9 +292,16 @@ class FitAnalysis:
         )
 
     def _lost_time(self) -> Iterator[FitFinding]:
-        """Yield the parts that take much time; the start of workers only where the advice on loaders does not speak of it."""
+        """Yield the parts that take much time.
+
+        Not what has a finding of its own: the start of workers, where the advice on loaders speaks of it, and batches that
+        are long since code is compiled again in them.
+        """
+        compiled = sum(code.again for code in self.observations.compiles.codes)
         observed, is_said = self.observations, any(finding.kind in _ON_STARTS for finding in self.loader.advice)
         for finding in lost_time(self.timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks):
+            if finding.kind == "stall" and 2 * compiled >= (finding.total or 0):
+                continue
             if finding.kind != "workers start":
                 yield finding
             elif not is_said:

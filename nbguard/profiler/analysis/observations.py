@@ -12,6 +12,7 @@ from nbguard.plain_data import from_plain
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.compiles import CompileFacts
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
@@ -19,6 +20,7 @@ from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.health.syncs import SyncFacts
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
+from nbguard.profiler.analysis.loader.tried import LoaderRun
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
@@ -82,6 +84,7 @@ class FitObservations:
     loss_input: LossInputFacts = field(default_factory=LossInputFacts)  # operations and shapes next to the first losses
     syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
     switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
+    compiles: CompileFacts = field(default_factory=CompileFacts)  # what torch.compile did
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
     fp16: RangeFacts = field(default_factory=RangeFacts)  # activations and gradients in float16
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
@@ -90,6 +93,7 @@ class FitObservations:
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user
     kept_graphs: tuple[KeptGraphs, ...] = ()  # names that held autograd graphs after the fit
     tuning: WorkerTuning | None = None  # trials of `--tune-workers`; None: not asked for
+    tried: tuple[LoaderRun, ...] = ()  # earlier runs of the same fit in this process, the latest last
     ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None: one process, or another rank
     is_compared: bool = False  # with `--compare last`
     earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log

@@ -137,7 +137,7 @@ _OF_RESULTS = frozenset(
         "unused",
     )
 )
-_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory"))
+_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory", "worker memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

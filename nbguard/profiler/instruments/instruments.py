@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.compiles import CompileFacts
 from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
@@ -21,6 +22,7 @@ from nbguard.profiler.analysis.time.phase_log import LogPosition, PhaseLog
 from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
+from nbguard.profiler.instruments.health.compiles import CompileWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.instruments.health.loss_input import LossInputWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
@@ -76,6 +78,7 @@ class FitInstruments:
         self._loss_input = LossInputWatch()
         self._syncs = SyncWatch()
         self._switches = SwitchWatch()
+        self._compiles = CompileWatch()
         self._stacks = StackSampler()
         self._overhead = OverheadWatch()
         self._range = RangeWatch()
@@ -93,6 +96,7 @@ class FitInstruments:
             self._loss_input,
             self._syncs,
             self._switches,
+            self._compiles,
             self._stacks,
             self._overhead,
             self._range,
@@ -129,6 +133,7 @@ class FitInstruments:
             loss_input=self._ask(self._loss_input, LossInputFacts()),
             syncs=self._ask(self._syncs, SyncFacts()),
             switches=self._ask(self._switches, SwitchFacts()),
+            compiles=self._ask(self._compiles, CompileFacts()),
             finite=self._ask(self._finite, FiniteFacts()),
             fp16=self._ask(self._range, RangeFacts()),
             stacks=self._ask(self._stacks, StackSamples()),

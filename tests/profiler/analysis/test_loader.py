@@ -12,13 +12,14 @@ import pytest
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.profiler.analysis.loader.advice import starting_less
-from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, slowest
+from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, PythonRows, slowest
 from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.render.rows import loader_blocks
 from nbguard.render.text import blocks_text
+from nbguard.units import MiB
 
 MS = 1_000_000
 
@@ -82,6 +83,38 @@ def test_what_a_loader_reads(read: int, stored: int, expected: tuple[int, float]
     shown = blocks_text(loader_blocks(found, is_said=True))
     assert words in shown
     assert ("reading" in shown) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("stored", "blocked", "is_said"),
+    [(16, 28, True), (16, 10, False), (4, 28, False), (0, 28, False)],  # it computes; most is in memory; something else
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fit_that_waits_for_its_files_is_io_bound(stored: int, blocked: int, is_said: bool, workers: int) -> None:
+    function = FetchFunction(name="Disk.__getitem__", file="In[3]", line=4, is_users=True)
+    fetch = FetchFacts(
+        fetches=50,
+        items=800,
+        median=30 * MS,
+        p95=31 * MS,
+        profiled=3,
+        profiled_time=90 * MS,
+        metered=3,
+        read=3 * 16 * MiB,
+        stored=3 * stored * MiB,
+        blocked=3 * blocked * MS,
+        ran=3 * (30 - blocked) * MS,
+        steps=(FetchStep(function, "dataset", 48, 88 * MS),),
+    )
+    found = verdict(timing(40, wait=29), (loader(workers, fetch=fetch),), max(1, workers), on_accelerator=False)
+    assert (found.bound, found.sentence.partition(":")[0]) == ("data", "IO-bound" if is_said else "data-bound")
+    first = found.advice[0]
+    assert first.kind == ("reading" if is_said else "transform")
+    assert ("transform" in kinds(found.advice)) is not is_said
+    if is_said:
+        assert "16.00 MiB" in first.what
+        assert "533.33 MiB a second" in first.what
+        assert first.time == 28 * MS // max(1, workers)
 
 
 # --- what the fit waits for ----------------------------------------------------------------------------------------------
@@ -435,6 +468,28 @@ def test_what_was_not_profiled_has_no_slowest_step() -> None:
     assert slowest(FetchFacts(fetches=50, items=800, median=83 * MS)) is None
 
 
+@pytest.mark.parametrize(
+    ("copied", "rows", "said", "is_first"),
+    [
+        (144, PythonRows("rows", "list", 500_000), True, True),
+        (40, PythonRows("rows", "list", 500_000), True, False),
+        (31, PythonRows("rows", "list", 500_000), False, False),
+        (144, None, False, False),  # of what, is not known
+    ],
+)
+def test_memory_that_workers_copy_is_told_with_its_cause(
+    copied: int, rows: PythonRows | None, said: bool, is_first: bool
+) -> None:
+    facts, of_fit = loader(2, copied=copied * MiB, rows=rows), timing(40, wait=1)
+    found = verdict(of_fit, (facts,), 2, on_accelerator=False)
+    assert kinds(found.advice) == ["worker memory"] * said
+    for finding in found.advice:
+        assert (finding.concern, finding.nbytes) == ("memory", copied * MiB)
+        assert "`Rows.rows`" in finding.change
+        assert "500,000" in finding.evidence
+    assert first_steps(of_fit, found, found.advice)[0].startswith("2 workers copied") is is_first
+
+
 # --- the call graph of a fetch ----------------------------------------------------------------------------------------------
 
 FETCH = FetchFunction(
@@ -498,7 +553,7 @@ def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
     assert steps(profile(functions, calls, {5: 60}))[0].function.inner == ""
 
 
-def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
+def test_what_a_library_does_for_an_item_is_the_users_reading_of_it() -> None:
     access = FetchFunction(
         name="_LocIndexer.__getitem__", file="/lib/site-packages/pandas/core/indexing.py", line=7, is_users=False
     )
@@ -506,7 +561,37 @@ def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
         name="_LocIndexer._getitem_axis", file="/lib/site-packages/pandas/core/indexing.py", line=90, is_users=False
     )
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90)]}
-    assert named(steps(profile([FETCH, GET, access, inner], calls, {})))[0] == ("_LocIndexer._getitem_axis", "dataset", 16, 90)
+    (first,) = steps(profile([FETCH, GET, access, inner], calls, {1: 5}))
+    assert named((first,)) == [("Rows.__getitem__", "dataset", 16, 95)]
+    assert (first.function.line, first.function.library) == (5, "`_LocIndexer._getitem_axis`")
+    assert named(steps(profile([FETCH, access, inner], {0: [(1, 16, 100)], 1: [(2, 16, 95)]}, {}))) == [
+        ("_LocIndexer._getitem_axis", "dataset", 16, 95)
+    ]  # no line of the user's leads to it
+
+
+def test_an_access_that_calls_several_functions_of_libraries_is_one_step() -> None:
+    tokenizer = FetchFunction(
+        name="Tokenizer.__call__", file="/lib/site-packages/transformers/tokenization.py", line=7, is_users=False
+    )
+    encode = FetchFunction(
+        name="Tokenizer._call_one", file="/lib/site-packages/transformers/tokenization.py", line=90, is_users=False
+    )
+    other = FetchFunction(name="stack", file="/lib/site-packages/numpy/core.py", line=90, is_users=False)
+    functions = [FETCH, GET, tokenizer, encode, other, RESIZE]
+    calls = {0: [(1, 16, 100)], 1: [(2, 16, 60), (4, 16, 25), (5, 16, 9)], 2: [(3, 16, 59)]}
+    found = steps(profile(functions, calls, {1: 5}))
+    assert named(found) == [("Rows.__getitem__", "dataset", 16, 89), ("Resize", "transform", 16, 9)]
+    assert found[0].function.library == ""  # two of them share its time
+    calls[1] = [(2, 16, 90), (4, 16, 1), (5, 16, 4)]
+    calls[2] = [(3, 16, 90)]
+    (first, *_) = steps(profile(functions, calls, {1: 5}))
+    assert first.function.library == "`Tokenizer._call_one`"
+    fetch = FetchFacts(fetches=50, items=800, median=83 * MS, p95=90 * MS, profiled=1, profiled_time=100 * MS, steps=(first,))
+    finding = only(verdict(timing(100, wait=81), (loader(0, fetch=fetch),), 1, on_accelerator=False).advice)
+    assert finding.what == "`Rows.__getitem__` (train.py:5) calls `Tokenizer._call_one` for each item"
+    assert "`collate_fn`" in finding.change
+    short = replace(timing(100, wait=81), batches=10)
+    assert verdict(short, (loader(0, fetch=fetch),), 1, on_accelerator=False).advice == ()  # a library's work is as it is
 
 
 def test_what_a_dataset_does_itself_is_its_own() -> None:
@@ -521,7 +606,7 @@ def test_a_function_of_a_library_that_only_calls_the_users_is_not_named_for_it()
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90), (4, 16, 1)]}
     assert named(steps(profile(functions, calls, {})))[0] == ("Slow", "transform", 16, 90)
     calls[2] = [(3, 16, 40)]
-    assert named(steps(profile(functions, calls, {})))[0] == ("apply_to", "transform", 16, 95)
+    assert named(steps(profile(functions, calls, {})))[0] == ("Rows.__getitem__", "dataset", 16, 95)
 
 
 def test_recursion_ends() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches
-from nbguard.profiler.analysis.time.hot_code import HotCode
+from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
 from nbguard.profiler.analysis.time.libraries import LIBRARY_WORK
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.stacks import StackLine, StackSamples
@@ -114,6 +114,32 @@ def test_few_long_batches_stall_and_many_are_usual() -> None:
     assert finding.total == 1100 * MS
     assert lost(WORK, steps=(10, 10, 10, *(10, 310) * 20)) == []
     assert lost(WORK, steps=(*(10,) * 39, 60)) == []
+
+
+def test_one_stall_without_a_cause_is_no_first_thing() -> None:
+    (once,) = lost(WORK, steps=(*(10,) * 30, 610, *(10,) * 9))
+    (twice,) = lost(WORK, steps=(*(10,) * 30, 610, *(10,) * 8, 610))
+    assert (once.severity, twice.severity) == ("note", "advice")  # it may be the machine's
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "share", "said"),
+    [
+        ("penalty", "function", 18, False),  # in 100: a part of the work of any batch
+        ("penalty", "function", 22, True),
+        ("CartPole.step", "function", 70, False),  # an environment is what the model learns from
+        ("VectorEnv.reset", "function", 70, False),
+        ("step", "function", 70, True),  # a function of the loop's own
+        ("dice", "loss", 12, False),
+        ("dice", "loss", 18, True),
+        ("Net.build", "inside", 12, True),  # value by value
+    ],
+)
+def test_code_that_is_simply_the_work_is_no_loss(name: str, kind: HotKind, share: int, said: bool) -> None:
+    line = StackLine(name=name, file="In[3]", line=2, is_users=True)
+    code = HotCode(kind=kind, line=line, times={("batch", phases.OTHER): share * 100 * MS}, seen=seen_in(40))
+    found = lost(("batch", phases.OTHER, 8000), ("batch", phases.FORWARD, 2000), hot=(code,))
+    assert [finding.kind for finding in found] == ["code"] * said
 
 
 @pytest.mark.parametrize(("usually", "kind"), [(0, "stall"), (5, "code")])

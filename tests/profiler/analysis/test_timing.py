@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.batches import divide
+from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
+from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.profiler.analysis.time.timing import Slowing, quantile, slowing, steady_batches, timing_of
 
 KINDS: tuple[BoundaryKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
@@ -171,6 +174,31 @@ def test_what_nbguard_takes_is_a_row_of_its_own() -> None:
 )
 def test_batches_become_slower_where_each_takes_longer_than_the_one_before(steps: list[int], expected: Slowing | None) -> None:
     assert slowing(divide(log("".join(f">1 b{step} " for step in steps) + ">1 w1 /1"))) == expected
+
+
+def _of(steps: list[int]) -> Batches:
+    return divide(log("".join(f">1 b{step} " for step in steps) + ">1 w1 /1"))
+
+
+@pytest.mark.parametrize("count", [13, 25, 200])
+def test_what_a_busy_machine_does_to_batches_is_not_taken_for_growth(count: int) -> None:
+    rng = random.Random(0)
+    growing = [1000 + 10_000 * number // count for number in range(count)]
+    assert slowing(_of(growing)) is not None
+    for _ in range(100):
+        flat = [1000 + rng.randrange(100) for _ in range(count)]
+        begin = rng.randrange(count)
+        stalled = [step * (rng.randrange(1, 9) if rng.random() < 0.5 else 1) for step in flat]  # every second batch
+        from_then = [step * (2 if number >= begin else 1) for number, step in enumerate(flat)]  # another program began
+        assert [slowing(_of(steps)) for steps in (flat, stalled)] == [None, None]
+        assert slowing(_of(from_then)) is None or count < 25  # too few tell the one from the other in each case
+
+
+def test_batches_that_were_held_up_for_most_of_the_difference_are_not_slower_themselves() -> None:
+    batches = _of([1000 + 100 * number for number in range(40)])
+    moments = tuple(range(0, 200_000, 100))
+    assert slowing(batches, StackSamples(moments=moments, waits=(0,) * len(moments))) is not None
+    assert slowing(batches, StackSamples(moments=moments, waits=tuple(at * 9 // 10 for at in moments))) is None
 
 
 def test_quantiles() -> None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, storage_wait, training_loader
 from nbguard.profiler.analysis.report import FitFinding, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.render.words import line_words
-from nbguard.units import counted, format_time
+from nbguard.units import MiB, counted, format_bytes, format_time
 
 WAITING = 0.10  # of a step: less waiting is not worth a thought
 _SMALL = 0.05  # of a step, or of an epoch: less is left alone
@@ -23,8 +23,10 @@ _SURELY = 0.9  # of an epoch's time: workers are advised where it is shorter tha
 _START = 100_000_000  # ns until a worker has started, on a busy machine
 _NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
+_COPIED = 32 * MiB  # by all workers: less is not worth a word
+_COPIED_BY_ANY = 8 * MiB  # by each: what the interpreter writes to, and some more
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
-_IN_BATCHES = ("transform", "workers", "prefetch", "pin_memory")
+_IN_BATCHES = ("reading", "transform", "workers", "prefetch", "pin_memory")
 """Kinds of findings on what every batch waits for: while the GPU is at work it costs nothing."""
 
 
@@ -61,9 +63,10 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
     needless = [*_needless(context)]
     findings = needless or [*_crowded(context), *_restarted(context)]
-    findings += _first(context)
+    findings += [*_first(context), *_copied(context)]
     if context.loader is not None:
-        slow, workers = [*_transform(context, context.loader)], [*_more_workers(context, context.loader)]
+        slow = [*_reading(context, context.loader)] or [*_transform(context, context.loader)]
+        workers = [*_more_workers(context, context.loader)]
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
             workers = [replace(finding, severity="note") for finding in workers]
         findings += [*slow, *workers, *_copying(context, context.loader)]
@@ -79,23 +82,46 @@ def _finding(kind: str, what: str, evidence: str, change: str, time: int | None 
     return FitFinding(kind=kind, severity="advice", what=what, evidence=evidence, change=change, time=time)
 
 
+def _reading(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
+    """Yield that batches come as fast as their files are read, and no faster."""
+    waited = storage_wait(loader.fetch)
+    if not context.is_waiting or waited is None or waited[0] < _WORTH:
+        return
+    blocked, stored = waited
+    made = (loader.fetch.blocked + loader.fetch.ran) // loader.fetch.metered
+    speed = format_bytes(stored * 10**9 // made)
+    spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
+    yield _finding(
+        "reading",
+        f"each batch waits for {format_bytes(stored)} of files, which come at {speed} a second",
+        f"{format_time(blocked)} of the {format_time(made)} that making a batch takes is waiting for storage{spread}; "
+        f"the fit waits {format_time(context.wait)} per batch",
+        "read less: smaller or compressed files, only what is used; or copy the files to a faster disk or into memory first",
+        min(context.wait, blocked // max(1, loader.workers)),
+    )
+
+
 def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield the function that a fetch spends most in, if the fit waits for it. What it costs is its share of a worker."""
     slow = slowest(loader.fetch)
     if not context.is_waiting or slow is None or slow.per_batch < max(_LARGE * slow.fetch, _WORTH):
         return
     function = slow.step.function
-    if not function.is_users and context.wait * context.timing.batches < _NOTICED:
-        return  # a library's is as it is: only a long fit may want another
+    if (function.library or not function.is_users) and context.wait * context.timing.batches < _NOTICED:
+        return  # a library's work is as it is: only a long fit may want it done elsewhere
     where = line_words(function.file.rpartition("/")[2], function.line, "")
     what = {"transform": "the slowest transform", "collate": "the collate function", "dataset": "reading the dataset"}
     spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
     where_else = "for all items at once" if slow.step.kind == "collate" else "once, before the fit, or per batch"
+    does, change = f"is {what[slow.step.kind]}", f"make `{slow.step.name}` cheaper: do its work {where_else}"
+    if function.library:
+        does = f"calls {function.library} for each item"
+        change = "do that work once, before the fit, or for all items of a batch at once, in the loader's `collate_fn`"
     yield _finding(
         "transform",
-        f"`{slow.step.name}` ({where}) is {what[slow.step.kind]}",
+        f"`{slow.step.name}` ({where}) {does}",
         f"{slow.evidence()}{spread}",
-        f"make `{slow.step.name}` cheaper: do its work {where_else}",
+        change,
         min(context.wait, slow.per_batch // max(1, loader.workers)),
     )
 
@@ -247,6 +273,22 @@ def _first(context: LoaderContext) -> Iterator[FitFinding]:
     if loader.workers:
         change += ", or use fewer workers"
     yield _finding("first batch", f"the first batch of an epoch is late: {why}", evidence, change)
+
+
+def _copied(context: LoaderContext) -> Iterator[FitFinding]:
+    """Yield Python objects of a data set that each worker copies as it reads them."""
+    for loader in context.loaders:
+        if loader.rows is None or loader.copied < max(_COPIED, loader.workers * _COPIED_BY_ANY):
+            continue
+        rows = loader.rows
+        path = f"`{loader.dataset}.{rows.path}`"
+        why = (
+            f"{path} is a {rows.container} of {rows.count:,} Python objects: to read one is to count a reference to it, which "
+            "writes to memory that the worker shared with the fit until then, and copies it"
+        )
+        what = f"{_workers(loader.workers)} copied {format_bytes(loader.copied)} of the data set"
+        change = f"keep {path} as a NumPy array, a tensor or an Arrow table: workers share their memory"
+        yield replace(_finding("worker memory", what, why, change), nbytes=loader.copied)
 
 
 def _workers(count: int) -> str:

@@ -22,8 +22,19 @@ class FetchFacts:
     metered: int = 0  # fetches whose reading from files was measured; 0: the system does not count it
     read: int = 0  # bytes that these got by calls of read(), from the page cache or from storage
     stored: int = 0  # bytes that storage devices were asked for meanwhile
+    blocked: int = 0  # nanoseconds in which these neither ran nor waited for a processor
+    ran: int = 0  # nanoseconds in which they ran
     steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
     note: str = ""  # why something is not known
+
+
+@dataclass(frozen=True, slots=True)
+class PythonRows:
+    """A container of many Python objects that a data set reads from."""
+
+    path: str  # the attributes that lead to it from the data set, e.g. "dataset.rows"
+    container: str  # name of its class
+    count: int  # objects in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,8 @@ class LoaderFacts:
     iterators: int = 1  # over it
     start: int | None = None  # median nanoseconds from the start of an epoch's workers to its first batch
     fetch: FetchFacts = FetchFacts()  # the cost of its batches
+    copied: int = 0  # bytes of memory shared with the fit that its workers have copied together, by the end of an epoch
+    rows: PythonRows | None = None  # of its data set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +73,8 @@ class SlowStep:
         """Return its figures in words."""
         calls = f"{counted(round(self.calls), 'call')} per batch"
         whole = f"{format_time(self.per_batch)} of each batch's {format_time(self.fetch)}"
-        inner = f", nearly all of it in {self.step.function.inner}" if self.step.function.inner else ""
+        most = self.step.function.inner or self.step.function.library
+        inner = f", nearly all of it in {most}" if most else ""
         return f"{format_time(self.per_call)} per call, {calls}, {whole}{inner}"
 
 
@@ -101,6 +115,18 @@ def reading(loader: LoaderFacts, step: int) -> FileReading | None:
         return None
     share = min(1.0, fetch.stored / max(fetch.read, fetch.stored))
     return FileReading(per_batch=per_batch, per_second=per_batch / step * 1e9, from_storage=share)
+
+
+_MOSTLY = 0.5  # share of what a fetch reads that comes from a storage device,
+_BLOCKED = 0.4  # and share of it in which it waits for that device: in some of the rest it copies what has come
+
+
+def storage_wait(fetch: FetchFacts) -> tuple[int, int] | None:
+    """Return the nanoseconds in which a fetch waits for storage, and the bytes that it reads; None unless it is much of it."""
+    is_from_storage = fetch.stored and fetch.stored >= _MOSTLY * fetch.read
+    if not fetch.metered or not is_from_storage or fetch.blocked < _BLOCKED * (fetch.blocked + fetch.ran):
+        return None
+    return fetch.blocked // fetch.metered, fetch.stored // fetch.metered
 
 
 def profiling_time(loader: LoaderFacts) -> int:

@@ -40,6 +40,7 @@ class FetchFunction:
     line: int  # at which its code begins
     is_users: bool  # not of an installed library
     inner: str = field(default="", compare=False)  # the user's, below it, where nearly all its time goes: `a` → `b`
+    library: str = field(default="", compare=False)  # a library's, which it calls and where nearly all its time goes: `a`
 
     @property
     def called(self) -> str:
@@ -101,14 +102,18 @@ class FetchStep:
 class _Search:
     profile: FetchProfile
     steps: dict[int, tuple[StepKind, int, int]] = field(default_factory=dict)
+    accesses: dict[int, int] = field(default_factory=dict)  # item accesses of the user's, by a library's function they call
     visited: set[int] = field(default_factory=set)
 
     def add(self, number: int, kind: StepKind, count: int, time: int) -> None:
         before = self.steps.get(number, (kind, 0, 0))
         self.steps[number] = (before[0], before[1] + count, before[2] + time)
 
-    def walk(self, number: int) -> int:
-        """Look for steps below a function that leads to them; return the time of C code below it."""
+    def walk(self, number: int, access: int | None = None) -> int:
+        """Look for steps below a function that leads to them; return the time of C code below it.
+
+        `access`: the user's item access that leads to it.
+        """
         profile, function = self.profile, self.profile.functions[number]
         self.visited.add(number)
         inside = 0
@@ -116,15 +121,18 @@ class _Search:
             callee = profile.functions[call.callee]
             if not callee.is_passage:
                 self.add(call.callee, _kind(function, callee), call.count, call.time)
+                if access is not None and not callee.is_users and callee.short not in _GENERAL:  # no transform of its own
+                    self.accesses.setdefault(call.callee, access)
                 continue
             inside += call.own if not callee.file else 0
             if call.callee not in self.visited:
-                inside += self.walk(call.callee) if not callee.file or not callee.is_users else self._users(call.callee)
+                is_users = callee.file and callee.is_users
+                inside += self._users(call.callee) if is_users else self.walk(call.callee, access)
         return inside
 
     def _users(self, number: int) -> int:
         """Look below an item access of the user's, whose own lines are a step, too."""
-        inside = self.walk(number) + self.profile.own[number]
+        inside = self.walk(number, number) + self.profile.own[number]
         self.add(number, "dataset", self.profile.counts[number], inside)
         return 0
 
@@ -132,10 +140,11 @@ class _Search:
 def steps(profile: FetchProfile) -> tuple[FetchStep, ...]:
     """Return the functions to which fetching leads first: transforms, collate functions, item accesses; the most time first."""
     search = _Search(profile)
-    called = {call.callee for calls in profile.calls.values() for call in calls}
+    callees = {call.callee for calls in profile.calls.values() for call in calls}
     for number, function in enumerate(profile.functions):
-        if number not in called and function.file:
+        if number not in callees and function.file:
             search.walk(number)
+    called: dict[int, list[tuple[int, str]]] = {}  # by the user's item access: nanoseconds and names of a library's functions
     refined_steps = []
     for number, (kind, count, time) in search.steps.items():
         function, refined = profile.functions[number], None
@@ -144,9 +153,21 @@ def steps(profile: FetchProfile) -> tuple[FetchStep, ...]:
             refined = max(below, key=lambda call: call.time, default=None)
         if refined is not None and 2 * refined.time >= time:
             refined_steps.append(FetchStep(profile.functions[refined.callee], kind, refined.count, refined.time))
-        else:
+        elif number in search.accesses:
+            called.setdefault(search.accesses[number], []).append((time, f"`{function.called}`"))
+        elif kind != "dataset" or not function.is_users:
             refined_steps.append(FetchStep(replace(function, inner=_inner(profile, number, time)), kind, count, time))
+    for number, (kind, count, time) in search.steps.items():
+        if kind == "dataset" and profile.functions[number].is_users:
+            refined_steps.append(_access(profile.functions[number], count, time, called.get(number, [])))
     return tuple(sorted(refined_steps, key=lambda step: (-step.time, step.function.file, step.function.line)))
+
+
+def _access(function: FetchFunction, count: int, own: int, called: list[tuple[int, str]]) -> FetchStep:
+    """Return an item access of the user's as a step, with what functions of libraries do for it."""
+    time = own + sum(part for part, _ in called)
+    most, name = max(called, default=(0, ""))
+    return FetchStep(replace(function, library=name if most >= _NEARLY_ALL * time > 0 else ""), "dataset", count, time)
 
 
 def _inner(profile: FetchProfile, number: int, time: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbguard.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
-from nbguard.profiler.analysis.loader.fetches import LoaderFacts, items_per_second, reading, training_loader
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, items_per_second, reading, storage_wait, training_loader
 from nbguard.profiler.analysis.report import Bound, LoaderVerdict, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
@@ -51,6 +51,9 @@ def verdict(
     bound, gain, sentence = _bound(
         timing, timing.step, medians, on_accelerator, of_library, _more_work(medians, is_compiled, faster_step)
     )
+    loader = training_loader(loaders)
+    if bound == "data" and loader is not None and storage_wait(loader.fetch) is not None:
+        sentence = sentence.replace("data-bound", "IO-bound", 1)
     context = LoaderContext(
         timing=timing,
         step=timing.step,
@@ -60,7 +63,6 @@ def verdict(
         on_accelerator=on_accelerator,
         is_waiting=bound == "data" or (bound == "compute" and gain is not None),
     )
-    loader = training_loader(loaders)
     size = None if loader is None else loader.batch_size
     return LoaderVerdict(
         bound=bound,

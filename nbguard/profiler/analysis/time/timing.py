@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from nbguard.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches, passes
+from nbguard.profiler.analysis.time.stacks import StackSamples
 
 _WARM_UP = 3
 """Batches before the steady state: libraries choose algorithms, allocators ask for memory, workers start."""
@@ -17,8 +19,12 @@ _ENOUGH = 6
 """Batches after the first that it takes to see that each takes longer than the one before."""
 _SLOWER = 1.5
 """Times that the last third of them takes of the first;"""
-_RISING = 0.75
+_RISING = 0.85
 """and share of all pairs of which the later must take longer."""
+_PARTS, _FEWEST_PARTS, _IN_A_PART = 6, 3, 4
+"""Parts of which each must have a quickest batch that is slower than the last part's, the fewest, and batches of a part."""
+_PAIRED = 60
+"""Batches that are compared pair by pair; of more, parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +62,37 @@ def steady_batches(batches: Batches) -> list[Batch]:
     return [batch for batch in complete[_warm_up(len(complete)) :] if not batch.is_disturbed]
 
 
-def slowing(batches: Batches) -> Slowing | None:
-    """Return by how much each training batch takes longer than the one before; None if they do not, or not all the time."""
+def slowing(batches: Batches, stacks: StackSamples | None = None) -> Slowing | None:
+    """Return by how much each training batch takes longer than the one before; None if they do not, or not all the time.
+
+    A stall makes some batches longer, so the quickest of each part of the fit must become slower, part by part. Nor may the
+    machine have held up the fit for most of the difference: `stacks` tell how long it did.
+    """
     complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
-    steps = [batch.step for batch in complete[1:] if not batch.is_disturbed]
+    usual = [batch for batch in complete[1:] if not batch.is_disturbed]
+    steps = [batch.step for batch in usual]
     third = len(steps) // 3
     if third < _ENOUGH // 3:
         return None
-    pairs = [(before, after) for at, before in enumerate(steps) for after in steps[at + 1 :]]
+    parts = _parts(steps, max(_FEWEST_PARTS, min(_PARTS, len(steps) // _IN_A_PART)))
+    few = steps if len(steps) <= _PAIRED else [round(median(part)) for part in _parts(steps, _PAIRED)]
+    pairs = [after > before for at, before in enumerate(few) for after in few[at + 1 :]]
     first, last = (round(median(part)) for part in (steps[:third], steps[-third:]))
-    if last < _SLOWER * first or sum(after > before for before, after in pairs) < _RISING * len(pairs):
+    quickest = [min(part) for part in parts]
+    is_rising = all(after > before for before, after in pairwise(quickest)) and sum(pairs) >= _RISING * len(pairs)
+    if last < _SLOWER * first or not is_rising:
         return None
+    if stacks is not None:
+        begin, end = usual[-third].start, usual[-1].start + sum(usual[-1].times.values())
+        if 2 * stacks.held_up(begin, end) > sum(max(step - first, 0) for step in steps[-third:]):
+            return None
     return Slowing(first, last, sum(max(step - first, 0) for step in steps))
+
+
+def _parts(steps: list[int], count: int) -> list[list[int]]:
+    """Return so many parts of a list, as long as each other or one apart."""
+    ends = [len(steps) * number // count for number in range(count + 1)]
+    return [steps[begin:end] for begin, end in pairwise(ends)]
 
 
 def quantile(ordered: Sequence[int], share: float) -> int | None:

@@ -115,10 +115,9 @@ class FetchTimer:
         finally:
             self._profiler.disable()
             self._end_turn()
-        read = self._meter.stop()
         self._count(index)
         try:
-            self._keep_profile(duration, read)
+            self._keep_profile(duration, self._meter.stop())
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
             self._next = sys.maxsize
             self.failed = f"not known: reading a profile failed ({type(error).__name__}: {error})"
@@ -151,9 +150,11 @@ class FetchTimer:
         return count, count * median_low(self._durations) if count else 0
 
     @property
-    def read(self) -> tuple[int, int, int]:
-        """Return the number of fetches whose reading was measured here, the bytes that they read, and those from storage."""
-        return len(self._read), sum(one.calls for one in self._read), sum(one.storage for one in self._read)
+    def read(self) -> tuple[int, int, int, int, int]:
+        """Return how many fetches' reading was measured here, their bytes, those from storage, ns blocked and ns at work."""
+        parts = [(1, one.calls, one.storage, one.blocked, one.ran) for one in self._read]
+        count, calls, storage, blocked, ran = map(sum, zip(*parts, strict=True)) if parts else (0,) * 5
+        return count, calls, storage, blocked, ran
 
     def steps(self) -> tuple[FetchStep, ...]:
         """Return the steps of the profiled fetches, each with its usual time."""
@@ -170,7 +171,7 @@ class FetchTimer:
     def part(self) -> FetchSamples:
         """Return the samples of this process."""
         profiled, profiled_time = self.here
-        metered, read, stored = self.read
+        metered, read, stored, blocked, ran = self.read
         return FetchSamples(
             fetches=self.fetches,
             items=self.items,
@@ -180,6 +181,8 @@ class FetchTimer:
             metered=metered,
             read=read,
             stored=stored,
+            blocked=blocked,
+            ran=ran,
             steps=self.steps(),
             note=self.failed,
         )
@@ -212,8 +215,11 @@ class FetchSamples:
     metered: int = 0  # fetches whose reading from files was measured
     read: int = 0  # bytes that these got by calls of read()
     stored: int = 0  # bytes that storage devices were asked for meanwhile
+    blocked: int = 0  # nanoseconds in which these neither ran nor waited for a processor
+    ran: int = 0  # nanoseconds in which they ran
     steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
     note: str = ""  # the reason why none was profiled
+    copied: int = 0  # bytes that a worker has copied of memory that it shared; of one process only
 
 
 def together(samples: Sequence[FetchSamples]) -> FetchSamples:
@@ -232,6 +238,8 @@ def together(samples: Sequence[FetchSamples]) -> FetchSamples:
         metered=sum(part.metered for part in samples),
         read=sum(part.read for part in samples),
         stored=sum(part.stored for part in samples),
+        blocked=sum(part.blocked for part in samples),
+        ran=sum(part.ran for part in samples),
         steps=tuple(sorted(merged, key=lambda step: -step.time)),
         note=next((part.note for part in samples if part.note), ""),
     )
@@ -251,6 +259,8 @@ def facts_of(part: FetchSamples) -> FetchFacts:
         metered=part.metered,
         read=part.read,
         stored=part.stored,
+        blocked=part.blocked,
+        ran=part.ran,
         steps=part.steps,
         note=part.note,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.analysis.loader.slowest import FetchFunction, FetchStep
+from nbguard.profiler.instruments.loader.own_memory import python_rows
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.attributes import attribute_of
 
@@ -35,6 +36,7 @@ def facts_of_iterator(iterator: Any, loader: Any | None) -> LoaderFacts:
         prefetch=attribute("_prefetch_factor"),
         in_order=attribute("_in_order"),
         start_method=_start_method(attribute("_workers")),
+        rows=python_rows(dataset) if workers else None,
     )
 
 

@@ -37,6 +37,7 @@ class _Watched:
         self.iterators = 0
         self.starts: list[int] = []
         self.note = ""
+        self.copied = 0  # bytes, by all workers of an iterator that is no longer listened to
 
     def part(self) -> FetchSamples:
         """Return the samples of its fetches."""
@@ -50,7 +51,8 @@ class _Watched:
             note = "not known: no fetch was profiled; it takes two of the same process"
         fetch = replace(fetch, steps=tuple(map(shown, fetch.steps)), note=note)
         start = round(median(self.starts)) if self.starts else None
-        return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch)
+        copied = max([self.copied, *map(_copied, self.boards)])
+        return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch, copied=copied)
 
     def new_board(self, workers: int) -> WorkerBoard:
         """Return the board of the workers that are about to start."""
@@ -60,7 +62,13 @@ class _Watched:
             oldest = self.boards.pop(0)
             oldest.close()
             self.past = together([self.past, *oldest.read()])
+            self.copied = max(self.copied, _copied(oldest))
         return board
+
+
+def _copied(board: WorkerBoard) -> int:
+    """Return the bytes that the workers of one iterator have copied together."""
+    return sum(part.copied for part in board.read())
 
 
 class LoaderWatch:

@@ -16,11 +16,13 @@ from typing import Any
 
 from nbguard.profiler.analysis.loader.slowest import FetchFunction, FetchStep
 from nbguard.profiler.instruments.loader.fetching import RING, Fetch, FetchSamples, FetchTimer
+from nbguard.profiler.instruments.loader.own_memory import CopiedMemory
 from nbguard.profiler.record.patches import Patches
 
 Loop = Callable[..., None]
 
-_HEADER = struct.Struct("<9q")  # fetches, items, profiled, their ns, metered, bytes read, from storage, of JSON, times written
+_HEADER = struct.Struct("<12q")
+"""Fetches, items, profiled, their ns, metered, bytes read, from storage, ns blocked, ns run, of JSON, times written, copied."""
 _NUMBER = struct.Struct("<q")
 _SLOT = 4096
 _TEXT = _HEADER.size + RING * _NUMBER.size
@@ -50,25 +52,26 @@ class WorkerBoard:
         """Say whether the worker has a slot."""
         return worker < self._slots
 
-    def write(self, worker: int, timer: FetchTimer, steps: Sequence[FetchStep] = ()) -> None:
-        """Write the cost of a worker's fetches so far; called in the worker, after each of them."""
+    def write(self, worker: int, timer: FetchTimer, steps: Sequence[FetchStep] = (), copied: int = 0) -> None:
+        """Write the cost of a worker's fetches so far, and the bytes it has copied; called in the worker, after each."""
         memory, at = self._memory, _SLOT * (worker + 1)
         if timer.written:
             last = (timer.written - 1) % RING
             _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[-1])
-        size = _HEADER.unpack_from(memory, at)[7]
+        size = _HEADER.unpack_from(memory, at)[9]
         if steps:
             text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
-        header = (timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written)
+        header = (timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written, copied)
         _HEADER.pack_into(memory, at, *header)
 
     def read(self) -> Iterator[FetchSamples]:
         """Yield the samples that each worker has written."""
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
-            fetches, items, profiled, profiled_time, metered, read, stored, size, written = _HEADER.unpack_from(memory, at)
+            figures = _HEADER.unpack_from(memory, at)
+            fetches, items, profiled, profiled_time, metered, read, stored, blocked, ran, size, written, copied = figures
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
             yield FetchSamples(
@@ -80,7 +83,10 @@ class WorkerBoard:
                 metered=metered,
                 read=read,
                 stored=stored,
+                blocked=blocked,
+                ran=ran,
                 steps=_read(memory[at + _TEXT : at + _TEXT + size]),
+                copied=copied,
             )
 
 
@@ -92,13 +98,13 @@ def _written(steps: Sequence[FetchStep]) -> bytes:
     return text
 
 
-_FUNCTION = ("name", "file", "line", "is_users", "inner")
+_FUNCTION = ("name", "file", "line", "is_users", "inner", "library")
 
 
 def _read(text: bytes) -> tuple[FetchStep, ...]:
     try:
         return tuple(
-            FetchStep(FetchFunction(**dict(zip(_FUNCTION, row[:5], strict=True))), *row[5:])
+            FetchStep(FetchFunction(**dict(zip(_FUNCTION, row, strict=False))), *row[len(_FUNCTION) :])
             for row in json.loads(text or b"[]")
         )
     except ValueError:  # the worker is writing it now
@@ -138,7 +144,7 @@ class _Clock:
 
     def __init__(self, board: WorkerBoard) -> None:
         self.patches = Patches()
-        self._board, self._timer = board, FetchTimer(board.before)
+        self._board, self._timer, self._copied = board, FetchTimer(board.before), CopiedMemory()
 
     def around(self, original: Fetch) -> Fetch:
         """Return `original` with the clock around it."""
@@ -152,7 +158,8 @@ class _Clock:
                 return original(fetcher, index)
             batch, is_profiled = self._timer.fetch(original, fetcher, index)
             try:
-                board.write(info.id, self._timer, self._timer.steps() if is_profiled else ())
+                self._copied.look()
+                board.write(info.id, self._timer, self._timer.steps() if is_profiled else (), self._copied.nbytes)
             except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
                 self.patches.restore()
             return batch

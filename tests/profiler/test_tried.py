@@ -1,0 +1,118 @@
+"""Advice on loaders that was followed and did not help: it is remembered in the session, said once and not given again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from nbguard.profiler.analysis.fit_report import FitAnalysis
+from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
+from nbguard.profiler.analysis.observations import FitObservations
+from nbguard.profiler.analysis.report import FitFinding
+from nbguard.profiler.profile import FitProfile
+
+S = 10**9
+
+
+def run(workers: int, seconds: float, *advised: str, persistent: bool = False) -> LoaderRun:
+    return LoaderRun(
+        fit="Net · Rows · 16 · 50",
+        num_workers=workers,
+        persistent_workers=persistent,
+        prefetch_factor=2 if workers else None,
+        epoch=round(seconds * S),
+        epochs=3,
+        advised=advised,
+    )
+
+
+def advice(change: str) -> FitFinding:
+    return FitFinding(kind="workers", severity="advice", what="batches are slow", evidence="", change=change, time=10**6)
+
+
+TWO = "`num_workers=2`; `--tune-workers` measures which number is best"
+NONE = "`num_workers=0` makes batches in the fit's own process"
+PERSISTENT = "`persistent_workers=True` starts them once"
+
+
+@pytest.mark.parametrize(
+    ("change", "now", "before", "severity"),
+    [
+        (TWO, run(0, 5), (), "advice"),
+        (TWO, run(0, 5), (run(2, 5.2),), "note"),  # took as long
+        (TWO, run(0, 5), (run(2, 3),), "advice"),  # was shorter
+        (TWO, run(0, 5), (run(4, 9),), "advice"),  # another number
+        (TWO, run(0, 5), (run(2, 9), run(2, 3)), "advice"),  # the best of several
+        (PERSISTENT, run(2, 5), (run(2, 5, persistent=True),), "note"),
+        (PERSISTENT, run(2, 5), (run(2, 5),), "advice"),
+        ("make `blur` cheaper", run(0, 5), (run(2, 9),), "advice"),  # no setting of the loader's
+    ],
+)
+def test_what_was_tried_and_took_as_long_is_not_advised_again(
+    change: str, now: LoaderRun, before: tuple[LoaderRun, ...], severity: str
+) -> None:
+    (found,) = without_tried([advice(change)], now, before)
+    assert found.severity == severity
+    assert bool(found.change) is (severity == "advice")
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "severity"),
+    [
+        (run(2, 6.9), run(0, 4.6, TWO), "advice"),  # longer
+        (run(2, 4.7), run(0, 4.6, TWO), "note"),  # neither shorter nor much longer
+        (run(2, 3.0), run(0, 4.6, TWO), ""),  # it helped
+        (run(2, 6.9), run(0, 4.6), ""),  # nobody had advised it
+        (run(4, 6.9), run(0, 4.6, TWO), ""),  # another number than was advised
+        (run(0, 9), run(2, 4.6, NONE), "advice"),
+        (run(2, 5, persistent=True), run(2, 4.8, PERSISTENT), "note"),
+    ],
+)
+def test_advice_that_was_followed_in_vain_is_said_and_not_followed_by_more(
+    now: LoaderRun, before: LoaderRun, severity: str
+) -> None:
+    more = advice("`num_workers=8`; `--tune-workers` measures which number is best")
+    found = list(without_tried([more], now, [before]))
+    assert (found == [more]) is not bool(severity)
+    if severity:
+        (line,) = found
+        assert line.severity == severity
+        name, value = line.change.strip("`").partition("`")[0].split("=")
+        assert str(getattr(before, name)) == value  # as it was
+        assert line.total == max(0, now.epoch - before.epoch) * 3
+
+
+def profiled(**settings: Any) -> FitObservations:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, **settings)
+    profile = FitProfile()
+    profile.start()
+    for _ in range(2):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    profile.finish()
+    return profile.observations
+
+
+def test_runs_of_the_same_fit_are_remembered_as_figures() -> None:
+    assert profiled().tried == ()
+    assert profiled(shuffle=True).tried[0].num_workers == 0
+    observed = profiled(num_workers=1)
+    assert [each.num_workers for each in observed.tried] == [0, 0]
+    assert {each.fit for each in observed.tried} == {"PyTorch loop · Linear · TensorDataset · 4 · 10"}
+    assert FitObservations.from_json(observed.to_json()).tried == observed.tried
+
+    followed = replace(observed.tried[0], advised=("`num_workers=1`",), epoch=1)  # it was much shorter before
+    report = FitAnalysis(replace(observed, tried=(followed,))).report
+    assert report.loader is not None
+    assert "`num_workers=0`, as it was" in report.loader.advice[0].change
+    assert [each.change for each in report.loader.advice if "num_workers" in each.change] == ["`num_workers=0`, as it was"]
