@@ -49,6 +49,8 @@ ONLY_WITH_KERNEL = Advice(
     command="", effect="goes only with the kernel: C++ or a table of Python's own keeps it, and no line takes it out"
 )
 
+ONLY_WITH_THREAD = Advice(command="", effect="goes when the thread has done its work")
+
 # --- what gives memory back -------------------------------------------------------------------------------------------------
 
 
@@ -80,6 +82,12 @@ def let_go(paths: Sequence[str], frees: int | None = None) -> Advice:
     """Return the advice that takes the last reference on each path away: an entry goes, an attribute becomes None."""
     effect = f"takes {', '.join(paths)} away and frees its memory"
     return Advice(command=f"{_RESET} {' '.join(paths)}", effect=effect, frees=frees, targets=tuple(paths))
+
+
+def unregister(label: str) -> Advice:
+    """Return the advice that takes a function off the list of those which run when the process ends, by its label."""
+    effect = "unregisters it as `atexit.unregister` does: it no longer runs"
+    return Advice(command=f"{_RESET} {label}", effect=effect, targets=(label,), ends=label)
 
 
 def detach_finalizer(path: str) -> Advice:
@@ -184,9 +192,24 @@ def empty_parts(module: str, places: Sequence[tuple[str, bool]], cut: frozenset[
     return Advice(command=_imported(module) + "; ".join(lines), effect="lets go of it, and leaves the model", cut=cut)
 
 
-def cancel_work(executor: str) -> Advice:
-    """Return the line that lets go of the work which waits in an executor of threads; it takes no more."""
-    return Advice(command=f"{executor}.shutdown(wait=False, cancel_futures=True)", effect="drops the work that waits")
+def cancel_work(executor: str, type_name: str) -> Advice:
+    """Return the line that lets go of the work which waits in an executor, by the name of its class; it takes no more.
+
+    One of threads lets go at once. One of processes has what runs until that is done, and the line returns then; of what it
+    has cancelled the executor itself keeps a list. joblib's would do all that waits first, so its workers are ended.
+    """
+    lines = {
+        "ThreadPoolExecutor": f"{executor}.shutdown(wait=False, cancel_futures=True)",
+        "_ReusablePoolExecutor": f"{executor}.shutdown(kill_workers=True)",
+    }
+    of_processes = f"{executor}.shutdown(cancel_futures=True); del {executor}"
+    return Advice(command=lines.get(type_name, of_processes), effect="drops the work that waits")
+
+
+def cancel(line: str, name: str, *, is_task: bool) -> Advice:
+    """Return the line that cancels what waits in an event loop: by its name, if it has one, else `line`."""
+    by_name = f"{name}.cancel(); del {name}" if is_task else f"{name}.cancel()"
+    return Advice(command=by_name if name else line, effect="cancels it: it goes when the cell has ended")
 
 
 def end_threads(executor: str) -> Advice:

@@ -161,6 +161,7 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
     unnamed = (n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named)
     of_unnamed = reduce(or_, (owners[n] for n in unnamed), 0)
     unnamed_nodes = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named}
+    told = set[str]()  # an executor and its thread have one line
     for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
         release = _release_of(graph, root, unnamed_nodes)
         if release.targets and release.cut:  # it may keep more than one
@@ -168,8 +169,9 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
         freed = release.frees
-        if freed == 0:  # something else needs it: then nothing is kept alive by this
+        if freed == 0 or (release.command and release.command in told):  # something else needs it, or has said it
             continue
+        told.add(release.command)
         how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
         yield Finding(
             "handle",
@@ -184,14 +186,13 @@ def _without_way_out(keeps: str, release: Advice) -> str:
 
 def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
     """Name what holds memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
-    graph, told = facts.graph, {finding.sentence.partition(" (")[0] for finding in handles}
+    graph, told = facts.graph, tuple(finding.sentence for finding in handles)
     total = sum(storage.nbytes for storage in graph.storages)
     for holder in rows:
         root = graph.roots[holder.roots[0]]
-        is_one = (
-            len(holder.roots) == 1 and holder.kind in ("module", "library") and root.label not in told and not root.is_ending
-        )
-        if not is_one or holder.retained <= _WORTH_SAYING * total:
+        is_one = len(holder.roots) == 1 and holder.kind in ("module", "library") and not root.is_ending
+        is_told = any(sentence.startswith(f"{root.label} (") for sentence in told)
+        if not is_one or is_told or holder.retained <= _WORTH_SAYING * total:
             continue
         lines = releases_of_root(graph, root)
         frees = promised(facts, lines) if lines and lines[0].command else 0
@@ -201,7 +202,15 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
             how = "frees it" if frees >= holder.retained else f"frees {format_bytes(frees)} of it"
             yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release)
         else:
-            yield Finding("no_name", f"{keeps}: {advice.ONLY_WITH_KERNEL.effect}", advice.ONLY_WITH_KERNEL)
+            without = _reason(graph, root)
+            yield Finding("no_name", f"{keeps}: {without.effect}", without)
+
+
+def _reason(graph: Graph, root: Root) -> Advice:
+    """Return why no line lets go of what a root has."""
+    carriers = {node for node in reach(graph, root.nodes) if graph.nodes[node].storages}
+    line = release_of_way(graph, root, shortest_path(graph, root, carriers))
+    return line if line.effect and not line.command else advice.ONLY_WITH_KERNEL
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:

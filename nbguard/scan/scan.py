@@ -36,7 +36,7 @@ from nbguard.scan.outside.other_holders import other_holders
 from nbguard.scan.outside.unreached import orphan_roots
 from nbguard.scan.pause import pause_main_thread
 from nbguard.scan.roots import marimo
-from nbguard.scan.roots.event_loop import ending_handles, ending_roots
+from nbguard.scan.roots.event_loop import ending_handles, ending_roots, loop_of, waiting_roots
 from nbguard.scan.roots.frames import running_roots
 from nbguard.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
 from nbguard.scan.roots.registries import registry_roots
@@ -115,6 +115,7 @@ class Notebook:
             )
             machinery += [shell, self.out, self.inputs, *(getattr(shell, name, None) for name in names)]
             machinery.append(shell.displayhook.__dict__)
+        machinery.append(loop_of(shell))  # each task and timer leads there, and from there to all others
         return {id(value) for value in machinery if value is not None}
 
 
@@ -275,6 +276,7 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
         *running_roots(),
         *output_roots(shown, out, words),
         *error_roots(shell),
+        *waiting_roots(shell),
         *registry_roots(shell, walk.referents.is_users_function, lambda obj: kinds.of(type(obj)) in EXPERIMENT_KINDS),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 import types
@@ -9,9 +10,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from nbguard.memory.references.graph import GRADIENT
+from nbguard.memory.references.graph import CONTEXT, GRADIENT
 from nbguard.scan.heap.attributes import TRANSPARENT, attributes_of
-from nbguard.scan.heap.kinds import Types, mro_of, namespace_of
+from nbguard.scan.heap.kinds import Types, mro_of, name_of, namespace_of
+from nbguard.scan.heap.labels import HAMT
 
 _SEQUENCES = Types((list, deque))
 
@@ -27,6 +29,8 @@ def take_away(owner: Any, value: Any, step: str) -> bool:
     An entry of a container goes. An attribute becomes None: whoever reads it later finds that there is nothing, and no error.
     """
     bases = mro_of(type(owner))
+    if step.startswith(CONTEXT):
+        return _out_of_contexts(owner, value)
     if dict in bases:
         return _out_of_dict(owner, value, step)
     if type(owner) in _SEQUENCES:
@@ -119,3 +123,30 @@ def break_cycles_of(obj: Any) -> None:
         if hooks:
             hooks.clear()
     (attributes_of(obj) or {}).clear()
+
+
+def _out_of_contexts(node: Any, value: Any) -> bool:
+    """Give variables that have this value None, in each context of whose mapping `node` is a part; return whether any had it.
+
+    Raises:
+        RuntimeError: a context is in force, in a thread that runs.
+    """
+    contexts = [obj for obj in gc.get_objects() if type(obj) is contextvars.Context and _is_part_of(node, obj)]
+    found = False
+    for context in contexts:
+        for variable in [variable for variable, held in context.items() if held is value]:
+            context.run(variable.set, None)
+            found = True
+    return found
+
+
+def _is_part_of(node: Any, context: contextvars.Context) -> bool:
+    """Say whether a node is of the mapping of a context: contexts that are copies share such nodes."""
+    todo: list[Any] = [context]
+    while todo:
+        for part in gc.get_referents(todo.pop()):
+            if part is node:
+                return True
+            if name_of(type(part)).startswith(HAMT):
+                todo.append(part)
+    return False

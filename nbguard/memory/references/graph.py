@@ -27,6 +27,9 @@ BASE = " → base"
 GRADIENT = ".grad"
 """How the step from a tensor to its gradient is written."""
 
+CONTEXT = " → context variable "
+"""How the step from a context to the value of one of its variables is written."""
+
 KEY = " → key "
 """How the step from a dict to one of its keys is written."""
 

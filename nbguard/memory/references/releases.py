@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from nbguard.memory import advice
 from nbguard.memory.advice import Advice, is_python
 from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.function_caches import cached_edges, is_function_cache
 from nbguard.memory.references.graph import (
+    CONTEXT,
     STALE_KINDS,
     Edge,
     path_text,
@@ -20,6 +22,7 @@ from nbguard.memory.references.graph import (
 from nbguard.memory.references.shown_paths import (
     ANY,
     HOOK,
+    WAITING,
     is_callback,
     last_reference,
     place_to_cut,
@@ -33,12 +36,15 @@ _MOST = 20
 _FEW = 2
 """Paths that a line names one by one."""
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
-_CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
-"""What keeps a value of a context: deleting a name of the variable lets nothing go."""
+_PENDING = "pending_work_items"
+"""How an executor of processes, and the thread that serves it, name the work that waits or runs."""
 _FINALIZER = "_Info"
 """What `weakref.finalize` keeps of each finalizer in its registry."""
-_EXECUTOR = "ThreadPoolExecutor"
-"""Keeps work that waits in a queue of its own, which its threads have as well: deleting the executor lets nothing go."""
+_EXECUTORS = frozenset({"ThreadPoolExecutor", "ProcessPoolExecutor", "_ReusablePoolExecutor"})
+"""Keep work that waits in a queue of their own, which their threads have as well: deleting the executor lets nothing go.
+
+The last is joblib's (loky).
+"""
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
 """Containers of a library or a class that are emptied by `clear()`."""
 _NEVER_EMPTIED = frozenset(sys.stdlib_module_names) | {"IPython", "ipykernel", "matplotlib", "numpy", "torch", "traitlets"}
@@ -51,11 +57,21 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
         return advice.release_output(root.label)
     if root.kind in STALE_KINDS:
         return advice.release_stale()
-    if root.ended_by:
-        return replace(advice.end_registration(root.ended_by), ends=root.label)
     if root.kind == "frame":
         return advice.WAIT
-    if not root.is_shown or any(graph.nodes[node].type_name in _CONTEXTS for node in way):
+    if (value := _value_of_context(graph, root, way)) is not None:
+        return value
+    if (ending := _end_of_waiting(graph, root, way)) is not None:
+        return ending
+    if root.ended_by:
+        return replace(advice.end_registration(root.ended_by), ends=root.label)
+    if root.registry == "atexit":
+        return advice.unregister(root.label)
+    if root.registry == "thread":
+        return advice.ONLY_WITH_THREAD
+    if root.thread:
+        return _end_of_thread(graph, way)
+    if not root.is_shown:
         return advice.ONLY_WITH_KERNEL
     if (root.kind in ("name", "module") or root.module) and (cleared := _cleared(graph, root, way)):
         return cleared
@@ -128,14 +144,10 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
         if node.own_end and (own := _own_end(graph, root, way, place)) is not None:
             return own
         cut = frozenset((number, child) for child in node.children)
-        if node.type_name == _EXECUTOR and root.kind in ("name", "module") and not root.module:
-            queue = frozenset(
-                (at, child)
-                for at in reach(graph, (number,))
-                if graph.nodes[at].type_name == "SimpleQueue"
-                for child in graph.nodes[at].children
-            )
-            return replace(advice.cancel_work(text), cut=queue) if queue else None
+        if node.type_name in _EXECUTORS and root.kind in ("name", "module") and not root.module:
+            line = advice.cancel_work(text, node.type_name)
+            queue = _waiting_work(graph, number)
+            return replace(line, cut=queue) if queue else None
         is_of_class = any(graph.nodes[n].type_name == "type" for n in way[:place])
         is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
         is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED and (place > 0 or root.is_class)
@@ -168,15 +180,61 @@ def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advi
     return replace(advice.call_own_end(root.module, text, method, keys[0]), cut=cut)
 
 
-def _idle_pool(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
-    """Return the line that ends the idle threads of a pool with a name, where one of these keeps something."""
-    thread = next((node for node in way if graph.nodes[node].type_name == "Thread"), None)
-    if root.module != "threading" or thread is None:
+def _waiting_work(graph: Graph, executor: int) -> frozenset[Edge]:
+    """Return the references by which an executor and its threads have the work that waits."""
+    below = reach(graph, (executor,))
+    queues = {n for n in below if graph.nodes[n].type_name == "SimpleQueue"}
+    queues |= {child for n in below for child, label in graph.nodes[n].references if label.endswith(_PENDING)}
+    return frozenset((queue, child) for queue in queues for child in graph.nodes[queue].children)
+
+
+def _value_of_context(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that gives a variable another value in a context that something keeps; None where none is on the way."""
+    at = [place for place, node in enumerate(way) if graph.nodes[node].type_name == "Context"]
+    if not at or not root.is_shown or root.registry == "thread":
         return None
-    pools = [each for each in graph.roots if each.kind == "name" and graph.nodes[each.nodes[0]].type_name == _EXECUTOR]
-    name = next((pool.label for pool in pools if thread in reach(graph, pool.nodes)), "")
-    cut = frozenset((thread, child) for child in graph.nodes[thread].children)
-    return replace(advice.end_threads(name), cut=cut) if name else None
+    edges = zip(way[at[-1] :], way[at[-1] + 1 :], strict=False)
+    edge = next((edge for edge in edges if dict(graph.nodes[edge[0]].references)[edge[1]].startswith(CONTEXT)), None)
+    if edge is None:
+        return None
+    text = path_text(graph, root, way[: way.index(edge[1]) + 1])
+    return replace(advice.let_go((text,)), cut=frozenset({edge}))
+
+
+def _end_of_waiting(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that cancels a task or a timer of the event loop that is on a way; None where there is none.
+
+    A task that is cancelled keeps its last error, and with it its variables: a name of it goes, too.
+    """
+    waiting = {node: each for each in graph.roots if each.registry in WAITING for node in each.nodes}
+    place = next((place for place, node in enumerate(way) if node in waiting), None)
+    if place is None or root.kind not in ("name", "module", "library"):
+        return None
+    node = way[place]
+    text = path_text(graph, root, way[: place + 1]) if root.kind == "name" else ""
+    if root.kind == "library":
+        text = next((each.label for each in graph.roots if each.kind == "name" and each.nodes == (node,)), "")
+    elif place and not can_delete(graph, root, way[: place + 1]):
+        text = ""
+    cut = frozenset((node, child) for child in graph.nodes[node].children)
+    return replace(advice.cancel(waiting[node].ended_by, text, is_task=waiting[node].registry == "task"), cut=cut)
+
+
+def _end_of_thread(graph: Graph, way: tuple[int, ...]) -> Advice:
+    """Return the line that ends what a thread keeps: that of the executor with a name whose thread it is, if it is one's."""
+    for pool in graph.roots:
+        executor = pool.nodes[0]
+        if pool.kind != "name" or graph.nodes[executor].type_name not in _EXECUTORS:
+            continue
+        below = reach(graph, (executor,))
+        work = _waiting_work(graph, executor)
+        if any(edge in work for edge in pairwise(way)):
+            return replace(advice.cancel_work(pool.label, graph.nodes[executor].type_name), cut=work)
+        if way[0] in below:
+            return replace(
+                advice.end_threads(pool.label), cut=frozenset((way[0], child) for child in graph.nodes[way[0]].children)
+            )
+    return advice.ONLY_WITH_THREAD
 
 
 def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
@@ -187,8 +245,6 @@ def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
 
 def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the command that takes one reference on a way away, by the path as a report shows it."""
-    if (pool := _idle_pool(graph, root, way)) is not None:
-        return pool
     edge = reference_to_cut(graph, root, way)
     if edge is None:
         return advice.ONLY_WITH_KERNEL
@@ -203,7 +259,7 @@ def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 
 def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the line that deletes the thing on the way whose loss costs least."""
-    pool = next((place for place, n in enumerate(way) if graph.nodes[n].type_name == _EXECUTOR), None)
+    pool = next((place for place, n in enumerate(way) if graph.nodes[n].type_name in _EXECUTORS), None)
     entry = place_to_cut(graph, way) if pool is None else pool  # what a pool has of its own it cannot do without
     while entry and not can_delete(graph, root, way[: entry + 1]):
         entry -= 1

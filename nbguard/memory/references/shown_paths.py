@@ -14,13 +14,26 @@ from dataclasses import replace
 from nbguard.errors import TargetError
 from nbguard.memory.advice import ONLY_WITH_KERNEL, is_python
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Node, Root
-from nbguard.memory.references.graph import BASE, DEFAULT, FUNCTION, GRAPH, SOMEWHERE, STALE_KINDS, Edge, path_text, reach
+from nbguard.memory.references.graph import (
+    BASE,
+    CONTEXT,
+    DEFAULT,
+    FUNCTION,
+    GRAPH,
+    SOMEWHERE,
+    STALE_KINDS,
+    Edge,
+    path_text,
+    reach,
+)
 from nbguard.memory.target import Target
 
 Way = tuple[int, ...]
 """The nodes of a way from a root on."""
 
 ANY = "[*]"
+WAITING = frozenset({"task", "timer"})
+"""What waits in an event loop: a cell's own turn has to end before it goes."""
 HOOK = re.compile(r"_hooks\[\d+\]$")
 """End of the path of a module's or tensor's hook: as a target it goes as often as it is registered."""
 _MOST = 100
@@ -111,6 +124,8 @@ def can_let_go(graph: Graph, root: Root, parent: int, child: int) -> bool:
     """Say whether a reference can be taken out of its owner: not out of a tuple, a closure, a frame or a graph."""
     node = graph.nodes[parent]
     label = dict(node.references).get(child, "")
+    if label.startswith(CONTEXT):  # the variable gets another value there
+        return root.kind not in ("frame", "error")
     if not label or node.type_name in _FIXED or node.kind in _LOCKED or root.kind in ("frame", "error"):
         return False
     return (label[0] in ".[" and label not in (".__self__", ".__func__", ".__globals__", ".__wrapped__")) or (
@@ -139,6 +154,8 @@ def targets_written(graph: Graph, text: str) -> tuple[Target, ...]:
         root = ways[0][0]
         is_running = root.kind == "frame"
         how = "is in use by code that runs: wait until it ends" if is_running else ONLY_WITH_KERNEL.effect
+        if root.registry in WAITING:
+            how = f"goes when the cell has ended that runs  {root.ended_by}"
         raise TargetError(f"{text} {how}")
     alike = Counter(target.text for target in targets)
     numbers = Counter[str]()
@@ -162,10 +179,20 @@ def _targets_on(graph: Graph, root: Root, way: Way, text: str) -> Iterator[Targe
         yield _target(graph, edge, path_text(graph, root, way) if ANY in text else text)
     elif root.kind in ("name", "module"):
         yield Target(text=text, root=root.label, value_kind=root.what)
+    elif root.registry in WAITING:
+        return
+    elif root.registry == "atexit":
+        yield Target(text=text, root=root.label, line=root.ended_by or _unregistering(refs[0]), value_kind=root.what)
     elif root.ended_by and is_python(root.ended_by):
         yield Target(text=text, root=root.label, line=root.ended_by, value_kind=root.what)
     else:
         yield from (_target(graph, edge, text) for edge in references_of_root(graph, root))
+
+
+def _unregistering(ref: int) -> str:
+    """Return the line that takes a function off `atexit`'s list, which no expression reaches: by its id while it is alive."""
+    found = f"[f for f in __import__('gc').get_objects() if id(f) == {ref}]"
+    return f"[__import__('atexit').unregister(f) for f in {found}]"
 
 
 def _target(graph: Graph, edge: Edge, text: str) -> Target:

@@ -82,6 +82,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                     module=root.module,
                     is_class=root.is_class,
                     thread=root.thread,
+                    registry=root.registry,
                     cache=root.cache,
                     is_shown=root.is_shown,
                     is_ending=root.is_ending,

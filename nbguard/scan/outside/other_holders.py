@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from nbguard.scan.heap.walk import Walk
 from nbguard.scan.outside.outside_references import Region
-from nbguard.scan.outside.referrers import name_by_referrers, unnamed_root
+from nbguard.scan.outside.referrers import name_by_referrers, unnamed_roots
 from nbguard.scan.roots.root import LiveRoot
 
 Rooted = tuple[LiveRoot, list[int]]
@@ -32,4 +32,4 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
     named, held = name_by_referrers(region, held, in_use)
     explained = in_use | region.points(n for _, entries in named for n in entries)
     unknown = sorted(region.pointing(held, explained))
-    return [*named, unnamed_root(walk, unknown)] if unknown else named
+    return [*named, *unnamed_roots(walk, unknown)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 import types
@@ -10,6 +11,7 @@ from functools import partial
 from operator import is_not
 from typing import Any
 
+from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import name_of, namespace_of, never_asked
 from nbguard.scan.heap.walk import Walk
 from nbguard.scan.outside.outside_references import Region
@@ -51,6 +53,9 @@ def name_by_referrers(
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
             if held_by_it and not _is_accounted_for(region, holder, held_by_it):  # another thread may have let go of it since
+                if modules.get(id(holder)) is None and (threads := _threads(walk, holder, held_by_it)):
+                    roots += threads
+                    continue
                 label, what, module = _name_of_root(region, holder, held_by_it, modules)
                 if label:
                     is_class = walk.kinds.of(type(holder)) == "class"
@@ -74,12 +79,41 @@ def name_by_referrers(
     return named, held
 
 
-def unnamed_root(walk: Walk, held: list[int]) -> tuple[LiveRoot, list[int]]:
-    """Return the root of objects whose holder cannot be followed further; its label has their types."""
-    names = sorted({name_of(type(walk.objects[n])) for n in held})
-    label = f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-    what = "held in a way that Python does not show"
-    return LiveRoot(kind="library", label=label, objects=(), what=what, is_shown=False), held
+def unnamed_roots(walk: Walk, held: list[int]) -> list[tuple[LiveRoot, list[int]]]:
+    """Return the roots of objects whose holder cannot be followed further; the label has their types.
+
+    Python shows who has a context, but for the one that a thread is in.
+    """
+    contexts = [n for n in held if type(walk.objects[n]) is contextvars.Context]
+    roots = []
+    if contexts:
+        what = "values of context variables there"
+        root = LiveRoot(kind="library", label="context of a thread", objects=(), what=what, registry="thread")
+        roots.append((root, contexts))
+    if others := [n for n in held if n not in contexts]:
+        names = sorted({name_of(type(walk.objects[n])) for n in others})
+        label = f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        what = "held in a way that Python does not show"
+        roots.append((LiveRoot(kind="library", label=label, objects=(), what=what, is_shown=False), others))
+    return roots
+
+
+def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[tuple[LiveRoot, list[int]]]:
+    """Return a root for each running thread that the registry of `threading` holds; none where `holder` is something else."""
+    threading: Any = sys.modules["threading"]
+    if holder is not threading._active:
+        return []
+    return [(_thread_root(walk.objects[n]), [n]) for n in held_by_it]
+
+
+def _thread_root(thread: Any) -> LiveRoot:
+    threading: Any = sys.modules["threading"]
+    name = str((attributes_of(thread) or {}).get("_name"))
+    line = f"import threading; [(t.cancel(), t.join()) for t in threading.enumerate() if t.name == {name!r}];"
+    is_timer = type(thread) is threading.Timer
+    what = "waits until its time comes" if is_timer else "runs"
+    ended_by = line if is_timer else ""
+    return LiveRoot(kind="library", label=f"thread {name}", objects=(), what=what, thread=name, ended_by=ended_by)
 
 
 def _is_accounted_for(region: Region, holder: Any, held_by_it: list[int]) -> bool:

@@ -17,7 +17,7 @@ from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
 from nbguard.scan.outside.collectable import stuck_in_cpp
 from nbguard.scan.outside.outside_references import Region, below
-from nbguard.scan.outside.referrers import name_by_referrers, unnamed_root
+from nbguard.scan.outside.referrers import name_by_referrers, unnamed_roots
 from nbguard.scan.outside.saved_copies import held_by_cpp_alone, without_saved_copies
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.units import counted
@@ -86,9 +86,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     unknown = [n for n in unknown if n not in whole]
     if garbage:
         named.append((LiveRoot(kind="garbage", label="unreachable cycles", objects=(), what=_count(walk, garbage)), garbage))
-    if unknown:
-        named.append(unnamed_root(walk, unknown))
-    return named
+    return named + unnamed_roots(walk, unknown)
 
 
 def _on_cycles(walk: Walk, first: int, nodes: Iterable[int]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from nbguard.scan.roots.root import LiveRoot
 
 OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
-_DISPATCH = frozenset(
+DISPATCH = frozenset(
     [
         "nbguard",
         "IPython",
@@ -36,6 +36,9 @@ _DISPATCH = frozenset(
     ]
 )
 """Packages whose running frames only pass a call on. Their variables hold the notebook itself, nothing of an experiment."""
+
+_EXECUTOR = "joblib.externals.loky"
+"""joblib's executor of processes: what its threads have is the executor's, and goes with that."""
 
 
 def frame_locals(frame: types.FrameType) -> dict[str, Any]:
@@ -105,8 +108,9 @@ def running_roots() -> list[LiveRoot]:
 
 
 def _is_of_interest(frame: types.FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return bool(frame.f_code.co_flags & OPTIMIZED) and package not in _DISPATCH
+    module = str(frame.f_globals.get("__name__", ""))
+    is_dispatch = module.partition(".")[0] in DISPATCH or module.startswith(_EXECUTOR)
+    return bool(frame.f_code.co_flags & OPTIMIZED) and not is_dispatch
 
 
 def running_fit_owners() -> set[int]:

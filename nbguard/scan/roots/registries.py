@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import functools
 import gc
 import logging
 import signal
@@ -63,8 +64,9 @@ def _interpreter() -> Iterator[LiveRoot]:
     for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
         if hook is not None:
             yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)", f"import sys; sys.set{name}(None)")
-    for callback in gc.callbacks:
-        yield _hook(f"gc callback {_name(callback)}", callback, "removing it from gc.callbacks")
+    for place, callback in enumerate(gc.callbacks):
+        line = f"import gc; gc.callbacks.pop({place});"
+        yield _hook(f"gc callback {_name(callback)}", callback, "removing it from gc.callbacks", line)
 
 
 class _Listing:
@@ -110,14 +112,32 @@ def _at_exit(
         sys.setprofile(None)
     names = {id(value): name for name, value in list(namespace.items()) if type(name) is str and not name.startswith("_")}
     for function in listing.seen:
-        owner = function.__self__ if type(function) is types.MethodType else None
-        if not is_users(function) and not is_experiment(owner):
+        called = _called(function)
+        owner = called.__self__ if type(called) is types.MethodType else None
+        bound = (owner, *_arguments(function))
+        if not is_users(called) and not any(map(is_experiment, bound)):
             continue
-        label = f"atexit callback {'' if owner is None else f'{name_of(type(owner))}.'}{_name(function)}"
-        written = names.get(id(function)) or (f"{names[id(owner)]}.{_name(function)}" if id(owner) in names else "")
+        label = f"atexit callback {'' if owner is None else f'{name_of(type(owner))}.'}{_name(called)}"
+        written = names.get(id(function), "")
+        if not written and function is called and owner is not None and id(owner) in names:
+            written = f"{names[id(owner)]}.{_name(function)}"
         line = f"import atexit; atexit.unregister({written});" if written else ""
         words = f"ended by atexit.unregister({written})" if written else "runs when the process ends"
-        yield LiveRoot(kind="library", label=label, objects=(function,), what=words, ended_by=line)
+        yield LiveRoot(kind="library", label=label, objects=(function,), what=words, ended_by=line, registry="atexit")
+
+
+def _called(function: Any) -> Any:
+    """Return the function or method behind a `partial`, or behind several."""
+    while type(function) is functools.partial:
+        function = function.func
+    return function
+
+
+def _arguments(function: Any) -> Iterator[Any]:
+    """Yield the arguments that `partial` has bound, of one behind another, too."""
+    while type(function) is functools.partial:
+        yield from (*function.args, *function.keywords.values())
+        function = function.func
 
 
 def _log_buffers() -> Iterator[LiveRoot]:
@@ -180,10 +200,11 @@ def _hook(label: str, hook: Any, ended_by: str, line: str = "") -> LiveRoot:
 
 
 def _torch() -> Iterator[LiveRoot]:
-    overrides, dispatch = sys.modules.get("torch.overrides"), sys.modules.get("torch.utils._python_dispatch")
-    for module, ask in ((overrides, "_get_current_function_mode_stack"), (dispatch, "_get_current_dispatch_mode_stack")):
-        for mode in getattr(module, ask, list)():
-            yield _hook(f"torch mode {name_of(type(mode))}", mode, "its __exit__()")
+    for module, what in (("torch.overrides", "function"), ("torch.utils._python_dispatch", "dispatch")):
+        modes: list[Any] = getattr(sys.modules.get(module), f"_get_current_{what}_mode_stack", list)()
+        for mode in modes:
+            last = f"import {module}; {module}._get_current_{what}_mode().__exit__(None, None, None);"
+            yield _hook(f"torch mode {name_of(type(mode))}", mode, "its __exit__()", last if mode is modes[-1] else "")
     ask_hooks: Any = getattr(sys.modules["torch"]._C._autograd, "_top_saved_tensors_default_hooks", None)
     hooks = None if ask_hooks is None else ask_hooks(True)
     if hooks:
@@ -192,6 +213,7 @@ def _torch() -> Iterator[LiveRoot]:
             label="saved_tensors_hooks",
             objects=tuple(hooks),
             what="in force: ended by leaving its `with` block",
+            ended_by="import torch; torch._C._autograd._pop_saved_tensors_default_hooks();",
         )
 
 
@@ -223,15 +245,23 @@ def _stored(shell: Any) -> Iterator[LiveRoot]:
 
 def _ipython(shell: Any) -> Iterator[LiveRoot]:
     for event, callbacks in shell.events.callbacks.items():
-        for callback in callbacks:
-            ended_by = f"get_ipython().events.unregister('{event}', …)"
-            yield _hook(f"IPython event {event}: {_name(callback)}", callback, ended_by)
+        for place, callback in enumerate(callbacks):
+            line = f"get_ipython().events.callbacks[{event!r}].pop({place});"
+            yield _hook(f"IPython event {event}: {_name(callback)}", callback, f"events.unregister('{event}', …)", line)
     for kind, table in shell.magics_manager.magics.items():
         for name, function in list(table.items()):
-            yield LiveRoot(kind="library", label=f"{'%' if kind == 'line' else '%%'}{name}", objects=(function,), what="magic")
+            yield LiveRoot(
+                kind="library",
+                label=f"{'%' if kind == 'line' else '%%'}{name}",
+                objects=(function,),
+                what="magic",
+                ended_by=f"get_ipython().magics_manager.magics[{kind!r}].pop({name!r}); "
+                f"get_ipython().magics_manager.user_magics.__dict__.pop({name!r}, None);",
+            )
 
 
 def _name(callback: Any) -> str:
     while type(callback) is types.MethodType:
         callback = callback.__func__
-    return callback.__name__ if type(callback) is types.FunctionType else name_of(type(callback))
+    is_named = type(callback) in (types.FunctionType, types.BuiltinFunctionType)
+    return str(callback.__name__) if is_named else name_of(type(callback))
