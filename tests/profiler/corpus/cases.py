@@ -73,7 +73,9 @@ def cases_of(framework: str) -> tuple[str, tuple[Case, ...]]:
     """Return the first cell of a framework's notebook, and its cases."""
     common, text = ((FOLDER / f"{name}.cells").read_text() for name in ("common", framework))
     preamble, *parts = re.split(r"(?m)^#: ", text)
-    return common + preamble, tuple(case for part in parts for case in _with_cure(_case(framework, part)))
+    pairs = [_with_cure(_case(framework, part)) for part in parts]
+    cured = [case for _, *others in pairs for case in others]
+    return common + preamble, (*(first for first, *_ in pairs), *cured)  # a spread of them has both
 
 
 def _with_cure(case: Case) -> tuple[Case, ...]:
