@@ -35,7 +35,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test fuzz coverage lint docs protocol demo lab bench gpu-day build clean distclean debian-packages
+.PHONY: help unit test fuzz coverage lint docs protocol demo lab bench bug-cases gpu-day build clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -126,6 +126,12 @@ bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in
 	@$(VENV)/bin/python tests/benchmarks/doctor.py
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/profile_overhead.py
 	@$(VENV)/bin/python -m tests.benchmarks.sidebar
+
+bug-cases: $(STAMPS)/extra-bug-cases debian-packages ## public bug reports built anew, those of further libraries too (tests/bug_cases)
+	@$(call say,public bug reports)
+	@$(IN_VENV) $(VENV)/bin/python -m pytest tests/bug_cases \
+	  $$(sed -n 's/.*| `\(tests.*\)` |$$/\1/p' tests/bug_cases/README.md | grep -v '^tests/bug_cases/' | sort -u) $(ARGS) \
+	  || $(call stop,Tests failed. The last one again: make bug-cases ARGS='--lf -x')
 
 gpu-day: $(STAMPS)/extra-test ## all that wants a real GPU: tests, recordings, figures; DRY=1 rehearses it on the fake device
 	@$(call say,GPU day)

@@ -55,7 +55,8 @@ def _holds_packages(folder: str) -> bool:
     if "-packages" in folder:
         return True
     try:
-        return any(entry.name.endswith(".dist-info") for entry in os.scandir(folder))
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(".dist-info") for entry in entries)
     except OSError:  # a zip archive, or no folder
         return False
 

@@ -64,9 +64,25 @@ def test_the_call_that_takes_long_is_said_with_its_remedy(tmp_path: Path) -> Non
             optimizer.zero_grad()
             kept.append(len(copy.deepcopy(rows)))
 
+    def writes(number: int) -> None:
+        torch.save([big, number], tmp_path / "last.pt")
+
+    def saves_in_a_function() -> None:
+        for number in range(20):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            writes(number)
+
     model, x, kept = torch.nn.Linear(4, 1), torch.ones(8, 4), []  # type: ignore[var-annotated]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    fits: tuple[tuple[Callable[[], Any], str], ...] = ((saves, "torch.save"), (makes, "torch.tensor"), (copies, "deepcopy"))
+    fits: tuple[tuple[Callable[[], Any], str], ...] = (
+        (saves, "torch.save"),
+        (makes, "torch.tensor"),
+        (copies, "deepcopy"),
+        (saves_in_a_function, "torch.save"),
+    )
     for fit, call in fits:
         with profile_fit(show=False) as profile:
             begun = time.perf_counter()

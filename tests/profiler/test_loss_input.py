@@ -123,6 +123,29 @@ def test_predictions_and_targets_that_broadcast(loss: Loss) -> None:
     assert [f.change for f in loss_input_findings(flat)] == ["`output.unsqueeze(1)` before the loss"]
 
 
+@pytest.mark.parametrize("loss", PAIRS)
+def test_maps_with_a_channel_and_without_broadcast_over_the_batch(loss: Loss) -> None:
+    """Masks of a segmentation: (4, 1, 6, 6) against (4, 6, 6) are all pairs of four maps."""
+    pictures, masks = torch.randn(4, 3, 6, 6), torch.randn(4, 6, 6)
+
+    def seen(output: Callable[[Any], Any], target: Any) -> LossInputFacts:
+        watch, model = LossInputWatch(), nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+        with recording(watch):
+            for _ in range(3):
+                loss(output(model(pictures)), target).backward()
+        return watch.observe()
+
+    (ill,) = seen(lambda out: out, masks).broadcast
+    assert (ill.items, ill.is_column, ill.rest) == (4, True, (6, 6))
+    (finding,) = loss_input_findings(LossInputFacts((), (ill,)))
+    assert "(4, 1, 6, 6) and (4, 6, 6) broadcast" in finding.what
+    line = finding.change.split("`")[1].replace("output", "out")
+    assert seen(eval(f"lambda out: {line}"), masks) == LossInputFacts()
+    (other,) = seen(lambda out: out.squeeze(1), masks[:, None]).broadcast
+    assert (other.is_column, other.rest) == (False, (6, 6))
+    assert seen(lambda out: out, masks[:, None]) == LossInputFacts()
+
+
 def pairwise(out: Any, y: Any) -> Any:
     """Distances between all predictions and all targets, meant, as in kernels and energy scores."""
     out = out.squeeze(1)
@@ -146,6 +169,7 @@ HEALTHY: list[tuple[int, Loss, Target, tuple[Callable[[], nn.Module], ...]]] = [
     *((1, loss, column, ()) for loss in PAIRS),
     *((1, (lambda out, y, loss=loss: loss(out.squeeze(1), y)), numbers, ()) for loss in PAIRS),
     (1, pairwise, numbers, ()),
+    (3, lambda out, y: (out - torch.stack([y, y, y], 1)[:, None]).pow(2).mean(), numbers, ()),  # distances of all points
     (16, gram, numbers, ()),
     (16, lambda out, y: functional.mse_loss(out, y.expand(16, 16)), numbers, ()),
     (16, lambda out, y: (out - y).pow(2).mean(), numbers, ()),  # one target for each of 16 outputs

@@ -198,6 +198,19 @@ def test_a_scheduler_that_steps_per_batch(make: Callable[[Any], Any]) -> None:
     assert is_silent(lambda: fit("every"))
 
 
+def test_a_plateau_schedule_that_steps_with_the_loss_of_each_batch() -> None:
+    """It has a `step` of its own, as some of torch's schedulers have."""
+
+    def fit(where: str) -> float:
+        model = body()
+        optimizer = ADAM(model.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.01, patience=1)
+        return train(model, optimizer, epochs=8, **{where: lambda: schedule.step(1.0)})
+
+    found = first_of(lambda: fit("each"))
+    assert "batches train nothing: `scheduler.step()` once per epoch, or settings of `ReduceLROnPlateau`" in found
+
+
 def cosine(optimizer: Any, batches: int) -> Any:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, batches)
 
@@ -210,7 +223,11 @@ def warm_up(optimizer: Any, batches: int) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: min(at / 10, (batches - at) / batches))
 
 
-@pytest.mark.parametrize("make", [cosine, one_cycle, warm_up])
+def restarts(optimizer: Any, batches: int) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, batches // 4)
+
+
+@pytest.mark.parametrize("make", [cosine, one_cycle, warm_up, restarts])
 def test_schedules_that_count_batches_and_end_at_nothing(make: Callable[[Any, int], Any]) -> None:
     def fit() -> float:
         model = body()

@@ -32,6 +32,8 @@ _AS_TIME = 0.25
 """and share of the fit's time that less growth counts as."""
 _COSTS_LATER = ("cache",)
 """Kinds of findings whose time is the least part of what they cost, in other phases: they count as such growth does."""
+_UNCOUNTED = ("no_grad",)
+"""Kinds of findings whose cost has no figure: they are said after those that have one."""
 _CODE = ("code", "callback", "library")
 """Kinds of findings that name code: where they explain half of what the fit waits for, the verdict says nothing more."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
@@ -82,7 +84,7 @@ def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
     elif finding.total is not None:
         is_large = finding.total >= _WORTH * timing.wall
     else:
-        is_large = (finding.time or 0) >= _WORTH * (timing.step or 0)
+        is_large = finding.kind in _UNCOUNTED or (finding.time or 0) >= _WORTH * (timing.step or 0)
     return finding.severity == "advice" and is_large
 
 

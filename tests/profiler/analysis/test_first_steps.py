@@ -76,3 +76,13 @@ def test_a_cache_that_is_emptied_costs_more_than_the_call() -> None:
     assert first.startswith("In[3], line 2 empties the allocator's cache in every batch: take the call out")
     assert first.endswith(" (at least 8.00 ms of each batch, 80.0 ms of the fit)")
     assert second == "Python-bound"
+
+
+def test_graphs_that_an_evaluation_records_are_said_after_what_has_a_figure() -> None:
+    """What they cost depends on the model: no figure is known."""
+    recorded = FitFinding(kind="no_grad", severity="advice", what="g", evidence="", change="mend it")
+    slow = FitFinding(kind="code", severity="advice", what="c", evidence="", change="mend it", total=500 * MS)
+    whole = replace(timing(forward=10 * MS), wall=1000 * MS, batches=10)
+
+    assert [step[0] for step in first_steps(whole, None, (recorded, slow))] == ["c", "g"]
+    assert first_steps(whole, None, (recorded,)) == ("g: mend it",)

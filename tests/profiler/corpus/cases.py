@@ -4,29 +4,34 @@ A file is for one framework: its first cell, then cases. A case begins with `#: 
 `| healthy`; `#-` divides its cells, of which the last is profiled. The number is that of a trial of foreign problems. Each
 pattern must be in the first sentence of the report; one that begins with `!` must not. `| misses: WHY` is for those that are
 known not to be named.
+
+A line that ends with `# ill` is what the advice takes away, one that begins with `# well: ` what it puts in. A second case,
+named `NAME, cured`, is healthy.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 FOLDER = Path(__file__).parent
-FRAMEWORKS = ("plain", "fastai", "huggingface", "lightning", "accelerate")
+FRAMEWORKS = ("plain", "loops", "fastai", "huggingface", "lightning", "accelerate")
 NEEDS = {
     "huggingface": "transformers",
     "lightning": "lightning",
     "accelerate": "accelerate",
     "fastai": "fastai",
     "plain": "torch",
+    "loops": "torch",  # plain loops in other shapes: of classes, nested functions and dicts
     "cuda": "torch",  # and a GPU: plain loops whose causes show on one only, run where they are asked for (`make gpu-day`)
 }
 """The package that each framework's cases import."""
 
 Verdict = Literal["named", "phase only", "nothing stands out", "wrong", "healthy", "false alarm"]
 _NOTHING: Literal["nothing stands out"] = "nothing stands out"
+_ILL, _WELL = re.compile(r"(?m)^.*# ill\n?"), re.compile(r"(?m)^( *)# well: ")
 _GENERAL = re.compile(r"data-bound|Python-bound|code around the batches|\d+ batch|validation takes|batches are made in the")
 """Sentences that tell where the time goes, and name no line and no object: these blame nothing."""
 
@@ -68,7 +73,17 @@ def cases_of(framework: str) -> tuple[str, tuple[Case, ...]]:
     """Return the first cell of a framework's notebook, and its cases."""
     common, text = ((FOLDER / f"{name}.cells").read_text() for name in ("common", framework))
     preamble, *parts = re.split(r"(?m)^#: ", text)
-    return common + preamble, tuple(_case(framework, part) for part in parts)
+    pairs = [_with_cure(_case(framework, part)) for part in parts]
+    cured = [case for _, *others in pairs for case in others]
+    return common + preamble, (*(first for first, *_ in pairs), *cured)  # a spread of them has both
+
+
+def _with_cure(case: Case) -> tuple[Case, ...]:
+    """Return a case, and after it the same one with the advice taken, where marks say which lines that changes."""
+    cells = tuple(_WELL.sub(r"\1", _ILL.sub("", cell)) for cell in case.cells)
+    return (
+        (case,) if cells == case.cells else (case, replace(case, name=f"{case.name}, cured", says=(), cells=cells, misses=""))
+    )
 
 
 def _case(framework: str, part: str) -> Case:

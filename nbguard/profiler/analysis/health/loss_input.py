@@ -22,10 +22,11 @@ class SquashedLogits:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastLoss:
-    """Predictions and targets of different shapes, which the loss has stretched to one square."""
+    """Predictions and targets of different shapes, which the loss has stretched to all pairs of items."""
 
     items: int  # of the batch: the loss has items × items terms
-    is_column: bool  # the predictions are (items, 1) and the targets (items,); False: the other way round
+    is_column: bool  # the predictions are (items, 1, *rest) and the targets (items, *rest); False: the other way round
+    rest: tuple[int, ...] = ()  # shape of an item's map; (): it is one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,13 @@ def _squashed(fact: SquashedLogits) -> FitFinding:
 
 def _broadcast(facts: LossInputFacts) -> Iterator[FitFinding]:
     for fact in facts.broadcast[:1]:
-        column, row = f"({fact.items}, 1)", f"({fact.items},)"
+        pairs = "pairs" if fact.rest else "terms"
+        column, row = (fact.items, 1, *fact.rest), (fact.items, *fact.rest)
         outputs, targets = (column, row) if fact.is_column else (row, column)
         yield FitFinding(
             kind="loss input",
             severity="problem",
             what=f"the loss compares every prediction with every target: shapes {outputs} and {targets} broadcast",
-            evidence=f"{fact.items} × {fact.items} terms for {fact.items} items: their mean is the best answer for all",
+            evidence=f"{fact.items} × {fact.items} {pairs} for {fact.items} items: their mean is the best answer for all",
             change="`output.squeeze(1)` before the loss" if fact.is_column else "`output.unsqueeze(1)` before the loss",
         )

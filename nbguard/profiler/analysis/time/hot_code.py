@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Literal
 
@@ -40,7 +40,7 @@ _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad
 clipping, which many loops need, and of the other ranks, who have a report of their own."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
 _MAIN_PART = 0.8
-"""Share of a function's time in one function below it from which that is named, too."""
+"""Share of a function's time in one function below it, or in one of its lines, from which that or its call is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         hot.append(
             HotCode(
                 kind=key[0],
-                line=max(seen.lines, key=seen.lines.__getitem__, default=None),
+                line=_line(seen),
                 work=works.get(key),
                 times=times,
                 seen=seen.batches,
@@ -207,6 +207,14 @@ def _group_at(at: int, batches: Batches, trained: Collection[int]) -> Group:
 def _identity(cause: _Cause) -> object:
     line = cause.line
     return None if line is None else (line.file, line.first, line.name, line.line if cause.kind == "line" else 0)
+
+
+def _line(seen: _Seen) -> StackLine | None:
+    """Return the line where most of the time goes, with its call where that is nearly all."""
+    line = max(seen.lines, key=seen.lines.__getitem__, default=None)
+    if line is None or seen.lines[line] >= _MAIN_PART * seen.looks:
+        return line
+    return replace(line, call="")
 
 
 def _inner(seen: _Seen) -> str:

@@ -160,7 +160,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             f"{name} takes {format_time(code.total)}{inner}",
             _LESS.get(code.kind, "do less in it, or do it less often"),
         )
-        if code.kind == "line" and code.line.call:
+        if code.kind in ("line", "function") and code.line.call:
             what, change = (
                 f"{name} takes {format_time(code.total)} in `{code.line.call}`",
                 KNOWN_CALLS.get(code.line.call, change),

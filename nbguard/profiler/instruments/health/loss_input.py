@@ -148,7 +148,7 @@ def _shape(node: Any) -> tuple[int, ...] | None:
 
 
 def _broadcast(node: Any) -> BroadcastLoss | None:
-    """Return what a loss of pairs has stretched: one batch of numbers that came from a layer, to a square.
+    """Return what a loss of pairs has stretched: numbers or maps of a batch that came from a layer, to all pairs.
 
     Whoever stretches on purpose does it by `view`, `unsqueeze` or `[:, None]`, or has gradients on both sides.
     """
@@ -168,9 +168,11 @@ def _broadcast(node: Any) -> BroadcastLoss | None:
     while _kind(operand) in _SHAPED - _VIEWS:
         operand = _first(operand)
     after, before = _shape(stretched), _shape(operand)
-    if after is None or before is None or len(after) != 2 or after[0] != after[1] or after[0] < 2:
+    if after is None or before is None or len(after) < 2 or after[0] != after[1] or after[0] < 2:
         return None
-    items = after[0]
-    if before == (items, 1) and _kind(operand) not in _VIEWS:
-        return BroadcastLoss(items, is_column=True)
-    return BroadcastLoss(items, is_column=False) if before == (items,) else None
+    items, *rest = after[1:]
+    if before == (items, 1, *rest) and _kind(operand) not in _VIEWS:
+        return BroadcastLoss(items, is_column=True, rest=tuple(rest))
+    if before == (items, *rest) and len(rest) != 1:  # of vectors, all distances may be meant
+        return BroadcastLoss(items, is_column=False, rest=tuple(rest))
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -106,7 +106,8 @@ class OptimizerWatch:
         self._arriving = AsyncScalars(torch)
         self._stepping = recorder.code(phases.STEP)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
-        self._patches.put(torch.optim.lr_scheduler.LRScheduler, "step", self._schedule)
+        for cls in _schedulers(torch):
+            self._patches.put(cls, "step", self._schedule)
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("step", self._step)
@@ -285,6 +286,13 @@ class OptimizerWatch:
             return original(scheduler, *args, **kw)
 
         return step
+
+
+def _schedulers(torch: Any) -> Iterator[type]:
+    """Yield torch's classes of schedulers that have a `step` of their own."""
+    for cls in vars(torch.optim.lr_scheduler).values():
+        if isinstance(cls, type) and issubclass(cls, torch.optim.lr_scheduler.LRScheduler) and "step" in vars(cls):
+            yield cls
 
 
 def _half_eps(torch: Any, groups: list[Group]) -> dict[float, int]:
