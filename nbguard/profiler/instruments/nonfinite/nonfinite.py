@@ -39,6 +39,7 @@ from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.objects.compiled import has_compiled
 
 _SHARE = 0.001
 """Share of the time between two looks at all gradients that one look may take."""
@@ -331,6 +332,7 @@ class FiniteWatch:
             place=position_of(self._recorder.boundaries(turned), self._recorder.ahead),
             origin=origin,
             has_stopped=stops,
+            is_compiled=has_compiled(),
             is_search=self._is_search,
             first_loss=self._history.first,
             last_loss=self._history.last,
