@@ -559,8 +559,199 @@ def test_an_operation_that_the_next_step_does_not_repeat_is_known_from_the_graph
         operation = Watched(run(steps)).operation
         assert operation is not None
         assert (operation.name, operation.value) == ("log", 0.0)
-        assert bool(operation.line) == (steps == 6)
-    assert line_of(operation) == marked_line(run)
+        assert line_of(operation) == marked_line(run)  # of an earlier step, whose lines are known
+
+
+class SafeLog(torch.autograd.Function):
+    """Safe in the forward pass only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp_min(1e-6).log()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient / ctx.saved_tensors[0]  # here
+
+
+def own_function(p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return SafeLog.apply(p - p.detach() + t).mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
+def test_the_line_in_a_functions_own_backward_is_named(stops: bool) -> None:
+    seed()
+    apply = torch.autograd.Function.__dict__["apply"]
+    fit = Watched(lambda: loop(net(), own_function, data(special=0.0)), stops=stops)
+
+    operation = fit.operation
+    assert operation is not None
+    assert (operation.name, line_of(operation), operation.other) == ("div", marked_line(SafeLog), 0.0)
+    assert "SafeLog.backward" in fit.finding
+    assert torch.autograd.Function.__dict__["apply"] is apply
+
+
+def test_a_function_that_calls_a_backward_pass_is_not_run_again() -> None:
+    class Nested(torch.autograd.Function):
+        calls = 0
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            Nested.calls += 1
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                x.mul(2.0).backward(gradient)
+            assert x.grad is not None
+            return x.grad
+
+    seed()
+    Watched(lambda: loop(net(), lambda p, t: bare_sqrt(Nested.apply(p), t), data(special=0.0)))
+
+    assert Nested.calls == 12
+
+
+def gradient_callbacks() -> list[Any]:
+    from fastai.vision.all import Callback
+
+    class DividesLoss(Callback):  # type: ignore[misc]
+        def after_loss(self) -> None:
+            self.learn.loss_grad = self.loss_grad / (self.yb[0].min() + 0 * self.loss_grad)  # here
+
+    class DividesGradients(Callback):  # type: ignore[misc]
+        def before_step(self) -> None:
+            for parameter in self.model.parameters():
+                parameter.grad = parameter.grad / self.yb[0].min()  # here
+
+    class RootsInPlace(Callback):  # type: ignore[misc]
+        def before_step(self) -> None:
+            for parameter in self.model.parameters():
+                parameter.grad.mul_(self.yb[0].min() / self.yb[0].min())  # here
+
+    return [DividesLoss, DividesGradients, RootsInPlace]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
+def test_a_callback_that_breaks_the_loss_or_the_gradients_is_named(number: int, stops: bool) -> None:
+    seed()
+    callback = gradient_callbacks()[number]
+    fit = Watched(fitted(learner(net(), nn.functional.mse_loss, callback(), special=0.0), 1), stops=stops)
+
+    operation = fit.operation
+    assert operation is not None
+    assert (operation.name, line_of(operation), fit.first.place.batch) == ("div", marked_line(callback), 3)
+    assert callback.__name__ in operation.line
+
+
+def edits_gradients(model: nn.Module, at: int) -> None:
+    x = torch.ones(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(at + 1):
+        share = torch.full((), float(step != at))
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(share)  # here
+        optimizer.step()
+
+
+def fails_last(model: nn.Module, at: int) -> None:
+    x = torch.ones(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(at + 1):
+        share = torch.full((4, 2), float(step != at))
+        outputs = model(x)
+        optimizer.zero_grad()
+        (outputs - outputs.detach() + share).sqrt().mean().backward()  # here
+        optimizer.step()
+
+
+def branches(model: nn.Module, at: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(at + 1):
+        outputs = model(torch.ones(4, 3))
+        loss = outputs.square().mean()
+        if step == at:
+            loss = loss + (outputs - outputs.detach()).sqrt().mean()  # here
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "stops"),
+    [
+        (edits_gradients, "div", False),
+        (edits_gradients, "div", True),
+        (fails_last, "sqrt", False),
+        (fails_last, "sqrt", True),
+        (branches, "sqrt", True),
+    ],
+)
+def test_a_gradient_that_fails_in_the_last_step_is_known(run: Callable[..., None], name: str, stops: bool) -> None:
+    seed()
+    operation = Watched(lambda: run(net().eval(), 5), stops=stops).operation
+
+    assert operation is not None
+    assert (operation.name, line_of(operation)) == (name, marked_line(run))
+
+
+def test_a_step_that_does_otherwise_than_those_before_leads_to_the_option_that_knows_it() -> None:
+    seed()
+    fit = Watched(lambda: branches(net().eval(), 5))
+
+    assert fit.operation is None
+    assert "--stop-on-nan" in fit.finding
+
+
+def test_the_backward_pass_of_a_compiled_model_is_named() -> None:
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(3, 2, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x).square().sum(1, keepdim=True).sqrt().expand(-1, 2)  # here
+
+    seed()
+    model = Compiled()
+    try:
+        fit = Watched(lambda: loop(torch.compile(model, backend="eager"), nn.functional.mse_loss, data(x=0.0)))  # type: ignore[arg-type]
+    finally:
+        torch._dynamo.reset()
+
+    operation = fit.operation
+    assert operation is not None
+    assert (operation.name, line_of(operation), operation.is_backward) == ("sqrt", marked_line(Compiled), True)
+
+
+def test_no_more_is_computed_again_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, now = [0], [0.0]
+    original = StepReplay._keep
+
+    def keep(self: StepReplay, pattern: Any, result: Any) -> None:
+        computed[0] += 1
+        now[0] += 0.3
+        original(self, pattern, result)
+
+    def clock() -> float:
+        return now[0]
+
+    monkeypatch.setattr(StepReplay, "_keep", keep)
+    monkeypatch.setattr("nbguard.profiler.instruments.nonfinite.operations.replay.time.monotonic", clock)
+    seed()
+    fit = Watched(lambda: loop(net(), masked_sqrt, data(0.5, 0.0)))
+
+    assert fit.operation is None
+    assert fit.first.origin.kind == "gradient"
+    assert 0 < computed[0] <= 4  # one more than fit in: a second, all tries together
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -230,13 +230,16 @@ class FastaiLoop:
             elif act is around:
                 around(original, learner, event)
             else:
+                if hears and event in emitted:
+                    recorder.attempt(self, event, act, learner)
+                    original(learner, event)
+                    return
+                original(learner, event)  # before: callbacks change the loss and the gradients
                 try:
                     if not off or id(self) not in off:  # as `attempt` does, with a call less
                         act(learner)
                 except Exception as error:  # noqa: BLE001 - it must not cost the user's fit
                     recorder.fails(self, event, error)
-                finally:  # callbacks finish what they began (MixedPrecision: autocast), also if a part stops the fit here
-                    original(learner, event)
 
         return _call_one
 

@@ -21,6 +21,15 @@ _NEVER = 10**6
 """Steps without a skipped one after which a scale grows that is not meant to grow."""
 
 
+_LOOK_IN_FLOAT16 = (
+    "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
+)
+_LOOK = "look for the operation whose gradient is not finite: `torch.autograd.set_detect_anomaly(True)` names a NaN's"
+_SMALLER_GRADIENTS = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
+_OF_ANY_OPERATION = (_LOOK_IN_FLOAT16, _LOOK, _SMALLER_GRADIENTS)
+"""Advice that helps only as long as the operation is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerFacts:
     """A GradScaler in use. Updates are numbered from 1."""
@@ -81,10 +90,14 @@ def amp_findings(
 
 
 def _of(operation: FailedOperation | None, finding: FitFinding) -> FitFinding:
-    """Return a finding on skipped steps with the operation that they come from; in float16 a smaller scale may be its cure."""
+    """Return a finding on skipped steps with the operation that they come from, and without advice on how to look for it.
+
+    In float16 a smaller scale may be its cure.
+    """
     if operation is None:
         return finding
-    change = operation.change if operation.is_singular else f"{operation.change}; or {finding.change}"
+    is_known = operation.is_singular or finding.change in _OF_ANY_OPERATION
+    change = operation.change if is_known else f"{operation.change}; or {finding.change}"
     return replace(finding, what=f"{finding.what}, by {operation.words}", change=change)
 
 
@@ -149,7 +162,7 @@ def _skips(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, optimiz
         yield _problem(what, scaler, _smaller_scale(scaler, facts))
     elif len(late_skips) > allowed:
         what = f"{len(late_skips)} steps skipped after the warm-up: their gradients were not finite"
-        yield _problem(what, scaler, "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16")
+        yield _problem(what, scaler, _SMALLER_GRADIENTS)
     elif scaler.last < 1:
         what = f"the loss scale has fallen to {scaler.last:g}: below 1 it makes small gradients smaller instead of keeping them"
         yield _problem(what, scaler, _finite_gradients(facts))
@@ -182,9 +195,7 @@ def _smaller_scale(scaler: ScalerFacts, facts: AmpFacts) -> str:
 
 
 def _finite_gradients(facts: AmpFacts) -> str:
-    if facts.in_dtype("float16"):
-        return "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
-    return "look for the operation whose gradient is not finite: `torch.autograd.set_detect_anomaly(True)` names a NaN's"
+    return _LOOK_IN_FLOAT16 if facts.in_dtype("float16") else _LOOK
 
 
 def _warm_up(scaler: ScalerFacts) -> int:

@@ -59,6 +59,7 @@ class NotFinite:
     place: BatchPosition  # the batch
     origin: Origin  # the code that made it
     has_stopped: bool = False  # `--stop-on-nan` ended the fit there
+    is_compiled: bool = False  # something was compiled, so operations outside of models were not recorded
     is_search: bool = False  # met by fastai's learning rate finder, which goes so far on purpose
     first_loss: float | None = None  # of the fit; None: not known, as for all of the following
     last_loss: float | None = None  # the last one that was finite
@@ -279,7 +280,11 @@ def _change(first: NotFinite) -> str:
         return operation.change
     remedy = remedy or _usual_change(first)
     is_known = first.has_stopped or first.origin.kind in ("input", "target", "unknown")
-    return remedy if is_known else f"{remedy}; `--stop-on-nan` stops there"
+    if is_known:
+        return remedy
+    if first.is_compiled:
+        return f"{remedy}; a fit without `torch.compile` names the operation, and `--stop-on-nan` stops there"
+    return f"{remedy}; `--stop-on-nan` stops there, and records each step, which mostly names the operation"
 
 
 def _usual_change(first: NotFinite) -> str:
@@ -294,7 +299,7 @@ def _usual_change(first: NotFinite) -> str:
         "code": f"look at what that code computes in {first.place.words}",
         "loss": "look at how the loss is made of the model's output, and at callbacks that change the output",
         "step": "look at the gradients of the batch before: where they are finite, the step was too long for its learning "
-        "rate, and where they are not, no clipping mends them",
+        "rate, and where they are not, no clipping mends them; a checkpoint may have brought it, too",
         "gradient": f"look at its backward pass, usually at a root, a norm or a division at 0: {clipping}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]

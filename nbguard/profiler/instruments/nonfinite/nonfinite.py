@@ -32,19 +32,19 @@ from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounter
 from nbguard.profiler.instruments.nonfinite.operations.graph_origin import operation_in_graph
 from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
 from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
-from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
+from nbguard.profiler.instruments.nonfinite.origin import origin_of_backward, origin_of_gradient, origin_of_loss
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, autocast_of, device_type
+from nbguard.profiler.instruments.nonfinite.skipped_steps import SkippedSteps
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.objects.compiled import has_compiled
 
 _SHARE = 0.001
 """Share of the time between two looks at all gradients that one look may take."""
 _SMALL = 2**14
 """Values of a gradient that every step looks at."""
-_PERSISTS = (3, 12)
-"""Steps skipped in a row after which the operation is looked for: by the second time a scale has fallen far enough."""
 _LAST = 0.5
 """Seconds to wait at the end for values that a device has not come to."""
 
@@ -72,8 +72,6 @@ class FiniteWatch:
         self._is_search = False
         self._counters = ModuleCounters()
         self._checked: dict[int, weakref.ref[Any]] = {}  # a parameter of each optimizer, whose gradient every step looks at
-        self._scaled: Origin | None = None  # of gradients for which a GradScaler skips one step after the other
-        self._skips = 0  # in a row
         self._broken_loss: Any = None  # while it is looked at
         self._next_look = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
@@ -92,6 +90,7 @@ class FiniteWatch:
         self._late = DeviceLosses(torch, recorder.__len__, self._late_loss_is)
         self._history = LossHistory(torch, self._late.send)
         self._search = OperationSearch(recorder)
+        self._skipped = SkippedSteps(self._search)
         recorder.usual_loss = None if self._stops else self._history.is_usual
         recorder.usual_step = None if self._stops else self._is_usual_step
         recorder.subscribe("batch", self._let_go)  # before anybody reads how much memory is in use
@@ -104,7 +103,7 @@ class FiniteWatch:
         recorder.subscribe("step", self._step, every_batch=True)
         recorder.subscribe("scale", self._scale)
         if self._stops:
-            self._search.record()
+            self._search.record(each=True)
 
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
@@ -131,7 +130,7 @@ class FiniteWatch:
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
         losses = self._losses + self._history.count
-        course = LossCourse(self._jump, self._growth, self._scaled)
+        course = LossCourse(self._jump, self._growth, self._skipped.origin)
         return FiniteFacts(losses, self._gradients, self._first or self._searched, course)
 
     def _let_go(self, *_: Any) -> None:
@@ -200,6 +199,8 @@ class FiniteWatch:
                 self._search.loss(tensors, self._models, self._arguments)
             except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
                 self._search.end()
+        elif not self._losses and not self._stops:
+            self._search.record(each=False)
         value = self._history.value_of(tensors)
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
@@ -262,6 +263,7 @@ class FiniteWatch:
             return Origin(kind="unknown", note=f"looking for it failed ({name_of(type(error))}: {error})")
 
     def _step(self, optimizer: Any) -> None:
+        self._search.steps()
         if self._first is not None:
             return
         self._have_arrived()
@@ -296,18 +298,9 @@ class FiniteWatch:
         return bool(value - value == 0)
 
     def _scale(self, _scaler: Any, _is_given: bool, found: list[Any]) -> None:
-        """Count the steps that a GradScaler skips in a row, and look for the operation once that is no search for its level."""
         if found and self._first is None:
             flags = self._torch.stack([flag.detach().reshape(()) for flag in found])
-            self._arriving.read(flags, self._were_infinite)
-
-    def _were_infinite(self, values: tuple[float, ...]) -> None:
-        self._skips = self._skips + 1 if any(values) else 0
-        if self._skips in _PERSISTS and self._first is None and not self._stops:
-            self._search.follow(StepValues.none(), self._scaled_is)
-
-    def _scaled_is(self, origin: Origin) -> None:
-        self._scaled = origin
+            self._arriving.read(flags, partial(self._skipped.note, self._models))
 
     def _is_scaled(self, optimizer: Any) -> bool:
         """Say whether a GradScaler sees to gradients that are not finite: that is how it finds its scale."""
@@ -339,6 +332,7 @@ class FiniteWatch:
             place=position_of(self._recorder.boundaries(turned), self._recorder.ahead),
             origin=origin,
             has_stopped=stops,
+            is_compiled=has_compiled(),
             is_search=self._is_search,
             first_loss=self._history.first,
             last_loss=self._history.last,
@@ -365,11 +359,14 @@ class FiniteWatch:
             known = None if self._broken_loss is None or origin.kind != "loss" else operation_in_graph(self._broken_loss)
             if known is not None:
                 self._operation_is(replace(origin, operation=known))
-            if stops:
-                found = self._search.now(StepValues(self._arguments, ()), self._models, known)
-                if found is not None:
-                    self._operation_is(found)
-            elif is_late:
+            found = None if is_late else self._search.now(StepValues(self._arguments, ()), self._models, known)
+            if origin.kind == "gradient" and not is_late and (found is None or found.operation is None):
+                found = origin_of_backward(self._torch, self._calls, self._counters, self._search.allowance)
+            if found is not None:
+                self._operation_is(found)
+            if stops or (found is not None and (found.operation is not None or found.kind in ("input", "target"))):
+                return
+            if is_late:
                 self._search.follow(StepValues.none(), self._operation_is)
             else:
                 weights = (parameter for model in self._models for parameter in model.parameters())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial
@@ -13,7 +15,7 @@ from nbguard.profiler.instruments.nonfinite.float32_trial import tried_in_float3
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of, operation_of
 from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepTrace, module_name
-from nbguard.profiler.instruments.nonfinite.operations.replay import FoundOperation, StepReplay, is_finite
+from nbguard.profiler.instruments.nonfinite.operations.replay import Allowance, FoundOperation, StepReplay, is_finite
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
@@ -54,6 +56,33 @@ def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
     return Origin(kind="gradient", type="parameter without a model")
 
 
+def origin_of_backward(
+    torch: Any, calls: Iterable[ForwardCall], counters: ModuleCounters, allowance: Allowance
+) -> Origin | None:
+    """Return the operation of a model whose backward pass is not finite, whatever the loss is made of; None: in no model.
+
+    The forward pass runs again, as it does for a loss that is not finite.
+    """
+    for call in calls:
+        module = call.module()
+        with contextlib.suppress(NotPossibleError):
+            found = None if module is None or allowance.is_used_up else _backward(torch, module, call, counters, allowance)
+            if found is not None:
+                return origin_of(found, [module])
+    return None
+
+
+def _backward(
+    torch: Any, module: Any, call: ForwardCall, counters: ModuleCounters, allowance: Allowance
+) -> FoundOperation | None:
+    trace = StepTrace()
+    output = rerun(torch, module, call, call.inputs(), trace.running, partial(counters.put_back, module), has_grad=True)
+    slots = [slot for tensor in _tensors(torch, output) if tensor.requires_grad and (slot := trace.slot_of(tensor)) is not None]
+    del output
+    replay = StepReplay(trace.program, {}, allowance=allowance)
+    return replay.find((*slots,), is_loss=False) if slots else None
+
+
 def _last(module: Any, is_meant: Any) -> str:
     names = [name for name, parameter in module.named_parameters() if is_meant(parameter)]
     return name_in_model(names[-1]) if names else ""
@@ -84,7 +113,7 @@ def origin_of(found: FoundOperation, models: list[Any]) -> Origin:
     """Return the origin that an operation is. One that no module of the models has called is the loss function's."""
     operation = operation_of(found, models)
     root = name_of(type(models[-1])) if models else ""
-    if operation.is_backward:
+    if operation.is_backward or found.of_gradient:
         return Origin(kind="gradient", type="parameter", root=root, operation=operation)
     module = None if found.call is None or found.call.line.module is None else found.call.line.module()
     named = None if module is None else module_name(models, module)

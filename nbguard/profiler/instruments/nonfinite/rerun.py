@@ -59,10 +59,12 @@ def rerun(
     args: Any,
     watched: Callable[[], contextlib.AbstractContextManager[None]],
     prepare: Callable[[], None] = lambda: None,
+    *,
+    has_grad: bool = False,
 ) -> Any:
     """Run a forward pass again inside of `watched()`, and return its output.
 
-    `prepare` may change plain attributes of the modules: they are kept before it.
+    `prepare` may change plain attributes of the modules: they are kept before it. `has_grad`: with an autograd graph.
 
     Raises:
         NotPossibleError: it might wait for other ranks, or failed.
@@ -75,7 +77,7 @@ def rerun(
         stack.enter_context(kept_generators())
         stack.enter_context(_attributes(module))
         prepare()
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.set_grad_enabled(has_grad))
         kind, dtype = call.autocast
         if torch.amp.autocast_mode.is_autocast_available(kind):  # without a cache: it would outlive this
             stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))

@@ -6,6 +6,7 @@ while it runs, and computed again with the values of the one that failed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from nbguard.profiler.analysis.health.nonfinite import Origin
 from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of
 from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepTrace
-from nbguard.profiler.instruments.nonfinite.operations.replay import StepReplay
+from nbguard.profiler.instruments.nonfinite.operations.replay import Allowance, StepReplay
 from nbguard.profiler.instruments.nonfinite.operations.step_values import RecordedStep, StepValues, named_tensors
 from nbguard.profiler.instruments.nonfinite.origin import origin_of
 from nbguard.profiler.instruments.nonfinite.rerun import NotPossibleError
@@ -28,6 +29,8 @@ _TRIES = 8
 """Losses after the one that failed whose steps are recorded: it may be of another kind, or its batch of another size."""
 
 
+_AHEAD = 2000
+"""Operations of a step that are recorded before any step has failed: one of more is left alone, for what that takes."""
 _OUTSIDE: tuple[Event, ...] = ("step", "zero_grad", "scale", "waited", "forward", "fit ends")
 """Events outside of functions of torch's."""
 
@@ -46,16 +49,25 @@ class OperationSearch:
         self._values: StepValues | None = None  # of the step that failed
         self._found: Callable[[Origin], None] | None = None
         self._known: FailedOperation | None = None
-        self._step: RecordedStep | None = None  # of the first batch, for a fit that is to be stopped
+        self._step: RecordedStep | None = None  # recorded last, for the case that a later one fails
+        self._is_kept_on = False  # each step is recorded
         self._left: StepTrace | None = None  # that could not be ended yet
+        self._parameters: dict[int, weakref.ref[Any]] = {}  # by slots, of the step that is recorded, once its loss is known
         self._is_over = False  # the loader had no batch left
         self._tries = 0
         self.is_on = False
+        self.allowance = Allowance()
 
-    def record(self) -> None:
-        """Record the next step, to find the operation in the very step that fails."""
-        self._tries = _TRIES
+    @property
+    def records_each(self) -> bool:
+        """Say whether each step is recorded."""
+        return self.is_on and self._is_kept_on
+
+    def record(self, *, each: bool) -> None:
+        """Record the next step, or each one, to find the operation in the very step that fails."""
+        self._tries, self._is_kept_on = _TRIES, each
         self._switch_on()
+        self._recorder.subscribe("backward", self._backward, every_batch=True)
 
     def follow(self, values: StepValues, found: Callable[[Origin], None], known: FailedOperation | None = None) -> None:
         """Record the steps that follow, and tell of the operation with which these values are not finite any more.
@@ -63,6 +75,7 @@ class OperationSearch:
         `known`: the operation, without its line.
         """
         self.end()
+        self._is_kept_on = False
         self._known = known
         self._values, self._found, self._tries = values, found, _TRIES
         self._switch_on()
@@ -74,6 +87,7 @@ class OperationSearch:
             self.is_on = False
             for event, act in (("waited", self._batch), ("forward", self._begin), ("end", self._pause)):
                 self._recorder.unsubscribe(event, act)  # type: ignore[arg-type]
+            self._recorder.unsubscribe("backward", self._backward)
         self._values = self._found = self._known = None
 
     def forget(self) -> None:
@@ -90,6 +104,8 @@ class OperationSearch:
 
     def _pause(self) -> None:
         self._end_trace()
+        if self._step is not None:
+            self._step.program.let_go()
         self._is_over = True
 
     def _batch(self) -> None:
@@ -100,13 +116,18 @@ class OperationSearch:
 
     def _begin(self, *_: Any) -> None:
         self._end_left()
+        if self._step is not None:
+            self._step.program.let_go()
+        if self._parameters:  # of a step that was not taken
+            self._end_trace()
         if self._trace is None and torch.is_grad_enabled() and not has_compiled():
-            trace = StepTrace()
+            trace = StepTrace(_AHEAD) if self._values is None and not self._is_kept_on else StepTrace()
             if trace.begin():
                 self._trace = trace
 
     def _end_trace(self) -> StepTrace | None:
         trace, self._trace = self._trace, None
+        self._parameters = {}
         if trace is not None and not trace.end():
             self._left = trace
             for event in _OUTSIDE:
@@ -121,46 +142,81 @@ class OperationSearch:
 
     def loss(self, losses: Any, models: list[Any], arguments: list[Any]) -> None:
         """Look at the step that has led to a loss, with its models and the arguments that these were called with."""
-        trace = self._end_trace()
+        values = self._values
+        trace = self._trace if values is None else self._end_trace()
         loss = next(iter(losses), None) if type(losses) in (tuple, list) else losses
         step = None
         if trace is not None and torch.Tensor in mro_of(type(loss)):
             step = RecordedStep.of(trace, loss, named_tensors(arguments))
         self._tries -= 1
-        if self._values is None:
-            if step is not None:
-                step.program.let_go()
+        if values is None:
+            if step is None:
+                self._end_trace()
+                if not (self._is_kept_on or self._tries):
+                    self.end()
+            elif trace is not None:
+                weights = (weight for model in models for weight in model.parameters())
+                self._parameters = {slot: weakref.ref(w) for w in weights if (slot := trace.slot_of(w)) is not None}
+                if not self._is_kept_on:
+                    step.program.let_go()
                 self._step = step
-            if step is not None or not self._tries:
-                self.end()
             return
-        origin = None if step is None else _origin(step, self._values, models, self._known)
+        origin = None if step is None else _origin(step, values, models, self._known, self.allowance)
         found = self._found
-        if origin is not None or not self._tries:
+        if origin is not None or not self._tries or self.allowance.is_used_up:
             self.end()
         if origin is not None and found is not None:
             found(origin)
 
+    def _backward(self) -> None:
+        """Record on from the gradients."""
+        if self._trace is None or self._step is None or not self._parameters:
+            return
+        del self._step.program.calls[self._step.until :]  # of the backward pass itself
+        for slot, reference in self._parameters.items():
+            gradient = getattr(reference(), "grad", None)
+            if gradient is not None and gradient.layout is torch.strided:
+                number = self._trace.slot_from_here(gradient)
+                self._step.gradients[slot] = number, number
+
+    def steps(self) -> None:
+        """Record no further than to the step, which follows."""
+        if not self._parameters:
+            return
+        parameters, step = self._parameters, self._step
+        trace = self._end_trace()
+        if trace is not None and step is not None:
+            for slot, (before, _) in step.gradients.items():
+                gradient = getattr(parameters[slot](), "grad", None)
+                last = None if gradient is None else trace.slot_of(gradient)
+                step.gradients[slot] = before, last or before
+            if len(step.program.calls) > step.until:
+                step.note(trace, named_tensors(()))
+        if not self._is_kept_on:
+            self.end()
+
     def now(self, values: StepValues, models: list[Any], known: FailedOperation | None = None) -> Origin | None:
-        """Return the origin in this very step, which has the operations of the one that was recorded; None: not known."""
-        return None if self._step is None else _origin(self._step, values, models, known)
+        """Return the origin in this very step, if it has the operations of the one that was recorded; None: not known."""
+        return None if self._step is None else _origin(self._step, values, models, known, self.allowance)
 
 
-def _origin(step: RecordedStep, values: StepValues, models: list[Any], known: FailedOperation | None) -> Origin | None:
+def _origin(
+    step: RecordedStep, values: StepValues, models: list[Any], known: FailedOperation | None, allowance: Allowance
+) -> Origin | None:
     """Return the origin by the values of the step that failed; of an operation that is known, by its only line."""
-    origin = _computed(step, values, models)
+    origin = None if allowance.is_used_up else _computed(step, values, models, allowance)
     lines = {call.line.words for call in step.program.calls if known is not None and call.name == known.name}
     if known is None or (origin is not None and origin.operation is not None) or len(lines) != 1:
         return origin
     return Origin(kind="loss", root=name_of(type(models[-1])) if models else "", operation=replace(known, line=lines.pop()))
 
 
-def _computed(step: RecordedStep, values: StepValues, models: list[Any]) -> Origin | None:
+def _computed(step: RecordedStep, values: StepValues, models: list[Any], allowance: Allowance) -> Origin | None:
     slots = values.by_slot(step)
     if slots is None:
         return None
     try:
-        found = StepReplay(step.program, slots, models).find((step.loss,))
+        found = StepReplay(step.program, slots, models, step.until, allowance).find((step.loss,), step.gradients)
     except NotPossibleError:  # the next step may be like the one that failed
         return None
     if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,7 +70,10 @@ class OperationCall:
 
     @property
     def name(self) -> str:
-        """Return the name that torch's documentation has for it: `sqrt` also of `sqrt_`, `div` of `/`."""
+        """Return the name that torch's documentation has for it: `sqrt` also of `sqrt_`, `div` of `/`; a Function's own."""
+        owner: Any = getattr(self.function, "__self__", None)
+        if is_own_function(owner):
+            return name_of(owner)
         name = str(getattr(self.function, "__name__", "")) or name_of(type(self.function))
         bare = name.strip("_")
         bare = _OPERATORS.get(bare, bare) if name.startswith("__") else bare
@@ -117,6 +121,8 @@ class StepProgram:
     def let_go(self) -> None:
         """Hold the tensors weakly from now on, small constants apart."""
         for number, tensor in self.outside.items():
+            if type(tensor) is weakref.ref:
+                continue
             is_constant = tensor.numel() == 1 and not tensor.requires_grad
             self.outside[number] = tensor.detach().clone() if is_constant else weakref.ref(tensor)
 
@@ -129,19 +135,24 @@ class StepProgram:
 class StepTrace(TorchFunctionMode):  # type: ignore[misc]
     """Records what torch's functions are called with on this thread, and does nothing else to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST) -> None:
         self.program = StepProgram()
+        self._most = most
         self.is_whole = True  # nothing had to be left out
         self._slots: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = self._depth = 0
         self._is_over = False
         self._lines = UserLines()
+        self._apply: Any = None  # of torch.autograd.Function, while it is recorded
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
-        kwargs = kwargs or {}
+        return self._call(function, args, kwargs or {}, is_heard=not is_left_out(function))
+
+    def _call(self, function: Any, args: Any, kwargs: Any, *, is_heard: bool) -> Any:
+        __tracebackhide__ = True
         before = None
-        if not self._is_over and self.is_whole and not _is_left_out(function):
+        if is_heard and not self._is_over and self.is_whole:
             with torch._C.DisableTorchFunction():
                 before = self._read((args, kwargs))
         self._depth += 1
@@ -151,14 +162,37 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
             self._depth -= 1
         if before is not None:
             with torch._C.DisableTorchFunction():
-                self._note(function, args, before, result, sys._getframe(1))
+                self._note(function, args, before, result, sys._getframe(2))
         return result
+
+    def _hear_functions(self) -> None:
+        """Record the user's own autograd functions as one operation each: no mode hears of them."""
+        original, thread = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            function = original.__get__(None, cls)
+            if threading.get_ident() != thread or self._is_over or not is_own_function(cls):
+                return function(*args, **kwargs)
+            with torch._C.DisableTorchFunction():  # of the operations inside nothing is recorded
+                return self._call(function, args, kwargs, is_heard=True)
+
+        self._apply = original, classmethod(apply)
+        torch.autograd.Function.apply = self._apply[1]
+
+    def _leave_functions(self) -> None:
+        if self._apply is not None:
+            original, own = self._apply
+            if torch.autograd.Function.__dict__.get("apply") is own:  # else somebody's patch lies on it, which passes on
+                torch.autograd.Function.apply = original
+            self._apply = None
 
     def begin(self) -> bool:
         """Record from now on; return False where that could not be undone: another mode of the kind is on."""
         if _get_current_function_mode_stack():
             return False
         _push_mode(self)
+        self._hear_functions()
         return True
 
     def end(self) -> bool:
@@ -168,6 +202,7 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
         ended again later.
         """
         self._is_over = True
+        self._leave_functions()
         if all(mode is not self for mode in _get_current_function_mode_stack()):
             return not self._depth
         above = []
@@ -181,6 +216,7 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
     def running(self) -> Iterator[None]:
         """Record what runs inside."""
         _push_mode(self)
+        self._hear_functions()
         try:
             yield
         finally:
@@ -196,6 +232,12 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
             return None
         known = self._slots.get(id(base))
         return known[1] if known is not None and known[0]() is base else None
+
+    def slot_from_here(self, tensor: Any) -> int:
+        """Return the slot of a tensor that comes from elsewhere, held weakly."""
+        number = self._new(tensor)
+        self.program.outside[number] = weakref.ref(tensor)
+        return number
 
     def _read(self, arguments: Any) -> Any:
         """Return the arguments of a call with slots in the place of tensors, and these slots."""
@@ -242,7 +284,7 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
                     autocast=autocast_dtypes(torch),
                 )
             )
-            self.is_whole = len(self.program.calls) < _MOST
+            self.is_whole = len(self.program.calls) < self._most
         except Exception:  # noqa: BLE001 - it is the user's call that counts
             self.is_whole = False
 
@@ -283,7 +325,25 @@ class UserLines:
         return known
 
 
-def _is_left_out(function: Any) -> bool:
+def is_own_function(cls: Any) -> bool:
+    """Say whether this is the user's own subclass of torch.autograd.Function, which computes and calls no backward pass.
+
+    One that does, such as a checkpoint's, would reach the parameters themselves.
+    """
+    if not isinstance(cls, type) or torch.autograd.Function not in mro_of(cls):
+        return False
+    codes = [code for name in ("forward", "backward") if (code := _code_of(cls, name)) is not None]
+    return len(codes) == 2 and all(Sites().is_users(code.co_filename) and "backward" not in code.co_names for code in codes)
+
+
+def _code_of(cls: Any, name: str) -> CodeType | None:
+    method = next((vars(base)[name] for base in mro_of(cls) if name in vars(base)), None)
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    return code if type(code) is CodeType else None
+
+
+def is_left_out(function: Any) -> bool:
+    """Say whether a function of torch's is no operation to compute again."""
     name = getattr(function, "__name__", "")
     return name in _NOT_AGAIN or (name == "__get__" and getattr(function.__self__, "__name__", "") not in _ATTRIBUTES)
 

@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from nbguard.profiler.instruments.health.autocast import autocast_dtypes
-from nbguard.profiler.instruments.nonfinite.operations.operation_trace import OperationCall, StepProgram, TensorSlot
+from nbguard.profiler.instruments.nonfinite.operations.operation_trace import (
+    OperationCall,
+    StepProgram,
+    TensorSlot,
+    UserLines,
+    is_left_out,
+    is_own_function,
+)
 from nbguard.profiler.instruments.nonfinite.rerun import NotPossibleError
 from nbguard.scan.devices.generators import kept_generators
 from nbguard.scan.heap.kinds import mro_of, name_of
 
 _SECONDS = 1.0
-"""Longest that a step is computed again."""
+"""Longest that steps are computed again for one value, all tries together."""
 _SOFTMAXES = frozenset(("softmax", "log_softmax", "softmin", "logsumexp", "scaled_dot_product_attention", "cross_entropy"))
 """Operations that take minus infinity in their stride, unless a row has nothing else."""
 _tree: Any = torch.utils._pytree
+
+
+class Allowance:
+    """The time that is left to compute steps again."""
+
+    def __init__(self) -> None:
+        self._left = _SECONDS
+
+    @property
+    def is_used_up(self) -> bool:
+        """Say whether no time is left."""
+        return self._left <= 0
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[float]:
+        """Take the time of what runs inside, which gets the moment at which it has to end."""
+        start = time.monotonic()
+        try:
+            yield start + self._left
+        finally:
+            self._left -= time.monotonic() - start
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +63,8 @@ class FoundOperation:
     slot: int = 0
     values: Any = None  # the arguments of the call, or that tensor
     made: Any = None  # tensors: its results, or in a backward pass the gradients of what it reads
-    gradient: Any = None  # of a backward pass: that of its results; None: the forward pass made it
+    gradient: Any = None  # of a backward pass: that of its results; None: it was called itself
+    of_gradient: bool = False  # it was called for a gradient: in a Function's `backward`, or between backward pass and step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,28 +84,58 @@ class _BackwardPass:
     Hooks lead to it, and it to no tensor of the graph: a graph that its own hooks keep is never freed.
     """
 
-    def __init__(self, ends: float) -> None:
-        self._ends = ends
+    def __init__(self) -> None:
+        self.ends = 0.0
         self.gradients: dict[int, Any] = {}  # by slots
         self.broken: int | None = None  # the slot of the one that is not finite
 
     def look(self, slot: int, gradient: Any) -> None:
         """Note a gradient."""
-        if time.monotonic() > self._ends:
+        if time.monotonic() > self.ends:
             raise NotPossibleError("to compute the step again took too long")
         if self.broken is None:
             self.gradients[slot] = gradient.detach()
             self.broken = None if is_finite(gradient) else slot
 
 
+class _FirstBroken(TorchFunctionMode):  # type: ignore[misc]
+    """Finds the first function of torch's whose result is not finite, of finite operands, in Python code that runs inside."""
+
+    def __init__(self) -> None:
+        self.found: FoundOperation | None = None
+        self._lines = UserLines()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if self.found is None and not is_left_out(function):
+            made = _tensors(result)
+            if not all(map(is_finite, made)) and all(map(is_finite, _tensors((args, kwargs)))):
+                line = self._lines.at(sys._getframe(1))
+                call = OperationCall(
+                    function=function, arguments=None, result=None, reads=(), makes=(), line=line, has_grad=False, autocast={}
+                )
+                self.found = FoundOperation(call=call, values=(args, kwargs), made=made, of_gradient=True)
+        return result
+
+
 class StepReplay:
     """Computes a program again, without a change to any tensor that it was recorded with."""
 
-    def __init__(self, program: StepProgram, values: dict[int, Any], models: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        program: StepProgram,
+        values: dict[int, Any],
+        models: Iterable[Any] = (),
+        until: int | None = None,
+        allowance: Allowance | None = None,
+    ) -> None:
         """`values`: tensors by the slots in whose place they are computed with; of results, too.
 
-        `models`: whose statistics the step that failed has broken already, and may not have used.
+        `models`: whose statistics the step that failed has broken already, and may not have used. `until`: operations up to the
+        loss, if the program has others after it. `allowance`: of time, which other tries take from, too.
         """
+        self._until = len(program.calls) if until is None else until
         buffers = {id(buffer) for model in models for buffer in model.buffers()}
         self._statistics = {slot for slot in program.outside if id(program.tensor(slot)) in buffers}
         self._program = program
@@ -82,33 +143,48 @@ class StepReplay:
         self._slots: dict[int, Any] = {}
         self._given: set[int] = set()  # results that are not finite in the step that failed, of operands that are not known
         self._steps: list[_Step] = []
-        self._ends = time.monotonic() + _SECONDS
-        self._backwards = _BackwardPass(self._ends)
+        self._allowance = allowance or Allowance()
+        self._backwards = _BackwardPass()
 
-    def find(self, results: tuple[int, ...]) -> FoundOperation | None:
+    def find(
+        self, results: tuple[int, ...], gradients: Mapping[int, tuple[int, int]] | None = None, *, is_loss: bool = True
+    ) -> FoundOperation | None:
         """Return the origin of what is not finite in these slots, or in the gradients of the first one; None: all is finite.
+
+        `gradients`: slots of gradients after the backward pass and before the step, by those of the parameters. `is_loss`: the
+        first result is the loss; else the gradient of each is taken to be 1.
 
         Raises:
             NotPossibleError: it took too long, or failed.
         """
         try:
-            with kept_generators(), torch.enable_grad(), warnings.catch_warnings():
+            with self._allowance.used() as ends, kept_generators(), torch.enable_grad(), warnings.catch_warnings():
+                self._backwards.ends = ends
                 warnings.simplefilter("ignore")  # they were given once
-                self._compute()
+                self._compute(self._program.calls[: self._until])
+                if any(slot not in self._slots for slot in results):
+                    raise NotPossibleError("a tensor of the step is not there any more")
                 broken = [slot for slot in results if slot in self._slots and not is_finite(self._slots[slot])]
                 if broken:
                     return self._origin(broken)
-                return self._backward(results[0]) if results else None
+                found = self._backward(results[:1] if is_loss else results)
+                return found or (self._after(gradients) if gradients and self._backwards.broken is None else None)
         except NotPossibleError:
             raise
         except Exception as error:
             raise NotPossibleError(f"to compute the step again failed ({name_of(type(error))})") from error
 
-    def _compute(self) -> None:
-        for call in self._program.calls:
-            if time.monotonic() > self._ends:
+    def _compute(self, calls: Iterable[OperationCall]) -> None:
+        for call in calls:
+            if time.monotonic() > self._backwards.ends:
                 raise NotPossibleError("to compute the step again took too long")
-            step = _Step(call=call, arguments=_filled(call.arguments, self._read))
+            try:
+                step = _Step(call=call, arguments=_filled(call.arguments, self._read))
+            except NotPossibleError:  # it stays unknown what it makes, unless that is given
+                for slot in call.makes:
+                    if (given := self._values.get(slot)) is not None:
+                        self._hold(slot, given.detach().clone())
+                continue
             step.broken = [slot for slot in dict.fromkeys(call.reads) if not is_finite(self._slots[slot])]
             args, named = step.arguments
             with torch.set_grad_enabled(call.has_grad), _autocast(call.autocast):
@@ -125,13 +201,16 @@ class StepReplay:
         number = slot.number
         if number not in self._slots:
             given = self._values.get(number)
-            tensor = self._program.tensor(number) if given is None else given
+            tensor = self._outside(number) if given is None else given
             if tensor is None:
                 raise NotPossibleError("a tensor of the step is not there any more")
             copy = tensor.detach().clone()
-            like = self._program.tensor(number)
+            like = self._outside(number)
             self._hold(number, copy.requires_grad_((tensor if like is None else like).requires_grad))
         return self._slots[number]
+
+    def _outside(self, number: int) -> Any:
+        return self._program.tensor(number) if number in self._program.outside else None
 
     def _hold(self, slot: int, tensor: Any) -> None:
         self._slots[slot] = tensor
@@ -183,13 +262,15 @@ class StepReplay:
             raise NotPossibleError("where it came from was not found in the step")
         return min(found, key=lambda each: each[:2])[2]
 
-    def _backward(self, loss: int) -> FoundOperation | None:
+    def _backward(self, slots: tuple[int, ...]) -> FoundOperation | None:
         """Return the operation that makes a gradient which is not finite of finite ones."""
-        result = self._slots.get(loss)
-        if result is None or not result.requires_grad or result.numel() != 1:
-            return None
+        results = tuple(self._slots[slot] for slot in slots if self._slots[slot].requires_grad)
         leaves = [tensor for tensor in self._slots.values() if tensor.requires_grad and tensor.is_leaf]
-        torch.autograd.grad(result, leaves, allow_unused=True)
+        if not leaves or not results:
+            return None
+        engine: Any = torch.autograd.Variable._execution_engine  # `grad` would be handled by the mode, and have none inside
+        with _FirstBroken() as inside:
+            engine.run_backward(results, tuple(map(torch.ones_like, results)), False, False, tuple(leaves), True, False)
         slot, known = self._backwards.broken, self._backwards.gradients
         if slot is None:
             return None
@@ -197,8 +278,28 @@ class StepReplay:
         for step in reversed(readers):
             before = [known.get(made) for made in step.call.makes]
             if len(readers) == 1 or self._makes_it(step, slot, before):
+                if inside.found is not None and is_own_function(getattr(step.call.function, "__self__", None)):
+                    found: FoundOperation = inside.found
+                    return found
                 return FoundOperation(call=step.call, slot=slot, values=step.arguments, made=[known[slot]], gradient=before)
         return None
+
+    def _after(self, gradients: Mapping[int, tuple[int, int]]) -> FoundOperation | None:
+        """Return the operation that makes one of the gradients not finite between the backward pass and the step."""
+        for slot, (before, _) in gradients.items():
+            gradient = self._backwards.gradients.get(slot)
+            if gradient is not None:
+                self._slots[before] = gradient.clone()
+        self._steps.clear()
+        self._compute(self._program.calls[self._until :])
+        broken = [slot for _, slot in gradients.values() if slot in self._slots and not is_finite(self._slots[slot])]
+        if not broken:
+            return None
+        found = self._origin(broken)
+        if found.call is None:  # written in place, several at once
+            step = next((step for step in self._steps if not step.is_finite and not step.broken), None)
+            found = found if step is None else FoundOperation(call=step.call, values=step.arguments, made=step.made)
+        return None if found.call is None else replace(found, of_gradient=True)
 
     def _makes_it(self, step: _Step, slot: int, before: list[Any]) -> bool:
         """Say whether this operation alone makes a gradient that is not finite."""

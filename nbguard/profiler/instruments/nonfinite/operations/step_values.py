@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -27,13 +27,15 @@ _FRAMES = 60
 _CONTAINERS = (list, tuple)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RecordedStep:
     """The operations of a step up to its loss, and the variables that it had then."""
 
     program: StepProgram
     loss: int  # slot
     names: dict[_Name, tuple[int, Any, Any]]  # slot, shape and type of tensors that no gradient goes through
+    until: int  # operations up to the loss: those that follow are between the backward pass and the step
+    gradients: dict[int, tuple[int, int]] = field(default_factory=dict)  # slots after the backward pass and at the step
 
     @classmethod
     def of(cls, trace: StepTrace, loss: Any, variables: dict[_Name, Any]) -> RecordedStep | None:
@@ -41,12 +43,16 @@ class RecordedStep:
         slot = trace.slot_of(loss)
         if slot is None or not trace.is_whole:
             return None
-        names = {
-            name: (number, tensor.shape, tensor.dtype)
-            for name, tensor in variables.items()
-            if not tensor.requires_grad and (number := trace.slot_of(tensor)) is not None
-        }
-        return cls(trace.program, slot, names)
+        step = cls(program=trace.program, loss=slot, names={}, until=len(trace.program.calls))
+        step.note(trace, variables)
+        return step
+
+    def note(self, trace: StepTrace, variables: dict[_Name, Any]) -> None:
+        """Note the variables whose tensors the step has read, or made, so far."""
+        for name, tensor in variables.items():
+            number = None if tensor.requires_grad else trace.slot_of(tensor)
+            if number is not None:
+                self.names.setdefault(name, (number, tensor.shape, tensor.dtype))
 
 
 class StepValues:
