@@ -25,6 +25,7 @@ class _Runs:
 
     number: int = 0  # of its runs so far
     held: HeldStorages | None = None  # after the last run, if that left more; None: it did not, or nobody has looked
+    cell: int | None = None  # number of the run after which that was held
     first: int | None = None  # number of the run since which each has left more, or None while they do not
 
 
@@ -69,6 +70,7 @@ class Repeats:
             return None
         analysis = cell.scan.get().analysis
         former, runs.held = runs.held, analysis.once(held_storages)
-        growth = None if former is None else judge_growth(analysis, cell.number, former, least)
+        growth = None if former is None else judge_growth(analysis, cell.number, former, least, runs.cell)
+        runs.cell = cell.number
         runs.first = None if growth is None else runs.first or cell.number
         return None if growth is None else replace(growth, shape=f"since In[{runs.first}]: {growth.shape}")

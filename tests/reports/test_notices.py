@@ -239,6 +239,18 @@ def test_a_name_bound_anew_at_each_run_is_no_growth() -> None:
     assert judge_growth(Analysis(make_facts(graph)), 12, held_storages(first), MiB) is None
 
 
+def test_a_name_that_another_cell_has_bound_between_two_runs_is_no_growth_of_theirs() -> None:
+    first = Analysis(make_facts(make_graph({"queue": ["a"]}, {}, {"a": 4 * MiB})))
+    graph = make_graph({"queue": ["a"], "data": ["b"]}, {}, {"a": 4 * MiB, "b": 4 * MiB})
+
+    def judged(cell: int) -> Notice | None:
+        after = Analysis(make_facts(_root_of(graph, "data", cell=cell)))
+        return judge_growth(after, 12, held_storages(first), MiB, former_cell=9)
+
+    assert judged(11) is None
+    assert [notice and notice.name for notice in map(judged, (7, 12))] == ["data", "data"]
+
+
 def test_what_others_share_with_the_object_is_theirs() -> None:
     """The last error holds the Learner that was deleted; its data has a name, which no line is to delete."""
     edges = {"err": {" → learn": "learn"}, "learn": {".model": "net", ".dls": "dls"}}

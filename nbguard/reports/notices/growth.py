@@ -14,15 +14,20 @@ from nbguard.reports.notices.judge import HeldStorages, held_storages, paths_to,
 from nbguard.reports.notices.notice import Notice
 
 
-def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int) -> Notice | None:
+def judge_growth(
+    analysis: Analysis, cell: int, former: HeldStorages, least: int, former_cell: int | None = None
+) -> Notice | None:
     """Return the notice on a cell that leaves more at each run; None if nothing holds more than after the run before.
 
-    `former` is what was held then.
+    `former` is what was held then, `former_cell` the number of that run. Names that other cells have bound since are not
+    what this one leaves.
     """
     graph, held = analysis.facts.graph, analysis.once(held_storages)
     grown = by_label(held)
     grown.subtract(by_label(former))
-    growing = {label for label, nbytes in grown.items() if nbytes >= least}
+    between = range(cell if former_cell is None else former_cell + 1, cell)
+    others = {root.label for root in graph.roots if root.cell in between}
+    growing = {label for label, nbytes in grown.items() if nbytes >= least} - others
     came = {key for key, (_, labels) in held.items() if key not in former and labels & growing}
     nbytes = min(
         sum(held[key][0] for key in came), sum(nbytes for nbytes, _ in held.values()) - sum(n for n, _ in former.values())
