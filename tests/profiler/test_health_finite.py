@@ -305,6 +305,23 @@ def test_a_step_that_broke_the_parameters_is_named() -> None:
     assert (first_of(watch).origin.kind, first_of(watch).origin.name) == ("step", "2.norm.weight")
 
 
+def test_weights_that_were_not_finite_before_the_first_step_are_no_steps_work() -> None:
+    """Of a checkpoint, or of a fit before this one in the notebook, which has broken the same model."""
+    model = net()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    watch = FiniteWatch()
+    with recording(watch):
+        train(model, data())
+
+    first = first_of(watch)
+    (finding,) = nan_findings(watch.observe())
+
+    assert (first.origin.kind, first.place.batch) == ("weights", 1)
+    assert f"`{first.origin.name}`" in finding.what
+    assert "step before" not in finding.evidence
+
+
 def test_a_plain_loop_stops_before_the_step() -> None:
     watch, model = FiniteWatch(stop_on_nan=True), net(Faulty(3))
     with (

@@ -148,8 +148,7 @@ cache.pop('a').sum().item()
 
 cache.clear()
 
-queue.append(T())
-queue.append(T())
+queue = [T(), T()]
 total = sum(one.sum().item() for one in queue)
 
 queue.clear()

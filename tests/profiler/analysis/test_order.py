@@ -70,7 +70,13 @@ def test_each_kind_of_finding_is_known_by_what_suffers_from_it() -> None:
 
     assert {"straggler", "transform", "validation", "sync", "nan"} <= kinds
     assert {kind for kind in kinds if found(kind).concern == "result"} == {*WRONG, "unused"}
-    assert {kind for kind in kinds if found(kind).concern == "memory"} == {"graph", "growth", "no_grad", "rank memory"}
+    assert {kind for kind in kinds if found(kind).concern == "memory"} == {
+        "graph",
+        "growth",
+        "no_grad",
+        "rank memory",
+        "worker memory",
+    }
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -10,10 +10,10 @@ from nbguard.profiler.analysis.health.float32 import Float32Trial, change_of, wo
 from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.analysis.report import FitFinding
 
-Kind = Literal["input", "target", "layer", "code", "loss", "step", "gradient", "unknown"]
+Kind = Literal["input", "target", "layer", "code", "loss", "step", "weights", "gradient", "unknown"]
 """The maker of the first value that is not finite. `input`, `target`: it came with the batch. `layer`: one module. `code`:
 lines of a module's own `forward`, or between modules. `loss`: the loss function. `step`: the optimizer step before: a parameter
-is not finite. `gradient`: the backward pass."""
+is not finite. `weights`: a parameter was not finite before the first step. `gradient`: the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,10 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: 
 
 def what_of(first: NotFinite) -> str:
     """Return the value in words, with its batch and the operation that made it."""
-    operation = first.origin.operation
-    made_by = "" if operation is None else f", made by {operation.words}"
+    origin = first.origin
+    made_by = "" if origin.operation is None else f", made by {origin.operation.words}"
+    if origin.kind == "weights":
+        made_by = f": `{origin.name}` was not finite before the first step"
     return f"the {first.of} is {first.value} in {first.place.words}{made_by}"
 
 
@@ -213,7 +215,7 @@ def _follows(place: BatchPosition, before: BatchPosition) -> bool:
 
 def _has_exploded(first: NotFinite) -> bool:
     """Say whether parameters or losses had grown without bounds before: no layer is to blame for that."""
-    if first.origin.kind in ("input", "target") or first.rate is None:
+    if first.origin.kind in ("input", "target", "weights") or first.rate is None:
         return False
     has_grown = first.last_loss is not None and abs(first.last_loss) > _EXPLODED * max(abs(first.first_loss or 0), 1.0)
     return has_grown or (first.largest or 0) > _EXPLODED
@@ -259,6 +261,7 @@ def evidence_of(origin: Origin) -> str:
         "code": f"first in the code of `forward` around {layer}: what other layers had returned was finite",
         "loss": f"the output of {layer} is finite for this batch: what makes the loss of it is to blame",
         "step": f"{layer} is not finite any more: the optimizer step before has broken it, and what comes before it with it",
+        "weights": f"{layer} came so: a checkpoint, or an earlier fit, has left it not finite",
         "gradient": f"the loss was finite, the gradient of {layer} is not: its backward pass, or what follows it, made that",
         "unknown": f"where it came from was not found: {origin.note}",
     }[origin.kind]
@@ -279,7 +282,7 @@ def _change(first: NotFinite) -> str:
     if not remedy and operation is not None:
         return operation.change
     remedy = remedy or _usual_change(first)
-    is_known = first.has_stopped or first.origin.kind in ("input", "target", "unknown")
+    is_known = first.has_stopped or first.origin.kind in ("input", "target", "weights", "unknown")
     if is_known:
         return remedy
     if first.is_compiled:
@@ -299,7 +302,8 @@ def _usual_change(first: NotFinite) -> str:
         "code": f"look at what that code computes in {first.place.words}",
         "loss": "look at how the loss is made of the model's output, and at callbacks that change the output",
         "step": "look at the gradients of the batch before: where they are finite, the step was too long for its learning "
-        "rate, and where they are not, no clipping mends them; a checkpoint may have brought it, too",
+        "rate, and where they are not, no clipping mends them",
+        "weights": "make the model anew, or load weights that are finite: `all(p.isfinite().all() for p in model.parameters())`",
         "gradient": f"look at its backward pass, usually at a root, a norm or a division at 0: {clipping}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]

@@ -258,7 +258,7 @@ class FiniteWatch:
 
     def _origin(self) -> Origin:
         try:
-            return origin_of_loss(self._torch, self._calls, self._counters)
+            return origin_of_loss(self._torch, self._calls, self._counters, is_first=self._history.first is None)
         except Exception as error:  # noqa: BLE001 - that the loss is not finite is worth saying without the layer, too
             return Origin(kind="unknown", note=f"looking for it failed ({name_of(type(error))}: {error})")
 

@@ -24,14 +24,17 @@ _DEEPEST = 3
 """Dataclasses in dataclasses that are looked into."""
 
 
-def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCounters) -> Origin:
-    """Return the origin of a loss that is not finite, in the models called for it. They stay as they are."""
+def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCounters, *, is_first: bool = False) -> Origin:
+    """Return the origin of a loss that is not finite, in the models called for it. They stay as they are.
+
+    `is_first`: no loss of this fit was finite before.
+    """
     models = [(call, module) for call in calls if (module := call.module()) is not None]
     note = "" if models else "no model was called in this batch"
     for _, module in models:
         name = _last(module, lambda parameter: not is_finite(parameter))
         if name:
-            return Origin(kind="step", name=name, type="parameter", root=name_of(type(module)))
+            return Origin(kind="weights" if is_first else "step", name=name, type="parameter", root=name_of(type(module)))
     for call, module in models:
         try:
             origin = _search(torch, module, call, counters)
