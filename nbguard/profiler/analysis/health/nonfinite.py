@@ -303,7 +303,8 @@ def _usual_change(first: NotFinite) -> str:
         "loss": "look at how the loss is made of the model's output, and at callbacks that change the output",
         "step": "look at the gradients of the batch before: where they are finite, the step was too long for its learning "
         "rate, and where they are not, no clipping mends them",
-        "weights": "make the model anew, or load weights that are finite: `all(p.isfinite().all() for p in model.parameters())`",
+        "weights": "make the model anew, or load other weights: of finite ones `all(p.isfinite().all() for p in "
+        "model.parameters())` is true",
         "gradient": f"look at its backward pass, usually at a root, a norm or a division at 0: {clipping}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]
