@@ -68,6 +68,15 @@ def test_what_cannot_be_is_said_before_the_fit(options: dict[str, Any], says: st
     assert not FitProfile.is_any_running()
 
 
+def test_of_a_cell_without_a_fit_there_is_one_sentence() -> None:
+    nothing = profiled(lambda: sum(range(9)))
+    forward = profiled(lambda: model()(torch.ones(2, 6)))
+
+    assert len(str(nothing).split("\n")) == 3  # the head, an empty line, and the sentence
+    assert nothing.first[0] in str(nothing)
+    assert "where the time went" in str(forward)
+
+
 def test_the_second_run_is_compared_with_the_first() -> None:
     forget()
     runs = [profiled(train, compare=True) for _ in range(2)]

@@ -17,7 +17,7 @@ from nbguard.profiler.render.rows import (
     settings_table,
 )
 from nbguard.profiler.render.time import epoch_blocks, time_blocks
-from nbguard.render.blocks import Block, FactLines, Head, Listing, Picture
+from nbguard.render.blocks import Block, FactLines, Head, Line, Listing, Picture
 from nbguard.render.words import NAME, clean
 from nbguard.units import counted, format_time
 
@@ -36,6 +36,9 @@ def fit_blocks(report: FitReport) -> Iterator[Block]:
         yield from fit_blocks(earlier)
     timing, memory = report.timing, report.memory
     yield _head(report)
+    if _is_empty(report):
+        yield from map(Line, report.first)
+        return
     if len(report.first) == 1:
         yield FactLines((("first", report.first[0]),))
     elif report.first:
@@ -60,6 +63,12 @@ def fit_blocks(report: FitReport) -> Iterator[Block]:
     yield FactLines(tuple(_last(report)))
     if report.notes:
         yield Listing(sentences=report.notes)
+
+
+def _is_empty(report: FitReport) -> bool:
+    """Say whether a cell that came to its end had no fit in it, no call of a model and no pass over a loader."""
+    has_passes = report.timing.batches or report.timing.epochs or isinstance(report.memory, MemoryReport)
+    return report.ending == "complete" and not (has_passes or report.missed or report.findings or report.files)
 
 
 def _head(report: FitReport) -> Head:
