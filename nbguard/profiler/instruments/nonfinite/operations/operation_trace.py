@@ -120,11 +120,12 @@ class StepProgram:
 
     def let_go(self) -> None:
         """Hold the tensors weakly from now on, small constants apart."""
-        for number, tensor in self.outside.items():
-            if type(tensor) is weakref.ref:
-                continue
-            is_constant = tensor.numel() == 1 and not tensor.requires_grad
-            self.outside[number] = tensor.detach().clone() if is_constant else weakref.ref(tensor)
+        with torch._C.DisableTorchFunction():  # copying is nothing that a trace, which may be on, is to record
+            for number, tensor in list(self.outside.items()):
+                if type(tensor) is weakref.ref:
+                    continue
+                is_constant = tensor.numel() == 1 and not tensor.requires_grad
+                self.outside[number] = tensor.detach().clone() if is_constant else weakref.ref(tensor)
 
     def tensor(self, number: int) -> Any:
         """Return a tensor from elsewhere; None where it is gone."""
