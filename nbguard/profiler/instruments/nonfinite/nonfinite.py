@@ -103,7 +103,7 @@ class FiniteWatch:
         recorder.subscribe("step", self._step, every_batch=True)
         recorder.subscribe("scale", self._scale)
         if self._stops:
-            self._search.record(each=True)
+            self._search.record_each()
 
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
@@ -199,8 +199,6 @@ class FiniteWatch:
                 self._search.loss(tensors, self._models, self._arguments)
             except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
                 self._search.end()
-        elif not self._losses and not self._stops:
-            self._search.record(each=False)
         value = self._history.value_of(tensors)
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1

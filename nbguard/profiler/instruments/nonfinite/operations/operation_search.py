@@ -29,8 +29,6 @@ _TRIES = 8
 """Losses after the one that failed whose steps are recorded: it may be of another kind, or its batch of another size."""
 
 
-_AHEAD = 2000
-"""Operations of a step that are recorded before any step has failed: one of more is left alone, for what that takes."""
 _OUTSIDE: tuple[Event, ...] = ("step", "zero_grad", "scale", "waited", "forward", "fit ends")
 """Events outside of functions of torch's."""
 
@@ -63,9 +61,9 @@ class OperationSearch:
         """Say whether each step is recorded."""
         return self.is_on and self._is_kept_on
 
-    def record(self, *, each: bool) -> None:
-        """Record the next step, or each one, to find the operation in the very step that fails."""
-        self._tries, self._is_kept_on = _TRIES, each
+    def record_each(self) -> None:
+        """Record each step, to find the operation in the very step that fails."""
+        self._is_kept_on = True
         self._switch_on()
         self._recorder.subscribe("backward", self._backward, every_batch=True)
 
@@ -121,7 +119,7 @@ class OperationSearch:
         if self._parameters:  # of a step that was not taken
             self._end_trace()
         if self._trace is None and torch.is_grad_enabled() and not has_compiled():
-            trace = StepTrace(_AHEAD) if self._values is None and not self._is_kept_on else StepTrace()
+            trace = StepTrace()
             if trace.begin():
                 self._trace = trace
 
@@ -148,19 +146,15 @@ class OperationSearch:
         step = None
         if trace is not None and torch.Tensor in mro_of(type(loss)):
             step = RecordedStep.of(trace, loss, named_tensors(arguments))
-        self._tries -= 1
-        if values is None:
+        if values is None:  # each step is recorded
             if step is None:
                 self._end_trace()
-                if not (self._is_kept_on or self._tries):
-                    self.end()
             elif trace is not None:
                 weights = (weight for model in models for weight in model.parameters())
                 self._parameters = {slot: weakref.ref(w) for w in weights if (slot := trace.slot_of(w)) is not None}
-                if not self._is_kept_on:
-                    step.program.let_go()
                 self._step = step
             return
+        self._tries -= 1
         origin = None if step is None else _origin(step, values, models, self._known, self.allowance)
         found = self._found
         if origin is not None or not self._tries or self.allowance.is_used_up:
@@ -192,8 +186,6 @@ class OperationSearch:
                 step.gradients[slot] = before, last or before
             if len(step.program.calls) > step.until:
                 step.note(trace, named_tensors(()))
-        if not self._is_kept_on:
-            self.end()
 
     def now(self, values: StepValues, models: list[Any], known: FailedOperation | None = None) -> Origin | None:
         """Return the origin in this very step, if it has the operations of the one that was recorded; None: not known."""

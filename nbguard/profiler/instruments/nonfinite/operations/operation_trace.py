@@ -136,9 +136,8 @@ class StepProgram:
 class StepTrace(TorchFunctionMode):  # type: ignore[misc]
     """Records what torch's functions are called with on this thread, and does nothing else to them."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self) -> None:
         self.program = StepProgram()
-        self._most = most
         self.is_whole = True  # nothing had to be left out
         self._slots: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = self._depth = 0
@@ -285,7 +284,7 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
                     autocast=autocast_dtypes(torch),
                 )
             )
-            self.is_whole = len(self.program.calls) < self._most
+            self.is_whole = len(self.program.calls) < _MOST
         except Exception:  # noqa: BLE001 - it is the user's call that counts
             self.is_whole = False
 
