@@ -23,7 +23,7 @@ def test_the_demo_runs_and_frees_what_it_promises(tmp_path: Path, capsys: pytest
     assert len(freed) == 2
     assert all(one == other for one, other in freed)
     for holder in (
-        "1 earlier Learner",
+        "an earlier Learner (learn, In[5])",
         "Out[7]",
         "last error",
         "losses keeps 12 autograd graphs",

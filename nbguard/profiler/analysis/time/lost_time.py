@@ -97,7 +97,12 @@ def _noticed(nanoseconds: int, wall: int) -> int:
 
 
 def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: int = _NOTICED) -> bool:
-    return nanoseconds >= max(noticed, share * timing.wall)
+    return nanoseconds >= max(noticed, share * (timing.wall - _own(timing)))
+
+
+def _own(timing: Timing) -> int:
+    """Return the time of nbguard itself, which is no part of a usual fit."""
+    return sum(row.total for row in timing.rows if row.phase == phases.OWN)
 
 
 def _gainable(timing: Timing, phase: str, in_batches: int) -> int:
@@ -136,8 +141,7 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
     imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of a usual fit
-    own = sum(row.total for row in timing.rows if row.phase == phases.OWN)  # as little
-    usual = max(timing.wall - imports - own, 0)
+    usual = max(timing.wall - imports - _own(timing), 0)
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
         if code.kind == "function" and 2 * code.within("batch") > code.total:
