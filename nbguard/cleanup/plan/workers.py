@@ -1,6 +1,6 @@
 """Worker processes of DataLoader iterators: those that may be ended, the name they are known by, and the cost.
 
-Pure. Workers that a running function reaches, or something that Python does not show (the `for` loop over them), are in use
+Pure. Workers that a running function or a waiting task reaches, or something that Python does not show (the `for` loop over them), are in use
 and are never ended.
 """
 
@@ -58,7 +58,8 @@ def worker_sets(facts: Facts) -> tuple[WorkerSet, ...]:
         for parent in (loader, *(child for child, label in graph.nodes[loader].references if not label))
         if fact.node in graph.nodes[parent].children
     }
-    running = _reached(facts, {"frame"})
+    going_on = (root for root in graph.roots if root.kind == "frame" or root.registry in ("task", "timer"))
+    running = reach(graph, [node for root in going_on for node in root.nodes])
     users = _reached(facts, {"name", "module"})
     beside = _reached(facts, {"name", "module"}, kept)
     stale = _reached(facts, STALE_KINDS)
