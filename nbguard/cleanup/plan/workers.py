@@ -1,7 +1,7 @@
 """Worker processes of DataLoader iterators: those that may be ended, the name they are known by, and the cost.
 
-Pure. Workers that a running function or a waiting task reaches, or something that Python does not show (the `for` loop over them), are in use
-and are never ended.
+Pure. Workers that a running function or a waiting task reaches, or something that Python does not show (the `for` loop over
+them), are in use and are never ended.
 """
 
 from __future__ import annotations
