@@ -73,7 +73,7 @@ def test_a_root_whose_label_is_no_expression_has_no_command() -> None:
 
 @pytest.mark.parametrize(
     ("type_name", "label", "command"),
-    [("partial", ".func", "%reset_gpu x"), ("ContextVar", " → net", ""), ("Run", ".func", "%reset_gpu x.func")],
+    [("partial", ".func", "%reset_gpu x"), ("ContextVar", " → net", "%reset_gpu x"), ("Run", ".func", "%reset_gpu x.func")],
 )
 def test_what_cannot_be_deleted_is_not_advised(type_name: str, label: str, command: str) -> None:
     graph = make_graph({"x": ["x"]}, {"x": {label: "net"}}, {"net": 40}, {"net": "model"}, types={"x": type_name})
