@@ -141,12 +141,13 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
     imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of a usual fit
-    usual = max(timing.wall - imports - _own(timing), 0)
+    without_own = timing.wall - _own(timing)
+    usual = max(without_own - imports, 0)
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
         if code.kind == "function" and 2 * code.within("batch") > code.total:
             share = _IN_BATCHES
-        share *= usual / max(timing.wall, 1)
+        share *= usual / max(without_own, 1)
         total = (
             code.total
             - code.within("batch")
