@@ -14,6 +14,7 @@ import pytest
 from tests.kernel.conftest import held
 from tests.kernels import Kernel, wait_until
 from tests.panels import Panel, settle
+from tests.thorough import half_in_ci
 
 _THREADS = "sorted(t.name for t in __import__('threading').enumerate() if t.name.startswith('nbguard'))"
 _TRACES = """(
@@ -184,7 +185,7 @@ scans._scan_once = counted
 """
 
 
-@pytest.mark.parametrize("channel", ["control", "shell"])
+@pytest.mark.parametrize("channel", half_in_ci(["control", "shell"]))
 def test_a_flood_of_requests_costs_few_looks(kernel: Kernel, panel: Panel, channel: str) -> None:
     """That each request is answered, tests/sidebar/hub/test_jobs.py shows: of so much ZeroMQ drops a part on its way here."""
     kernel.run("import torch; x = torch.ones(1 << 20)").ok()

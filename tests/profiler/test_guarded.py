@@ -21,6 +21,7 @@ from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 from tests.profiler.loops import learner, quiet_fit, train
 from tests.profiler.recording import seed
+from tests.thorough import half_in_ci
 
 FITS: dict[str, Callable[[], Any]] = {
     "fastai": lambda: quiet_fit(learner(), 1).model,
@@ -77,7 +78,8 @@ def test_an_instrument_that_fails_at_any_event_costs_the_fit_nothing(
     expected = plain(fit)
     subscribe = Recorder.subscribe
     silent = []
-    for name, event in subscriptions[fit]:
+    tried = half_in_ci(subscriptions[fit])
+    for name, event in tried:
         failures: list[str] = []
         recorders: list[Recorder] = []  # that of the fit first; another one only rehearses
 
@@ -113,7 +115,7 @@ def test_an_instrument_that_fails_at_any_event_costs_the_fit_nothing(
         assert all(f"{name} failed at {event!r}" in note and "not seen from batch" in note for note in notes), notes
         if not failures:
             silent.append((name, event))
-    assert len(silent) < len(subscriptions[fit]) / 3, silent  # most were really called
+    assert len(silent) < len(tried) / 3, silent  # most were really called
 
 
 @pytest.mark.parametrize("fit", FITS)

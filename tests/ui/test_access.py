@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.thorough import THOROUGH, left_out_by_ci
+from tests.thorough import THOROUGH, half_in_ci, left_out_by_ci
 from tests.ui.axe import view_findings
 from tests.ui.cells import LOAD
 from tests.ui.conftest import Desk
@@ -39,7 +39,7 @@ _MENU_IS_IN_LINE = """view => {
 HOSTS: list[App] = ["lab", "notebook"]
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", half_in_ci(THEMES))
 @pytest.mark.parametrize("app", HOSTS if THOROUGH else HOSTS[:1])
 def test_axe(desk: Desk, server: Server, app: App, theme: str) -> None:
     tab = after_the_accidents(desk, server, app=app)

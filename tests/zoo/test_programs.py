@@ -15,7 +15,7 @@ import pytest
 from tests.thorough import THOROUGH
 
 _FIRST = int(os.environ.get("NBGUARD_PROGRAMS_FROM", "0"))
-_AT_ONCE = 10
+_AT_ONCE = 30
 _COUNT = 500 if THOROUGH else 60
 """Programs: each takes some 2.5 s of a core, and the start of so many at once 5 s."""
 
