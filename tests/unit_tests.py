@@ -53,6 +53,7 @@ def file_of(name: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
+@functools.cache
 def needs_blocked(file: Path) -> bool:
     """Say whether importing a file leads to a blocked package, by way of any module of nbguard or its tests."""
     seen, left = {file}, [file]

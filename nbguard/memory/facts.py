@@ -21,8 +21,8 @@ CacheKind = Literal["", "garbage", "run", "store", "figure", "cycle"]
 pyplot's open figures; a cycle through C++ that nothing else leads to, and that Python's collector cannot see."""
 
 Registry = Literal["", "atexit", "task", "timer", "thread"]
-"""What of Python's own a root of the kind `library` is: a function that `atexit` has, a task or a timer of an event loop, the
-context of a thread."""
+"""The part of Python that a root of the kind `library` stands for: a function registered with `atexit`, a task or timer of an
+event loop, or the context of a thread."""
 
 HolderSource = Literal["python", "workspaces", "graphs", "site", "unknown", "pending", "changed", "unrecorded"]
 """Source of a holder: a Python object; or, of blocks without one, cuBLAS as a workspace, a CUDA graph's pool, a known line of
@@ -191,7 +191,7 @@ class Root:
     module: str = ""  # module whose import makes the label an expression; empty: none is needed, or none does
     is_class: bool = False  # it is the attributes of a library's class
     thread: str = ""  # of a running function: the thread that runs it, if another than the one that scanned; or it is a thread
-    registry: Registry = ""  # of a library: what of Python's own it is
+    registry: Registry = ""  # of a library: the part of Python that it stands for
     cache: CacheKind = ""  # of a cache: which one
     source: HolderSource = "python"  # who holds its bytes: another source only in a graph drawn from a snapshot file
     is_shown: bool = True  # False: something holds its objects that Python does not show

@@ -17,7 +17,7 @@ _FIRST = int(os.environ.get("NBGUARD_FUZZ_FROM", "0"))
 _COUNT = int(os.environ.get("NBGUARD_FUZZ", "300" if THOROUGH else "6"))
 
 PROGRAM = r'''
-import contextlib, gc, io, json, random, re, tempfile, types, warnings
+import contextlib, gc, io, json, random, tempfile, types, warnings
 warnings.filterwarnings("ignore")
 from pathlib import Path
 from IPython.core.interactiveshell import InteractiveShell
@@ -312,19 +312,18 @@ for epoch in range(5):
             optimizer_3.step(); optimizer_3.zero_grad()
 """,
 ]
-UNTOLD = re.compile(r"nbguard")
 
-def run(source, told=""):
+def run(source):
     """Run a cell; what it prints says nothing of nbguard, unless the cell asks for it."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         result = shell.run_cell(source, store_history=True)
     assert result.error_before_exec is None, source
     assert result.error_in_exec is None or isinstance(result.error_in_exec, NameError), (source, result.error_in_exec)
-    assert source[:1] == "%" or not UNTOLD.search(out.getvalue()), (source, out.getvalue())
+    assert source[:1] == "%" or "nbguard" not in out.getvalue(), (source, out.getvalue())
     assert not nbguard.notices(), (source, nbguard.notices())
 
 def play(seed):
-    dice, cells = random.Random(seed), []
+    dice = random.Random(seed)
     run("learn = None")
     for k in range(14):
         source = dice.choice(CELLS).replace("{k}", f"{seed}_{k}")

@@ -141,7 +141,7 @@ def _out_of_contexts(node: Any, value: Any) -> bool:
 
 
 def _is_part_of(node: Any, context: contextvars.Context) -> bool:
-    """Say whether a node is of the mapping of a context: contexts that are copies share such nodes."""
+    """Say whether the mapping of a context contains a node. Copies of a context share nodes."""
     todo: list[Any] = [context]
     while todo:
         for part in gc.get_referents(todo.pop()):

@@ -16,6 +16,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
 from nbguard.memory.processes import WorkersFact, pids_text
 from nbguard.memory.references.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
+from nbguard.memory.references.shown_paths import WAITING
 from nbguard.units import MiB, counted, format_bytes
 
 Use = Literal["idle", "held", "stale", "in use"]
@@ -58,7 +59,7 @@ def worker_sets(facts: Facts) -> tuple[WorkerSet, ...]:
         for parent in (loader, *(child for child, label in graph.nodes[loader].references if not label))
         if fact.node in graph.nodes[parent].children
     }
-    going_on = (root for root in graph.roots if root.kind == "frame" or root.registry in ("task", "timer"))
+    going_on = (root for root in graph.roots if root.kind == "frame" or root.registry in WAITING)
     running = reach(graph, [node for root in going_on for node in root.nodes])
     users = _reached(facts, {"name", "module"})
     beside = _reached(facts, {"name", "module"}, kept)

@@ -181,7 +181,7 @@ def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advi
 
 
 def _waiting_work(graph: Graph, executor: int) -> frozenset[Edge]:
-    """Return the references by which an executor and its threads have the work that waits."""
+    """Return the references from an executor's queues, and its threads', to work that waits."""
     below = reach(graph, (executor,))
     queues = {n for n in below if graph.nodes[n].type_name == "SimpleQueue"}
     queues |= {child for n in below for child, label in graph.nodes[n].references if label.endswith(_PENDING)}
@@ -202,7 +202,7 @@ def _value_of_context(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice 
 
 
 def _end_of_waiting(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
-    """Return the line that cancels a task or a timer of the event loop that is on a way; None where there is none.
+    """Return the line that cancels the task or timer on a way; None where there is none.
 
     A task that is cancelled keeps its last error, and with it its variables: a name of it goes, too.
     """

@@ -241,7 +241,7 @@ class FitAnalysis:
     def _overhead(self) -> Overhead:
         """Return the cost of the log, with what is done in each batch, and of the looks of instruments."""
         observed = self.observations
-        watching = sum(row.total for row in self.timing.rows if row.phase == phases.OWN) + observed.stacks.took
+        watching = self.timing.own + observed.stacks.took
         watching += sum(profiling_time(loader) for loader in observed.loaders)
         per_mark, count = self.observations.mark_cost, len(self.observations.log.codes)
         return Overhead(per_mark, count, watching, (per_mark * count + watching) / max(self.timing.wall, 1))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.loader.fetches import FileReading
+from nbguard.profiler.analysis.time import phases
 from nbguard.render.result import Result
 from nbguard.runs.analysis.record import RunRecord
 
@@ -71,6 +72,11 @@ class Timing:
     def gainable(self) -> int:
         """Return the nanoseconds of a batch that the program can save: while a GPU is behind it, what it does costs nothing."""
         return round((1 - (self.busy or 0)) * (self.step or 0))
+
+    @property
+    def own(self) -> int:
+        """Return the nanoseconds of nbguard itself, which are no part of a usual fit."""
+        return sum(row.total for row in self.rows if row.phase == phases.OWN)
 
     def of_fit(self, per_batch: int) -> int:
         """Return the nanoseconds of the whole fit that so many of a usual batch are: no more than training batches took."""

@@ -9,7 +9,6 @@ returns: the task that a cell has awaited, with its error, until the cell has en
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 
 from nbguard.scan.heap.kinds import name_of, namespace_of
 from nbguard.scan.roots.frames import DISPATCH, frame_locals
+from nbguard.scan.roots.registries import callback_name, called, function_of
 from nbguard.scan.roots.root import LiveRoot
 
 _OWN = DISPATCH | {"_asyncio", "anyio"}
@@ -52,7 +52,7 @@ def waiting_roots(shell: Any) -> Iterator[LiveRoot]:
         is_it = f"h.when() == {handle._when!r}"
         yield LiveRoot(
             kind="library",
-            label=f"timer {_name(callback)}",
+            label=f"timer {callback_name(called(callback))}",
             objects=(handle,),
             what="waits in the event loop until its time comes",
             ended_by=f"import asyncio; [h.cancel() for h in asyncio.get_running_loop()._scheduled if {is_it}];",
@@ -71,24 +71,11 @@ def _is_own(module: object) -> bool:
     return type(module) is str and module.partition(".")[0] in _OWN
 
 
-def _function(callback: Any) -> Any:
-    """Return the function behind a method or a `partial`."""
-    while type(callback) in (types.MethodType, functools.partial):
-        callback = callback.__func__ if type(callback) is types.MethodType else callback.func
-    return callback
-
-
 def _module_of(callback: Any) -> object:
-    function = _function(callback)
+    function = function_of(called(callback))
     if type(function) in (types.FunctionType, types.BuiltinFunctionType):
         return function.__module__ or namespace_of(type(function.__self__)).get("__module__")
     return namespace_of(type(function)).get("__module__") or type(function).__module__
-
-
-def _name(callback: Any) -> str:
-    function = _function(callback)
-    named = type(function) in (types.FunctionType, types.BuiltinFunctionType)
-    return str(function.__name__) if named else name_of(type(function))
 
 
 def ending_handles() -> list[Any]:

@@ -66,7 +66,7 @@ def _interpreter() -> Iterator[LiveRoot]:
             yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)", f"import sys; sys.set{name}(None)")
     for place, callback in enumerate(gc.callbacks):
         line = f"import gc; gc.callbacks.pop({place});"
-        yield _hook(f"gc callback {_name(callback)}", callback, "removing it from gc.callbacks", line)
+        yield _hook(f"gc callback {callback_name(callback)}", callback, "removing it from gc.callbacks", line)
 
 
 class _Listing:
@@ -112,21 +112,21 @@ def _at_exit(
         sys.setprofile(None)
     names = {id(value): name for name, value in list(namespace.items()) if type(name) is str and not name.startswith("_")}
     for function in listing.seen:
-        called = _called(function)
-        owner = called.__self__ if type(called) is types.MethodType else None
+        behind = called(function)
+        owner = behind.__self__ if type(behind) is types.MethodType else None
         bound = (owner, *_arguments(function))
-        if not is_users(called) and not any(map(is_experiment, bound)):
+        if not is_users(behind) and not any(map(is_experiment, bound)):
             continue
-        label = f"atexit callback {'' if owner is None else f'{name_of(type(owner))}.'}{_name(called)}"
+        label = f"atexit callback {'' if owner is None else f'{name_of(type(owner))}.'}{callback_name(behind)}"
         written = names.get(id(function), "")
-        if not written and function is called and owner is not None and id(owner) in names:
-            written = f"{names[id(owner)]}.{_name(function)}"
+        if not written and function is behind and owner is not None and id(owner) in names:
+            written = f"{names[id(owner)]}.{callback_name(function)}"
         line = f"import atexit; atexit.unregister({written});" if written else ""
         words = f"ended by atexit.unregister({written})" if written else "runs when the process ends"
         yield LiveRoot(kind="library", label=label, objects=(function,), what=words, ended_by=line, registry="atexit")
 
 
-def _called(function: Any) -> Any:
+def called(function: Any) -> Any:
     """Return the function or method behind a `partial`, or behind several."""
     while type(function) is functools.partial:
         function = function.func
@@ -247,7 +247,7 @@ def _ipython(shell: Any) -> Iterator[LiveRoot]:
     for event, callbacks in shell.events.callbacks.items():
         for place, callback in enumerate(callbacks):
             line = f"get_ipython().events.callbacks[{event!r}].pop({place});"
-            yield _hook(f"IPython event {event}: {_name(callback)}", callback, f"events.unregister('{event}', …)", line)
+            yield _hook(f"IPython event {event}: {callback_name(callback)}", callback, f"events.unregister('{event}', …)", line)
     for kind, table in shell.magics_manager.magics.items():
         for name, function in list(table.items()):
             yield LiveRoot(
@@ -260,8 +260,15 @@ def _ipython(shell: Any) -> Iterator[LiveRoot]:
             )
 
 
-def _name(callback: Any) -> str:
+def function_of(callback: Any) -> Any:
+    """Return the function behind a method; anything else as it is."""
     while type(callback) is types.MethodType:
         callback = callback.__func__
-    is_named = type(callback) in (types.FunctionType, types.BuiltinFunctionType)
-    return str(callback.__name__) if is_named else name_of(type(callback))
+    return callback
+
+
+def callback_name(callback: Any) -> str:
+    """Return the name of a callback's function, or of its class where it is no function."""
+    function = function_of(callback)
+    is_named = type(function) in (types.FunctionType, types.BuiltinFunctionType)
+    return str(function.__name__) if is_named else name_of(type(function))

@@ -21,7 +21,7 @@ class LiveRoot:
     module: str = ""  # module whose import makes the label an expression
     is_class: bool = False  # it is the attributes of a library's class
     thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans, or that it is
-    registry: Registry = ""  # what of Python's own it is, where the line that ends it depends on that
+    registry: Registry = ""  # the part of Python that it stands for, where the line that ends it depends on that
     cache: CacheKind = ""  # the cache that it stands for
     is_shown: bool = True  # False: something holds its objects that Python does not show
     is_ending: bool = False  # it lets go by itself, at the next turn of the event loop

@@ -30,7 +30,7 @@ class CompiledCode:
 
 @dataclass(frozen=True, slots=True)
 class CompileFacts:
-    """What `torch.compile` did during the fit."""
+    """The code that `torch.compile` compiled during the fit, and the time that it took."""
 
     codes: tuple[CompiledCode, ...] = ()  # those compiled more than once, the longest first
     total: int = 0  # nanoseconds that all compiling took

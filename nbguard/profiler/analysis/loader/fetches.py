@@ -22,8 +22,8 @@ class FetchFacts:
     metered: int = 0  # fetches whose reading from files was measured; 0: the system does not count it
     read: int = 0  # bytes that these got by calls of read(), from the page cache or from storage
     stored: int = 0  # bytes that storage devices were asked for meanwhile
-    blocked: int = 0  # nanoseconds in which these neither ran nor waited for a processor
-    ran: int = 0  # nanoseconds in which they ran
+    blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
+    ran: int = 0  # nanoseconds that they ran
     steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
     note: str = ""  # why something is not known
 
@@ -118,7 +118,7 @@ def reading(loader: LoaderFacts, step: int) -> FileReading | None:
 
 
 _MOSTLY = 0.5  # share of what a fetch reads that comes from a storage device,
-_BLOCKED = 0.4  # and share of it in which it waits for that device: in some of the rest it copies what has come
+_BLOCKED = 0.4  # and share of its time that it waits for that device: it also copies the data
 
 
 def storage_wait(fetch: FetchFacts) -> tuple[int, int] | None:

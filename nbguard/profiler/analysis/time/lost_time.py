@@ -97,12 +97,7 @@ def _noticed(nanoseconds: int, wall: int) -> int:
 
 
 def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: int = _NOTICED) -> bool:
-    return nanoseconds >= max(noticed, share * (timing.wall - _own(timing)))
-
-
-def _own(timing: Timing) -> int:
-    """Return the time of nbguard itself, which is no part of a usual fit."""
-    return sum(row.total for row in timing.rows if row.phase == phases.OWN)
+    return nanoseconds >= max(noticed, share * (timing.wall - timing.own))
 
 
 def _gainable(timing: Timing, phase: str, in_batches: int) -> int:
@@ -141,7 +136,7 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
     imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of a usual fit
-    without_own = timing.wall - _own(timing)
+    without_own = timing.wall - timing.own
     usual = max(without_own - imports, 0)
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)

@@ -215,8 +215,8 @@ class FetchSamples:
     metered: int = 0  # fetches whose reading from files was measured
     read: int = 0  # bytes that these got by calls of read()
     stored: int = 0  # bytes that storage devices were asked for meanwhile
-    blocked: int = 0  # nanoseconds in which these neither ran nor waited for a processor
-    ran: int = 0  # nanoseconds in which they ran
+    blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
+    ran: int = 0  # nanoseconds that they ran
     steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
     note: str = ""  # the reason why none was profiled
     copied: int = 0  # bytes that a worker has copied of memory that it shared; of one process only

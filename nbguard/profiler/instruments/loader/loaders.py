@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import median
 from threading import get_ident
@@ -51,7 +51,7 @@ class _Watched:
             note = "not known: no fetch was profiled; it takes two of the same process"
         fetch = replace(fetch, steps=tuple(map(shown, fetch.steps)), note=note)
         start = round(median(self.starts)) if self.starts else None
-        copied = max([self.copied, *map(_copied, self.boards)])
+        copied = max([self.copied, *(_copied(board.read()) for board in self.boards)])
         return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch, copied=copied)
 
     def new_board(self, workers: int) -> WorkerBoard:
@@ -61,14 +61,15 @@ class _Watched:
         if len(self.boards) > _BOARDS:
             oldest = self.boards.pop(0)
             oldest.close()
-            self.past = together([self.past, *oldest.read()])
-            self.copied = max(self.copied, _copied(oldest))
+            samples = [*oldest.read()]
+            self.past = together([self.past, *samples])
+            self.copied = max(self.copied, _copied(samples))
         return board
 
 
-def _copied(board: WorkerBoard) -> int:
+def _copied(samples: Iterable[FetchSamples]) -> int:
     """Return the bytes that the workers of one iterator have copied together."""
-    return sum(part.copied for part in board.read())
+    return sum(part.copied for part in samples)
 
 
 class LoaderWatch:

@@ -123,7 +123,7 @@ class GrowthWatch:
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Count what a look leaves allocated, once all that was needed for it only is gone."""
+        """Count the bytes that a look leaves allocated after its temporaries are gone."""
         before = self._read()
         yield
         self._left_by_us += self._read() - before
