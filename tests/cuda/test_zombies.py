@@ -87,7 +87,11 @@ def start(folder: Path, fake_cuda_library: Path) -> Iterator[Start]:
         command = [sys.executable, *map(str, argv)]
         if detached:
             command = [sys.executable, "-c", DETACHED, *command]
-        children.append(subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        # In a session of its own: where the tests are in that of the first process, which adopts orphans, none can be told.
+        process = subprocess.Popen(
+            command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        children.append(process)
         _wait(lambda: (folder / name).exists())
         known.append(int((folder / name).read_text()))
         return known[-1]

@@ -22,6 +22,8 @@ from tests.prediction.test_predict import _state
 
 _RECURRENT = ("language_model", "text_classifier")
 _NEAR = 0.01
+_SEGMENT = 2 << 20
+"""Bytes of a segment for small tensors: one more is reserved when the collector runs late in the fit of the GAN."""
 
 _FIT = """
 import json, warnings; warnings.filterwarnings("ignore")
@@ -53,7 +55,7 @@ def test_the_peak_of_an_application_is_that_of_its_fit(case: str, fake_cuda_run:
         assert "recurrent layers" in found.assumptions[-1]
         return
     assert abs(found.peak_allocated / allocated - 1) < _NEAR
-    assert abs(found.peak_reserved / reserved - 1) < 2 * _NEAR
+    assert abs(found.peak_reserved - reserved) <= max(2 * _NEAR * reserved, _SEGMENT)
 
 
 def _generators() -> Any:

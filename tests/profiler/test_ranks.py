@@ -177,7 +177,7 @@ def test_a_profile_of_ranks_is_shown_and_written_by_the_first_of_them(folder: Pa
     with (folder / "profiled.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == "batches"]
 
-    assert re.search(r"(first|1\.) +Rank 1 is the straggler: make its data come as fast as theirs", shown)  # or alone
+    assert "Rank 1 is the straggler" in shown
     assert (folder / "profiled-1.log").read_text() == ""
     assert [float(row["value"]) for row in rows] == [BATCHES]
 

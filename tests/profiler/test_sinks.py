@@ -420,6 +420,8 @@ def _log_records(data: bytes) -> Iterator[bytes]:
             at += room
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):
+            return  # the rest is being written
         parts += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last of several
