@@ -29,6 +29,7 @@ _CALLS = {
     "gpumem predict NAME": "nbguard.predict(NAME)",
     "gpumem record on": "nbguard.record()",
     "gpumem record off": "nbguard.record(False)",
+    "gpumem simulate --all": "sim.figures().assumptions",
     "gpumem snapshot": 'nbguard.save_snapshot("FILE")',
     "gpumem snapshot TEXT": "nbguard.save_snapshot(TEXT)",
     "gpumem whatif": "nbguard.whatif_report()",

@@ -57,11 +57,13 @@ def parse_bytes(text: str) -> int:
     """Return the bytes that a size such as `16GiB`, `512 MiB` or `80g` means; units are powers of 1024.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is no size, or a small number without a unit: who writes `16` seldom means bytes.
     """
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it as 16GiB or 512MiB")
+    if text.strip().isdecimal() and 0 < int(text) < KiB**2:
+        raise ValueError(f"{text.strip()} has no unit; write it as {text.strip()}GiB or {text.strip()}MiB")
     return int(float(match[1]) * KiB ** ("", "k", "m", "g", "t").index(match[2].lower()))
 
 

@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
-from nbguard.cli.arguments import command_parser
+from nbguard.cli.arguments import command_parser, commands_of
 from nbguard.cli.terminal import say
 from nbguard.errors import NbguardError
 
@@ -81,6 +82,11 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     """Return the options of a command; what stands after `--` in `predict` is the script's."""
     parser, of_script = command_parser(), list[str]()
+    known = commands_of(parser)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        near = get_close_matches(arguments[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        parser.error(f"there is no command {arguments[0]}{hint}")
     is_prediction = arguments[:1] == ["predict"]
     if is_prediction and "--" in arguments:
         place = arguments.index("--")

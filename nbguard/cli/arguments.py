@@ -27,9 +27,9 @@ def command_parser() -> argparse.ArgumentParser:
     """Return the parser. The options that it returns have `run`, the function that does the command and returns its status."""
     parser = _Parser(
         prog="nbguard",
-        description="Says why a recorded run ran out of GPU memory and what would have helped, what is on this machine's GPUs, "
-        "and what a fit will take; loads nbguard in every notebook.",
+        description="GPU memory of fastai and PyTorch: recorded runs, this machine, the next fit, nbguard in notebooks.",
         epilog="nbguard COMMAND --help shows the options of one.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=18),
     )
     parser.add_argument("--version", action="version", version=f"nbguard {nbguard.__version__}")
     known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
@@ -41,15 +41,20 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
-    diagnose = _of_files(
-        add("diagnose", help="say who held the memory of a snapshot, why it ran out, and what would have helped")
+def commands_of(parser: argparse.ArgumentParser) -> tuple[str, ...]:
+    """Return the names of the commands of a parser."""
+    return tuple(
+        name for action in parser._actions if isinstance(action, argparse._SubParsersAction) for name in action.choices
     )
+
+
+def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    diagnose = _of_files(add("diagnose", help="say who held a snapshot's memory and why it ran out"))
     _add_trials(diagnose)
     _add_rows(diagnose, "holders per device")
     _add_page(diagnose)
     diagnose.set_defaults(run=files.diagnose)
-    the_map = _of_files(add("map", help="show a snapshot's segments and blocks, and what pins free memory"))
+    the_map = _of_files(add("map", help="show a snapshot's segments, blocks and pins"))
     _add_rows(the_map, "segments per pool")
     _add_page(the_map)
     the_map.set_defaults(run=files.show_map)
@@ -59,21 +64,21 @@ def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     diff.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     _add_rows(diff, "rows of a table")
     diff.set_defaults(run=files.diff)
-    replay = _of_files(add("replay", help="replay the recorded trace and say how much of it is reproduced"))
+    replay = _of_files(add("replay", help="replay a recorded trace by the model of the allocator"))
     _add_recording(replay)
     replay.set_defaults(run=files.replay)
-    whatif = _of_files(add("whatif", help="replay it under other settings of the allocator"))
+    whatif = _of_files(add("whatif", help="replay a trace under other allocator settings"))
     _add_trials(whatif)
     whatif.set_defaults(run=files.whatif)
 
 
 def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
-    gpus = add("gpus", help="list this machine's GPUs and the processes on them")
+    gpus = add("gpus", help="list the GPUs and the processes on them")
     gpus.add_argument("--json", action="store_true", help="as JSON, bytes as integers")
     gpus.set_defaults(run=commands.list_gpus)
     doctor = add(
         "doctor",
-        help="check this machine, and the model that a script makes before its first fit",
+        help="check this machine, or the model of a script",
         epilog="The script runs up to its first fit, which is not run.",
     )
     doctor.add_argument(
@@ -85,6 +90,7 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         )
     doctor.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
     doctor.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
+    doctor.add_argument("--all", action="store_true", help="show each check with its figures")
     doctor.add_argument("--strict", action="store_true", help="exit with 1 for a piece of advice, 3 for a problem")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     doctor.set_defaults(run=commands.doctor)
@@ -93,18 +99,18 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     predict = add(
         "predict",
-        help="predict the memory of a script's first fit; the script runs up to there",
+        help="predict the memory of a script's first fit",
         usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--largest] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
         epilog="What stands after -- are the script's own arguments.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
-    predict.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
+    predict.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB")
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
     predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)
-    profile = add("profile", help="show the report of a fit again, from a profile saved with --save")
+    profile = add("profile", help="show a fit's report again, from %%%%profile_fit --save")
     profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
     profile.add_argument("--json", action="store_true", help="one JSON object per line; nanoseconds and bytes as integers")
     profile.set_defaults(run=files.profile)
@@ -112,20 +118,20 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     for name, change, help_text in (
-        ("enable", "enable", "load nbguard in every notebook: one file in IPython's startup folder"),
+        ("enable", "enable", "load nbguard in every notebook (a file in IPython's folder)"),
         ("disable", "disable", "remove that file"),
-        ("status", "startup", "say whether it is there, and where"),
+        ("status", "startup", "say whether that file is there"),
     ):
         command = add(name, help=help_text)
         command.add_argument("--profile", default="default", metavar="NAME", help="the IPython profile (default)")
         command.set_defaults(run=commands.startup, change=change)
-    lock = add("lock", help="write the exact versions of what a notebook or script imports, as requirements")
+    lock = add("lock", help="write the versions of what a notebook imports")
     lock.add_argument("sources", nargs="*", metavar="FILE", help="notebooks and scripts; none: all that is installed here")
     lock.set_defaults(run=commands.lock)
     schema = add("schema", help="print the JSON Schema of what --json writes")
     schema.add_argument("kind", nargs="?", metavar="KIND", help="the `kind` of a document; none: list all kinds")
     schema.set_defaults(run=commands.schema)
-    completion = add("completion", help="print a script that completes nbguard's commands in your shell")
+    completion = add("completion", help="print completion for bash, zsh or tcsh")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="the shell")
     completion.set_defaults(run=lambda options: commands.completion(command_parser(), options.shell))
 

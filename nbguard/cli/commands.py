@@ -69,7 +69,7 @@ def doctor(options: argparse.Namespace) -> int:
     if options.json:
         show_json(diagnosis.to_data())
     else:
-        show_blocks(in_calls(diagnosis.blocks()))
+        show_blocks(in_calls(diagnosis.blocks(whole=options.all)))
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from nbguard.doctor.analysis.determinism import no_step, step_checks
 from nbguard.doctor.analysis.diagnosis import Check, Diagnosis, not_checked
+from nbguard.doctor.analysis.environment import EnvironmentFacts
 from nbguard.doctor.analysis.export import export_checks, no_export
 from nbguard.doctor.analysis.gpu_checks import gpu_checks
 from nbguard.doctor.analysis.learner_checks import learner_checks
@@ -60,8 +61,11 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
     subject = None if learn is None else subject_of(learn, batch, loss_func, optimizer)
     checks: list[Check] = []
     notes: list[str] = []
+    has_gpu = None
     if environment:
-        checks += _environment(subject)
+        facts = environment_facts()
+        has_gpu = bool(facts.driver.gpus)
+        checks += _environment(subject, facts)
     if determinism:
         made, left_out = _determinism(subject, cells, name)
         checks += made
@@ -74,13 +78,13 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
     return Diagnosis(
         subject="" if subject is None else subject.name,
         checks=tuple(checks),
+        has_gpu=has_gpu,
         notes=tuple(notes),
         seconds=time.perf_counter() - started,
     )
 
 
-def _environment(subject: TrialSubject | None) -> tuple[Check, ...]:
-    facts = environment_facts()
+def _environment(subject: TrialSubject | None, facts: EnvironmentFacts) -> tuple[Check, ...]:
     settings = None if subject is None else learner_facts(subject)
     return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(settings, facts))
 

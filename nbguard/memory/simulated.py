@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from nbguard.memory import advice
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
 from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.render.result import Result
@@ -66,6 +67,11 @@ class Simulated:
         return tuple(sentences)
 
 
+def assumptions_line(number: int) -> str:
+    """Return that figures rest on so many assumptions, and the command that shows them."""
+    return f"{counted(number, 'assumption')} ({advice.SIMULATE_ALL.code} shows them)"
+
+
 def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], figures: Simulated) -> Facts:
     """Return the facts of a look at CPU tensors as facts about the simulated device.
 
@@ -77,7 +83,7 @@ def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], f
     """
     sizes = {block.address: block.size for segment in device.segments or () for block in segment.blocks}
     storages = tuple(_moved(storage, places, sizes) for storage in facts.graph.storages)
-    missing = [Unavailable("simulate", f"assumed: {text}") for text in figures.assumptions]
+    missing = [Unavailable("simulate", assumptions_line(len(figures.assumptions)))]
     if facts.tracked == "cpu":
         missing += [Unavailable("simulate", f"assumed: {text}") for text in _unused(facts.graph.storages, places)]
     else:

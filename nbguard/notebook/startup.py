@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,21 @@ class Startup:
     profile: str  # name of the IPython profile
     path: Path  # of the file, whether it is there or not
     state: str  # `on`, `off`, or `other`: there is a file of that name that nbguard has not written
+    before: str = ""  # the state that a change has ended; empty: nothing was changed
 
     @property
     def sentence(self) -> str:
-        """Return the state in words."""
+        """Return the change or the state in words."""
+        match self.before, self.state:
+            case "off", "on":
+                return f"wrote {self.path}: new kernels load nbguard; in those that run now, run %load_ext nbguard"
+            case "on", "off":
+                return f"removed {self.path}: new kernels do not load nbguard; those that run now keep it"
         if self.state == "on":
             return f"nbguard is loaded in every notebook of the profile {self.profile}: {self.path}"
         if self.state == "other":
             return f"nbguard has not written {self.path}: it is left as it is"
-        return f"nbguard is not loaded automatically in the profile {self.profile} (nbguard enable writes {self.path})"
+        return f"nbguard is not loaded automatically in the profile {self.profile}: {FILE} is not in {self.path.parent}"
 
 
 def load(shell: Any, everywhere: bool) -> None:
@@ -76,17 +82,19 @@ def enable(profile: str = "default") -> Startup:
     """Load nbguard with each session of a profile from now on, in all environments that have nbguard.
 
     Raises:
-        NbguardError: the file cannot be written, or there is one of that name that nbguard has not written.
+        NbguardError: there is no such profile, or a file of that name that nbguard has not written, or none can be written.
     """
     now = startup(profile)
     if now.state == "other":
         raise NbguardError(f"{now.sentence}; move it away first")
+    if profile != "default" and not now.path.parents[1].is_dir():
+        raise NbguardError(f"there is no IPython profile {profile}:  ipython profile create {profile}  makes one")
     try:
         now.path.parent.mkdir(parents=True, exist_ok=True)
         write_file(now.path, _SOURCE)
     except OSError as error:
         raise NbguardError(f"{now.path} cannot be written: {error.strerror}") from None
-    return startup(profile)
+    return replace(startup(profile), before=now.state if now.state == "off" else "")
 
 
 def disable(profile: str = "default") -> Startup:
@@ -102,7 +110,7 @@ def disable(profile: str = "default") -> Startup:
         now.path.unlink(missing_ok=True)
     except OSError as error:
         raise NbguardError(f"{now.path} cannot be removed: {error.strerror}") from None
-    return startup(profile)
+    return replace(startup(profile), before=now.state if now.state == "on" else "")
 
 
 def _folder(profile: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory.gpu_models import gpu_model
 from nbguard.prediction.prediction import CellPrediction, FitPhase, LargestBatch, PeakPlace, Prediction, Saving
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
@@ -12,14 +13,15 @@ _SHORT = 0.05
 """Seconds of imports that are not worth a word."""
 _WORTH = 0.01
 """Share of the reserved peak that a change must save to be shown with its lines."""
-_ANSWERS = {True: "it fits", False: "it does not fit", None: "whether it fits is not known"}
+_SPOKEN_WITH_A_VOWEL = "AHLMR"
+"""First letters of models that follow "an": an A100, an RTX 3060."""
+_ANSWERS = {True: "It fits", False: "It does not fit", None: "It is not known whether it fits"}
 
 
 def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> Iterator[Block]:
     """Yield the answer, the peaks and what they are made of, the assumptions unless they are shown already."""
-    answer = f"{_ANSWERS[prediction.fits]}: {prediction.why}" if prediction.capacity is not None else prediction.why
-    yield Title(f"the next fit needs {format_bytes(prediction.need)} of {prediction.gpu}", "strong")
-    yield Line(answer)
+    yield Title(_verdict(prediction), "strong")
+    yield Line(prediction.why)
     rows = (
         ("peak allocated", prediction.peak_allocated, _place(prediction.peak)),
         ("peak reserved", prediction.peak_reserved, "by PyTorch's allocator"),
@@ -42,6 +44,18 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
     if prediction.assumptions and assumptions:
         yield Listing(sentences=tuple(f"assumed: {text}" for text in prediction.assumptions))
+
+
+def _verdict(prediction: Prediction) -> str:
+    """Return the answer in a sentence, with the bytes that the fit takes and those that CUDA takes by itself."""
+    context = f"{format_bytes(prediction.context)} {'that is in use already' if prediction.is_live else 'for CUDA itself'}"
+    takes = f"{format_bytes(prediction.peak_reserved)} for tensors and cache, plus about {context}"
+    if prediction.capacity is None:
+        return f"The next fit takes {takes}"
+    gpu = prediction.gpu
+    if gpu_model(gpu):
+        gpu = f"{'an' if gpu[0] in _SPOKEN_WITH_A_VOWEL else 'a'} {gpu}"
+    return f"{_ANSWERS[prediction.fits]} on {gpu}: {takes}"
 
 
 def _place(peak: PeakPlace) -> str:

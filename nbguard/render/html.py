@@ -108,6 +108,11 @@ def _row(*cells: Html, figures: frozenset[int] = frozenset(), kind: str = "", hi
 def _table(table: Table) -> Html:
     if not table.rows:
         return Html()
+    shown = _rows_and_heads(table)
+    return tag("details", tag("summary", table.fold), shown) if table.fold else shown
+
+
+def _rows_and_heads(table: Table) -> Html:
     columns = shown_columns(table)
     is_measured = any(row.share is not None for row in table.rows)
     rows = (_table_row(row, cells, columns, is_measured) for row, cells in zip(table.rows, columns.rows, strict=True))
@@ -120,8 +125,7 @@ def _table(table: Table) -> Html:
         names, figures = (names[0], "", *names[1:]), _moved(figures)
     heads = (tag("th", name, scope="col", class_="n" if place in figures else None) for place, name in enumerate(names))
     shown = tag("table", tag("thead", tag("tr", *heads)), body)
-    shown = shown if is_measured else tag("div", shown, class_="narrow")
-    return tag("details", tag("summary", table.fold), shown) if table.fold else shown
+    return shown if is_measured else tag("div", shown, class_="narrow")
 
 
 def _moved(places: frozenset[int]) -> frozenset[int]:

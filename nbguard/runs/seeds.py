@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbguard.runs.analysis.cell_seeds import seeds_in
+from nbguard.runs.analysis.record import NEVER_SET
 from nbguard.runs.collector import FactCollector
 from nbguard.runs.fingerprint import bytes_hash, texts_hash
 from nbguard.scan.devices.generators import LibraryGenerators, is_in_use
@@ -24,7 +25,7 @@ def collect_seeds(facts: FactCollector, cells: Sequence[str] | None) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         seed = torch.initial_seed()
-        facts.add("seeds", "torch", seed if is_chosen(seed) else "never set")
+        facts.add("seeds", "torch", seed if is_chosen(seed) else NEVER_SET)
         if not is_chosen(seed):
             facts.add("generators", "torch, seed that the system drew", seed)
         if is_in_use(torch.cuda):

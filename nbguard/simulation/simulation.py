@@ -16,6 +16,7 @@ from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
+from nbguard.memory.gpu_models import gpu_size
 from nbguard.memory.oom_facts import AllocatorCounts, OomNote
 from nbguard.memory.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
 from nbguard.out_of_memory.card import OomCard, build_card
@@ -27,7 +28,7 @@ from nbguard.scan.oom.notes import NOTES, cell_now, with_free_blocks
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.storage_events import StorageMode
 from nbguard.simulation.device import SimulatedDevice
-from nbguard.units import format_bytes, parse_bytes
+from nbguard.units import format_bytes
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 
@@ -357,7 +358,7 @@ def _size(value: str | int, name: str) -> int:
         return value
     if type(value) is str:
         try:
-            return parse_bytes(value)
+            return gpu_size(value)
         except ValueError as error:
-            raise NbguardError(f"{name}: {error}") from None
-    raise NbguardError(f"{name} is a size such as '16GiB', or bytes, not {value!r:.40}")
+            raise NbguardError(str(error)) from None
+    raise NbguardError(f"{name} is a GPU or a size, such as 'T4' or '16GiB', or bytes, not {value!r:.40}")

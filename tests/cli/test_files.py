@@ -132,6 +132,7 @@ def test_what_cannot_be_is_one_line(
     ("arguments", "said"),
     [
         ([], "nbguard: the following arguments are required: COMMAND (nbguard --help says more)"),
+        (["diagnoze"], "nbguard: there is no command diagnoze; did you mean diagnose?"),
         (["map"], "nbguard map: the following arguments are required: FILE (nbguard map --help says more)"),
         (["map", "FILE", "-n", "0"], "nbguard map: argument -n: '0' is not a number of items"),
         (
@@ -254,7 +255,7 @@ def test_recorded_runs_are_reproduced_in_full(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("16GiB", 2**34), ("512 MiB", 2**29), ("80g", 80 * 2**30), ("1.5kb", 1536), ("7", 7), ("2T", 2**41)]
+    ("text", "size"), [("16GiB", 2**34), ("512 MiB", 2**29), ("80g", 80 * 2**30), ("1.5kb", 1536), ("7B", 7), ("2T", 2**41)]
 )
 def test_sizes_are_read(text: str, size: int) -> None:
     assert parse_bytes(text) == size

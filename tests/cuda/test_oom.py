@@ -283,15 +283,11 @@ def test_a_caught_failure_after_the_shown_one_does_not_hide_its_note(notebook: N
 
 def test_the_last_error_is_of_another_kind(notebook: Notebook) -> None:
     kernel = _start(notebook)
-    _fails(kernel.run("%gpumem oom"), "UsageError")
+    first = kernel.run("%gpumem oom").ok().text
     _fails(kernel.run("1/0"), "ZeroDivisionError")
 
-    answer = kernel.run("%gpumem oom")
-
-    assert answer.error == (
-        "UsageError",
-        "%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)",
-    )
+    assert kernel.run("%gpumem oom").ok().text == first
+    assert "out of memory" in first
     assert kernel.value("__import__('nbguard').oom()") is None
     _fails(kernel.run("%gpumem oom x"), "UsageError")
 

@@ -17,7 +17,7 @@ _DIAGNOSIS = Diagnosis(
 )
 
 TEXT = """\
-Linear: 1 problem · 1 not checked · 1 in order · 0.25 s
+Linear: 1 problem, 1 note
 
   problem      a <b>problem</b>
                3 of 4
@@ -26,12 +26,10 @@ Linear: 1 problem · 1 not checked · 1 in order · 0.25 s
   note         a note
                1 of 2
 
-environment
-  problem  limits   9 open files
-  ok       threads  2 threads
+  in order     threads
+  not checked  ONNX: onnxscript is not installed
 
-export
-  not checked  ONNX  onnxscript is not installed"""
+3 checks in 0.25 s; --all shows their figures"""
 
 
 def test_the_gravest_finding_comes_first_and_gives_the_check_its_state() -> None:
@@ -42,6 +40,18 @@ def test_the_gravest_finding_comes_first_and_gives_the_check_its_state() -> None
 
 def test_text() -> None:
     assert _DIAGNOSIS.mimebundle()["text/plain"] == TEXT
+
+
+def test_each_check_with_its_figures_on_request() -> None:
+    text = _DIAGNOSIS.mimebundle(whole=True)["text/plain"]
+
+    assert all(check.evidence in text for check in _DIAGNOSIS.checks)
+
+
+def test_a_machine_without_a_gpu_and_without_problems_is_called_so_in_the_first_line() -> None:
+    fine = Diagnosis(subject="", checks=(checked("environment", "threads", "2 threads"),), has_gpu=False)
+
+    assert str(fine).splitlines()[0] == "No problem found on this machine; it has no NVIDIA GPU"
 
 
 def test_html_escapes() -> None:

@@ -61,8 +61,7 @@ learn = Learner(dls, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(),
 def test_determinism_is_tried_fixed_and_undone(kernel: Kernel) -> None:
     kernel.run("%load_ext nbguard").ok()
     kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
-    tried = kernel.run("%nbguard doctor learn --determinism -o found").ok()
-    assert "the same bits" in tried.text or "compared by their bytes" in tried.text
+    kernel.run("%nbguard doctor learn --determinism -o found").ok()
     assert kernel.value("[check.state for check in found.checks][:3]") == ["ok", "ok", "ok"]
 
     fixed = kernel.run("%nbguard fix determinism learn --seed 3").ok()

@@ -27,7 +27,7 @@ def test_the_cells_that_follow_say_what_they_did(notebook: Kernel) -> None:
         "from the next cell on your code runs on a simulated device of 1.00 GiB (%gpumem simulate off ends it)"
     )
     assert "settings: expandable_segments:True · CUDA context 100.00 MiB" in on
-    assert "assumed: not simulated: workspaces of cuBLAS" in on
+    assert on.endswith("4 assumptions (%gpumem simulate --all shows them)")
 
     made = notebook.run("a = torch.ones(1 << 20)").ok()
     assert made.text == "In[4]  simulated 1.00 GiB: allocated +4.00 MiB → 4.00 MiB · reserved 20.00 MiB"
@@ -35,6 +35,7 @@ def test_the_cells_that_follow_say_what_they_did(notebook: Kernel) -> None:
     gone = notebook.run("del a; b = torch.ones(5); del b").ok().text
     assert gone.startswith("In[6]  simulated 1.00 GiB: allocated −4.00 MiB → 0 B · reserved 22.00 MiB")
 
+    assert "assumed: not simulated: workspaces of cuBLAS" in notebook.run("%gpumem simulate --all").ok().text
     off = notebook.run("%gpumem simulate off").ok().text
     assert off.startswith("off: cells run without simulation again. Final state of the simulated device of 1.00 GiB")
     assert "allocated 0 B (peak 4.00 MiB)" in off
@@ -198,9 +199,9 @@ def test_switching_everything_off_ends_it_at_once(notebook: Kernel, end: str) ->
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%gpumem simulate", "nothing is simulated: say the size"),
-        ("%gpumem simulate off", "nothing is simulated: say the size"),
-        ("%gpumem simulate much", "'much' is not a size"),
+        ("%gpumem simulate", "nothing is simulated: name a GPU"),
+        ("%gpumem simulate off", "nothing is simulated: name a GPU"),
+        ("%gpumem simulate much", "no GPU is known as 'much'"),
         ("%gpumem simulate 1GiB --context 3GiB", "leaves no memory"),
         ("%gpumem simulate 1GiB --settings nonsense:1", "nonsense"),
         ("%gpumem simulate --context 3GiB", "go with a size"),

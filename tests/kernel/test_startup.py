@@ -41,12 +41,17 @@ def test_enable_disable_and_status(ipython_folder: Path, capsys: pytest.CaptureF
     other.write_text("x = 1")
     file = other.parent / "50-nbguard.py"
 
+    said = []
     for command, is_there in (("status", False), ("enable", True), ("enable", True), ("status", True), ("disable", False)):
         assert main([command, "--profile", "lab"]) == 0
         assert file.exists() is is_there
-        assert ("is not loaded" not in capsys.readouterr().out) is is_there
+        said.append(capsys.readouterr().out.split(maxsplit=4)[:4])
+    assert [line[0] for line in said] == ["nbguard", "wrote", "nbguard", "nbguard", "removed"]
+    assert [" ".join(said[place]) for place in (0, 2)] == ["nbguard is not loaded", "nbguard is loaded in"]
     assert other.read_text() == "x = 1"
     assert main(["disable", "--profile", "lab"]) == 0
+    assert main(["enable", "--profile", "labb"]) == 2
+    assert not file.parents[2].joinpath("profile_labb").exists()
 
 
 def test_a_file_of_somebody_elses_stays(ipython_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,10 @@ def test_before_cuda_is_used_it_is_the_gpu_that_a_fit_would_open(fake_cuda_run: 
         ("NVIDIA A100-SXM4-80GB", "A100", (8, 0)),
         ("Tesla T4", "T4", (7, 5)),
         ("NVIDIA GeForce RTX 3090", "RTX3090", (8, 6)),
-        ("NVIDIA L40S", "NVIDIA L40S", (8, 0)),
+        ("NVIDIA L40S", "L40S", (8, 9)),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX4070TISUPER", (8, 9)),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", "RTX3060", (8, 6)),
+        ("NVIDIA of tomorrow", "NVIDIA of tomorrow", (8, 0)),
     ],
 )
 def test_products_as_the_driver_names_them(product: str, name: str, architecture: tuple[int, int]) -> None:

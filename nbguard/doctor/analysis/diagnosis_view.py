@@ -1,44 +1,64 @@
-"""A diagnosis as blocks: one line on the whole, the findings with their commands, then every check."""
+"""A diagnosis as blocks: the verdict in a sentence, the findings with their commands, then every check."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
-from nbguard.doctor.analysis.diagnosis import TOPICS, Check, CheckFinding, Diagnosis, State
-from nbguard.render.blocks import Block, Listing, Point, Points, Section, Table, TableRow, Title
+from nbguard.doctor.analysis.diagnosis import SEVERITIES, Check, CheckFinding, Diagnosis, Severity
+from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Table, TableRow, Title
+from nbguard.units import counted
 
-_ORDER: tuple[State, ...] = ("problem", "advice", "note", "not checked", "ok")
-_MANY = {"problem": "problems", "advice": "pieces of advice", "note": "notes", "not checked": "not checked", "ok": "in order"}
-_ONE = {"problem": "problem", "advice": "piece of advice", "note": "note", "not checked": "not checked", "ok": "in order"}
+_NOUNS: dict[Severity, tuple[str, ...]] = {
+    "problem": ("problem",),
+    "advice": ("piece of advice", "pieces of advice"),
+    "note": ("note",),
+}
 
 
-def diagnosis_blocks(diagnosis: Diagnosis) -> Iterator[Block]:
-    """Yield the count of each answer, the findings, the checks of each topic, and what was left aside."""
-    states = Counter(check.state for check in diagnosis.checks)
-    counts = " · ".join(
-        f"{states[state]} {(_ONE if states[state] == 1 else _MANY)[state]}" for state in _ORDER if states[state]
-    )
-    subject = f"{diagnosis.subject}: " if diagnosis.subject else ""
-    yield Title(f"{subject}{counts or 'nothing was asked'} · {diagnosis.seconds:.2g} s", "strong")
+def diagnosis_blocks(diagnosis: Diagnosis, *, whole: bool = False) -> Iterator[Block]:
+    """Yield the verdict, the findings, the checks, and what was left aside.
+
+    `whole`: whether text, too, shows each check with its figures. HTML has them behind a line.
+    """
+    yield Title(_verdict(diagnosis), "strong")
     if diagnosis.findings:
         yield Points(tuple(map(_point, diagnosis.findings)), is_numbered=False)
-    for topic in TOPICS:
-        checks = [check for check in diagnosis.checks if check.topic == topic]
-        if checks:
-            yield Section(topic)
-            yield Table(rows=tuple(_rows(checks)), chips=(0,))
+    if diagnosis.checks:
+        rows = tuple(TableRow(cells=(check.state, check.topic, check.name, check.evidence)) for check in diagnosis.checks)
+        brief = None if whole else FactLines(tuple(_short(diagnosis.checks)))
+        yield Table(rows=rows, chips=(0,), fold=counted(len(rows), "check"), brief=brief)
     if diagnosis.notes:
         yield Listing(sentences=diagnosis.notes)
+    shown = "" if whole or not diagnosis.checks else "; `--all` shows their figures"
+    yield Title(f"{counted(len(diagnosis.checks), 'check')} in {diagnosis.seconds:.2g} s{shown}", "dim")
 
 
-def _rows(checks: Iterable[Check]) -> Iterator[TableRow]:
-    """Yield a row for each check, and one for neighbours that were not made for the same reason."""
-    for (state, evidence), same in groupby(checks, lambda check: (check.state, check.evidence)):
-        names = [check.name for check in same]
-        for name in (", ".join(names),) if state == "not checked" else names:
-            yield TableRow(cells=(state, name, evidence))
+def _verdict(diagnosis: Diagnosis) -> str:
+    where = diagnosis.subject or "this machine"
+    missing = "; it has no NVIDIA GPU" if diagnosis.has_gpu is False and not diagnosis.subject else ""
+    if not diagnosis.checks:
+        return f"Nothing was asked about {where}"
+    if all(check.state == "not checked" for check in diagnosis.checks):
+        return f"Nothing could be checked {'of' if diagnosis.subject else 'on'} {where}{missing}"
+    found = Counter(finding.severity for finding in diagnosis.findings)
+    counts = [counted(found[severity], *_NOUNS[severity]) for severity in SEVERITIES if found[severity]]
+    if not counts:
+        return f"No problem found {'in' if diagnosis.subject else 'on'} {where}{missing}"
+    return f"{where[0].upper()}{where[1:]}: {', '.join(counts)}{missing}"
+
+
+def _short(checks: Iterable[Check]) -> Iterator[tuple[str, str]]:
+    """Yield what is in order, in a line, and what was not checked, a line for each reason."""
+    fine = [check.name for check in checks if check.state == "ok"]
+    if fine:
+        yield "in order", ", ".join(fine)
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for check in checks:
+        if check.state == "not checked":
+            reasons[check.evidence].append(check.name)
+    for reason, names in reasons.items():
+        yield "not checked", f"{', '.join(names)}: {reason}"
 
 
 def _point(finding: CheckFinding) -> Point:

@@ -14,14 +14,17 @@ def gpu_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
     return (_driver(facts), _architectures(facts), _libraries(facts), _precision(facts), _initialised(facts))
 
 
+def _no_gpu(facts: EnvironmentFacts) -> str:
+    return (facts.driver.reason or "the driver names no GPU").partition(":")[0]
+
+
 def _driver(facts: EnvironmentFacts) -> Check:
     driver, torch = facts.driver, facts.torch
     if torch is None:
         return not_checked("environment", "driver and CUDA", _NO_TORCH)
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no GPU"
     if not driver.gpus:
-        reason = driver.reason or "the driver names no GPU"
-        return not_checked("environment", "driver and CUDA", f"PyTorch {torch.version} is built for {build}; {reason}")
+        return not_checked("environment", "driver and CUDA", _no_gpu(facts))
     names = ", ".join(gpu.name for gpu in driver.gpus)
     known = f"driver {driver.version or '?'} runs CUDA up to {_dotted(driver.cuda)}; {names}; PyTorch is built for {build}"
     if not torch.cuda and not torch.hip:
@@ -55,6 +58,8 @@ def _architectures(facts: EnvironmentFacts) -> Check:
     name, torch = "GPU and build", facts.torch
     if torch is None:
         return not_checked("environment", name, _NO_TORCH)
+    if not facts.driver.gpus:
+        return not_checked("environment", name, _no_gpu(facts))
     gpus = [gpu for gpu in facts.driver.gpus if gpu.capability is not None]
     if not gpus or not torch.architectures:
         return not_checked("environment", name, "no NVIDIA GPU tells its compute capability, or the build has no CUDA")
@@ -131,6 +136,8 @@ def _precision(facts: EnvironmentFacts) -> Check:
     name, torch = "TensorFloat-32", facts.torch
     if torch is None:
         return not_checked("environment", name, _NO_TORCH)
+    if not facts.driver.gpus:
+        return not_checked("environment", name, _no_gpu(facts))
     capable = [gpu for gpu in facts.driver.gpus if gpu.capability is not None and gpu.capability >= (8, 0)]
     if not capable:
         return not_checked("environment", name, "no GPU here has it (compute capability 8.0 and newer)")

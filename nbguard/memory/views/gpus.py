@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nbguard.memory.gpus import GpuReading, Gpus
 from nbguard.memory.views.processes import process_row
-from nbguard.render.blocks import Block, Line, Section, Table, TableRow
+from nbguard.render.blocks import Block, Line, Section, Table, TableRow, Title
 from nbguard.units import format_bytes
 
 _NAMES = ("GPU", "name", "used", "free", "total")
@@ -22,10 +22,10 @@ def gpus_blocks(gpus: Gpus, limit: int = 0) -> Iterator[Block]:  # noqa: ARG001 
             yield Table(rows=tuple(map(process_row, gpus.processes)), figures=(3,))
         else:
             yield Line("no process is on them that this user can see")
+    if not gpus.gpus:
+        yield Title("No NVIDIA GPU found on this machine", "strong")
     if gpus.unavailable:
         yield Line(gpus.unavailable)
-    elif not gpus.gpus:
-        yield Line("the driver shows no GPU")
 
 
 def _row(gpu: GpuReading) -> TableRow:

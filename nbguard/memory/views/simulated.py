@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.memory import advice
-from nbguard.memory.simulated import Simulated, SimulationState
-from nbguard.render.blocks import Block, Line, Title
+from nbguard.memory.simulated import Simulated, SimulationState, assumptions_line
+from nbguard.render.blocks import Block, Line, Table, TableRow, Title
 from nbguard.units import format_bytes, signed
 
 
-def state_blocks(state: SimulationState) -> Iterator[Block]:
-    """Yield whether a device is simulated, its figures and assumptions."""
+def state_blocks(state: SimulationState, *, whole: bool = False) -> Iterator[Block]:
+    """Yield whether a device is simulated, its figures, and how many assumptions they rest on; these too if `whole`."""
     yield Title(state.words, "strong")
     yield from map(Line, _sentences(state.figures))
+    rows = tuple(TableRow(cells=(f"assumed: {text}",)) for text in state.figures.assumptions)
+    line = assumptions_line(len(rows))
+    yield Table(rows=rows, fold=line.replace("`", ""), brief=None if whole else Line(line, "dim"))
 
 
 def _sentences(figures: Simulated) -> Iterator[str]:
@@ -27,7 +30,6 @@ def _sentences(figures: Simulated) -> Iterator[str]:
         yield f"ran out of memory {figures.ooms}×"
     if figures.broken:
         yield figures.broken
-    yield from (f"assumed: {text}" for text in figures.assumptions)
 
 
 def cell_line(before: Simulated, after: Simulated, cell: int) -> str:

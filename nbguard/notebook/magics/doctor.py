@@ -27,6 +27,7 @@ def add_doctor(options: MagicArgumentParser) -> None:
     options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
     options.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
     options.add_argument("--loss", metavar="NAME", help="the loss function of a model without a Learner")
+    options.add_argument("--all", action="store_true", help="show each check with its figures")
     for topic in DIAGNOSE_TOPICS:
         options.add_argument(f"--{topic}", action="store_true", help=f"check {topic}; without any of these, all are checked")
 

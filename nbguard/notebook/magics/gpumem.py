@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
+from nbguard.notebook.display import show_sentence
 from nbguard.notebook.magics import snapshots
 from nbguard.notebook.magics.command_line import guarded, show, with_names_expanded
 from nbguard.notebook.magics.engines import engines_report
@@ -92,7 +93,8 @@ def _add_cells(options: MagicArgumentParser) -> None:
 
 
 def _add_simulate(options: MagicArgumentParser) -> None:
-    options.add_argument("size", nargs="*", metavar="SIZE|off", help="memory of the device, such as 16GiB; off ends it")
+    options.add_argument("size", nargs="*", metavar="GPU|SIZE|off", help="the device, such as T4 or 16GiB; off ends it")
+    options.add_argument("--all", action="store_true", help="show what the simulation assumes")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
     options.add_argument("--context", metavar="SIZE", help="what CUDA itself takes of the device (0)")
 
@@ -228,7 +230,8 @@ class GpuMemMagics(Magics):
             case "oom":
                 card = guarded("%gpumem oom", session.memory.oom)
                 if card is None:
-                    raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
+                    show_sentence("No cell ran out of memory: there is no such error to explain.")
+                    return None
                 return show(self.shell, options, card)
             case "leak":
                 __tracebackhide__ = True  # what the code raises is the user's
@@ -242,7 +245,7 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, prediction)
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session.memory, options.size, options.settings, options.context)
-                return show(self.shell, options, state)
+                return show(self.shell, options, state, whole=options.all)
             case _:
                 return snapshots.run(self.shell, options, GRAMMAR)
 

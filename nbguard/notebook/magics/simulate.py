@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nbguard.memory.simulated import SimulationState
     from nbguard.notebook.session_memory import SessionMemory
 
-_HOW = "say the size of the device, or off, as in  %gpumem simulate 16GiB"
+_HOW = "name a GPU or a size, as in  %gpumem simulate 16GiB"
 
 
 def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, context: str | None) -> SimulationState:

@@ -137,7 +137,8 @@ class SwitchMagics(Magics):
             case "sidebar":
                 return guarded("%nbguard sidebar", _show_sidebar)
             case "doctor":
-                return show(self.shell, options, guarded("%nbguard doctor", diagnosed, self.shell, options))
+                diagnosis = guarded("%nbguard doctor", diagnosed, self.shell, options)
+                return show(self.shell, options, diagnosis, whole=options.all)
             case "fix":
                 return show(self.shell, options, guarded("%nbguard fix", fixed, self.shell, session, options))
             case "record":

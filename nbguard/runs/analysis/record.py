@@ -28,6 +28,9 @@ Topic = Literal[
 TOPICS: tuple[Topic, ...] = get_args(Topic)
 """In the order in which a difference explains another run: the first decide bits, the last hardly ever do."""
 
+NEVER_SET = "never set"
+"""The value of a seed that nobody has set."""
+
 KIND = "run_record"
 """The `kind` of a record in JSON."""
 

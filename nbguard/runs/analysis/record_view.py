@@ -1,39 +1,51 @@
-"""A record of a run as blocks: a table for each topic, the cells, and what is not known with its reason."""
+"""A record of a run as blocks: whether its seeds are set, then a line or a table for each topic, and the cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.render.blocks import Block, Listing, Section, Table, TableRow, Title
-from nbguard.runs.analysis.record import TOPICS, RunCell, RunRecord
+from nbguard.memory import advice
+from nbguard.render.blocks import Block, FactLines, Line, Section, Table, TableRow, Title
+from nbguard.render.words import clip
+from nbguard.runs.analysis.record import NEVER_SET, TOPICS, RunCell, RunRecord
 from nbguard.units import counted
 
-_SHOWN = 12
-"""Rows of a topic that stand open; the others are in the record itself."""
 _LINE = 90
+"""Characters of a line of code, and of a topic's facts in text."""
 
 
 def record_blocks(record: RunRecord) -> Iterator[Block]:
-    """Yield how much is known, then every topic."""
+    """Yield the verdict, how much is known, then every topic: in text a line each, in HTML a table behind one."""
+    yield Title(_verdict(record), "strong")
     known = f"{counted(len(record.facts), 'fact')}, {len(record.missing)} not known"
-    yield Title(f"{record.subject or 'This process'} · {record.time} · {known} · {record.seconds:.2g} s", "strong")
+    yield Line(f"{record.subject or 'this process'} · {record.time} · {known} · {record.seconds:.2g} s", "dim")
     for topic in TOPICS:
-        rows = [fact for fact in record.facts if fact.topic == topic]
-        if rows:
-            yield Section(topic, figures=counted(len(rows), "fact"))
-            yield Table(rows=tuple(TableRow(cells=(fact.name, fact.value)) for fact in rows[:_SHOWN]), code=(1,))
-        if len(rows) > _SHOWN:
-            yield Listing(sentences=(f"and {len(rows) - _SHOWN} more",), mark="…")
+        facts = record.of(topic)
+        if facts:
+            words = clip(" · ".join(f"{name} {value}" for name, value in facts.items()), _LINE)
+            rows = tuple(TableRow(cells=fact) for fact in facts.items())
+            fold = f"{topic}, {counted(len(rows), 'fact')}"
+            yield Table(rows=rows, code=(1,), fold=fold, brief=FactLines(((topic, words),)))
+    if record.missing:
+        rows = tuple(TableRow(cells=(f"{each.topic}, {each.name}", each.reason)) for each in record.missing)
+        names = clip(", ".join(f"{each.topic} ({each.name})" for each in record.missing), _LINE)
+        yield Table(rows=rows, fold=f"{len(rows)} not known", brief=FactLines((("not known", names),)))
     if record.cells:
         yield Section("cells", figures=counted(len(record.cells), "cell"))
         yield Table(rows=tuple(map(_row, record.cells)), code=(2,))
     if record.diff:
         yield Section("changes since the commit", figures=counted(len(record.diff.splitlines()), "line"))
-    if record.missing:
-        yield Listing(
-            title="Not known",
-            sentences=tuple(f"{each.topic}, {each.name}: {each.reason}" for each in record.missing),
-        )
+
+
+def _verdict(record: RunRecord) -> str:
+    """Return whether the record has what a repetition begins with: seeds."""
+    seeds = record.of("seeds")
+    calls = seeds.get("calls", "")
+    if seeds.get("torch", NEVER_SET) != NEVER_SET:
+        return f"PyTorch's seed is {seeds['torch']}; {advice.diagnose().code} tells whether a step repeats"
+    if calls.startswith("none"):
+        return "No seed is set: this run cannot be repeated"
+    return "PyTorch's seed is not set: this run cannot be repeated" + (f" (set in cells: {calls})" if calls else "")
 
 
 def _row(cell: RunCell) -> TableRow:
