@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,6 +196,7 @@ class Kernel:
     def run(self, code: str, *, timeout: float = 90, inputs: Iterable[str] = (), stop_on_error: bool = True) -> Cell:
         """Run a cell to its end and return what it gave; `inputs` answer what it asks (`%debug`)."""
         cell, answers = Cell(), list(inputs)
+        places: defaultdict[str | None, list[int]] = defaultdict(list)
 
         def hear(message: dict[str, Any]) -> None:
             kind, content = message["header"]["msg_type"], message["content"]
@@ -203,8 +205,13 @@ class Kernel:
             elif kind == "stream":
                 cell.stderr += content["text"]
             elif kind in ("execute_result", "display_data"):
+                places[content.get("transient", {}).get("display_id")].append(len(cell.bundles))
                 cell.bundles.append(content["data"])
                 cell.outputs.append({"output_type": kind, "data": content["data"], "metadata": content["metadata"]})
+            elif kind == "update_display_data":
+                for n in places[content["transient"]["display_id"]]:
+                    cell.bundles[n] = content["data"]
+                    cell.outputs[n] |= {"data": content["data"], "metadata": content["metadata"]}
             elif kind == "error":
                 cell.error = (content["ename"], content["evalue"])
                 cell.traceback = re.sub("\x1b\\[[0-9;]*m", "", "\n".join(content["traceback"]))

@@ -1,11 +1,13 @@
-"""Mimebundles under the running cell, and those of single lines."""
+"""Mimebundles under the running cell, those of single lines, and a line of progress whose place a result takes."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from nbguard.printable import printable
 from nbguard.render.markup import tag
+from nbguard.shell import running_shell
 
 _STYLE = "font-size:12px;line-height:1.45;color:var(--jp-ui-font-color2,#767676);font-variant-numeric:tabular-nums"
 
@@ -15,8 +17,57 @@ def line_bundle(sentence: str) -> dict[str, str]:
     return {"text/plain": printable(sentence), "text/html": str(tag("div", sentence, style=_STYLE))}
 
 
+class ProgressLine:
+    """A line under the running cell that says how far something is. A terminal writes over it; in a notebook a result follows.
+
+    A notebook keeps each output of a cell: a line on standard error, though overwritten with blanks, would stay as a red bar.
+    """
+
+    free: tuple[int, Any] | None = None
+    """The cell and the display whose line has done its work: the cell's next result takes its place."""
+
+    def __init__(self) -> None:
+        self._shell = running_shell()
+        self._display: Any = None
+        self._width = 0
+
+    def say(self, words: str) -> None:
+        """Show the line, or show it anew."""
+        if not hasattr(self._shell, "kernel"):
+            self._width = max(self._width, len(words))
+            sys.stderr.write(f"\r{words}")
+            sys.stderr.flush()
+        elif self._display is None:
+            self._display = _taken() or _new_display()
+        if self._display is not None:
+            self._display.update(line_bundle(words), raw=True)
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.flush()
+        if self._display is not None:
+            self._display.update({"text/plain": ""}, raw=True)
+            ProgressLine.free = (self._shell.execution_count, self._display)
+
+
+def _new_display() -> Any:
+    from IPython.display import display
+
+    return display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+
+def _taken() -> Any:
+    """Return the display that a line of progress of this cell has left free, which it is no more; None if there is none."""
+    (cell, place), ProgressLine.free = ProgressLine.free or (None, None), None
+    return place if cell == getattr(running_shell(), "execution_count", None) else None
+
+
 def display_bundle(bundle: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
     """Display a mimebundle under the running cell; the notebook keeps the `metadata` with the output."""
     from IPython.display import display
 
-    display(bundle, raw=True, metadata=metadata or None)  # type: ignore[no-untyped-call]
+    place = _taken()
+    show = display if place is None else place.update
+    show(bundle, raw=True, metadata=metadata or None)

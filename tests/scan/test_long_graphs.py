@@ -268,5 +268,5 @@ print("[1]")
     child = _child(code)
 
     assert _figures(child) == [1]
-    assert "nbguard looks at " in child.stderr
+    assert "nbguard is scanning: " in child.stderr
     assert child.stderr.split("\n")[-2].strip() == ""  # and gone; a carriage return reads as a new line here

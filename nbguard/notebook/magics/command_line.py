@@ -134,24 +134,15 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
 @contextmanager
 def _showing_progress() -> Iterator[None]:
     """Say in one line under the cell how far a look is that takes longer than a second; the line goes with its end."""
+    from nbguard.notebook.bundle import ProgressLine
     from nbguard.scan.progress import reported
 
-    width = 0
-
-    def say(objects: int) -> None:
-        nonlocal width
-        words = f"nbguard looks at {counted(objects, 'object')}…"
-        width = max(width, len(words))
-        sys.stderr.write(f"\r{words}")
-        sys.stderr.flush()
-
-    with reported(say):
+    line = ProgressLine()
+    with reported(lambda objects: line.say(f"nbguard is scanning: {counted(objects, 'object')}…")):
         try:
             yield
         finally:
-            if width:
-                sys.stderr.write("\r" + " " * width + "\r")
-                sys.stderr.flush()
+            line.end()
 
 
 def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int) -> Shown | None:
