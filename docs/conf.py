@@ -12,7 +12,7 @@ import nbguard
 project = "nbguard"
 author = "The nbguard founders"
 release = version = nbguard.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "parsers", "markup"]
+extensions = ["myst_parser", "sphinx_copybutton", "markup"]
 exclude_patterns = ["site"]
 nitpicky = False
 suppress_warnings = ["myst.header"]
@@ -24,16 +24,6 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_selector = "div.highlight-python pre, div.highlight-sh pre"
-
-# --- Python API from docstrings -----------------------------------------------------------------------------------------
-
-autodoc_mock_imports = ["torch", "fastai"]  # so that it is the same where they are not installed
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_typehints_format = "short"
-autodoc_use_legacy_class_based = False
-napoleon_numpy_docstring = False
-napoleon_use_ivar = True
 
 # --- looks --------------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `p
 before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
 what a run was made of: `run_record`, and what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and
-`FitMonitor`, says where a fit's time and memory go. `watch_ranks` says which rank of a distributed job hangs, in which
-collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder, `launch_errors` whose error came
-first when a launch has failed. `engines` shows the memory of the engines of an ipyparallel cluster in one table.
+`FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its last report. `watch_ranks` says which rank of a
+distributed job hangs, in which collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder,
+`launch_errors` whose error came first when a launch has failed. `engines` shows the memory of the engines of an ipyparallel
+cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from nbguard.doctor.export.repair import exportable
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.notebook.monitor import FitMonitor as FitMonitor
-    from nbguard.notebook.profile import profile_fit
+    from nbguard.notebook.profile import last_fit, profile_fit
     from nbguard.notebook.session import history, notices
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.prediction.predict import predict
@@ -62,6 +63,7 @@ _HOMES = {
     "engines": "nbguard.cluster.engines",
     "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
+    "last_fit": "nbguard.notebook.profile",
     "in_float32": "nbguard.profiler.instruments.nonfinite.float32_layers",
     "launch_errors": "nbguard.ranks.errors.launch_errors",
     "live_snapshot": "nbguard.snapshots.save",
@@ -102,6 +104,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "exportable",
     "history",
     "in_float32",
+    "last_fit",
     "launch_errors",
     "live_snapshot",
     "load_ranks",

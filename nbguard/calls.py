@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nbguard.command_words import command_words
 from nbguard.shell import host, running_shell
 
-_MAGIC = r"%(?:gpumem|reset_gpu|nbguard|%profile_fit)\b"
+_MAGIC = r"%(?:gpumem|reset_gpu|nbguard|%?profile_fit)\b"
 _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
 """A command between backticks, or set off by two blanks."""
 _WORDS = r"why|map|oom|whatif|snapshot|record o(?:n|ff)|doctor|history|cells on|simulate off|predict|on|log off|notices on"
@@ -49,6 +49,7 @@ _CALLS = {
     "reset_gpu --zombies": "nbguard.zombies()",
     "reset_gpu --zombies --yes": "nbguard.end_zombies()",
     "profile_fit": "nbguard.profile_fit()",
+    "profile_fit --last": "nbguard.last_fit()",
     "profile_fit --stop-on-nan": "nbguard.profile_fit(stop_on_nan=True)",
     "profile_fit --save TEXT": "nbguard.profile_fit(save=TEXT)",
 }

@@ -268,6 +268,9 @@ RECORD_ON = Advice(command=f"{_REPORT} record on", effect="keeps PyTorch's histo
 RECORD_OFF = Advice(command=f"{_REPORT} record off", effect="ends and forgets the history")
 WHATIF = Advice(command=f"{_REPORT} whatif", effect="replays the history under other settings")
 SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, writes a snapshot")
+
+
+LAST_FIT = Advice(command="%profile_fit --last", effect="shows all figures of the last profile")
 SIMULATE_ALL = Advice(command=f"{_REPORT} simulate --all", effect="shows the assumptions of the simulation")
 SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")

@@ -85,14 +85,31 @@ def options_of(named: dict[str, Any]) -> FitOptions:
     return options
 
 
-def show(report: FitReport) -> None:
+_last: FitReport | None = None
+"""The report that was shown last."""
+
+
+def last_fit() -> FitReport:
+    """Return the report of the last profile of this process, with all its figures: `print(nbguard.last_fit())`.
+
+    Raises:
+        NbguardError: no fit was profiled yet.
+    """
+    if _last is None:
+        raise NbguardError("no fit was profiled yet: write %%profile_fit above the cell of a fit")
+    return _last
+
+
+def show(report: FitReport, *, whole: bool = True) -> None:
     """Show a report where the user looks: in the notebook, or else as text. Of several ranks, rank 0 shows all."""
+    global _last
+    _last = report
     at = current_rank()
     if at is not None and at.rank:
         return
     if running_shell() is not None:
         from nbguard.notebook.bundle import display_bundle
 
-        display_bundle(report.mimebundle(), report.display_metadata())
+        display_bundle(report.mimebundle(whole=whole), report.display_metadata())
     else:
         print(report)  # noqa: T201 - a script has nothing else

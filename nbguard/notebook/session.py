@@ -147,8 +147,11 @@ class Session:
 
         return foreseen_row(self._shell.user_ns, name)
 
-    def profile(self, options: FitOptions, keep: Callable[[FitReport], None]) -> None:
-        """Profile what the cell that runs now does from here on; when it ends, show the report and hand it to `keep`."""
+    def profile(self, options: FitOptions, keep: Callable[[FitReport], None], *, whole: bool) -> None:
+        """Profile what the cell that runs now does from here on; when it ends, show the report and hand it to `keep`.
+
+        `whole`: whether all figures stand open.
+        """
         from nbguard.notebook.foreseen_remedies import with_foreseen_bytes
         from nbguard.notebook.profile import CellProfile, show
         from nbguard.profiler.profile import FitProfile
@@ -157,7 +160,7 @@ class Session:
             names = self._shell.user_ns
             report = with_foreseen_bytes(report, self._shell.transform_cell(code), names, PREDICTION_SECONDS)
             keep(report)
-            show(report)
+            show(report, whole=whole)
 
         profile = FitProfile(options, self.memory.simulated_counter())
         self._profile = CellProfile(self._shell, profile, ended, show_sentence)

@@ -143,4 +143,13 @@ class Picture:
     lines: tuple[str, ...] = ()
 
 
-Block: TypeAlias = "Head | Section | Title | Line | FactLines | Table | Bar | Listing | Points | Picture"
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks behind a line that a click opens. A terminal shows a sentence instead."""
+
+    name: str  # of what lies behind it
+    blocks: tuple[Block, ...]
+    brief: str = ""  # for a terminal; empty: it shows nothing
+
+
+Block: TypeAlias = "Head | Section | Title | Line | FactLines | Table | Bar | Listing | Points | Picture | Fold"

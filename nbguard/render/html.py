@@ -10,6 +10,7 @@ from nbguard.render.blocks import (
     Bar,
     Block,
     FactLines,
+    Fold,
     Head,
     Line,
     Listing,
@@ -77,6 +78,8 @@ def _block(block: Block) -> Html:
             return _points(block)
         case Picture(html):
             return html
+        case Fold(name, blocks):
+            return tag("details", tag("summary", name), *map(_block, blocks))
 
 
 def _words(sentence: str) -> Html:

@@ -6,7 +6,21 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 
 from nbguard.printable import printable
-from nbguard.render.blocks import Bar, Block, FactLines, Head, Line, Listing, Picture, Point, Points, Section, Table, Title
+from nbguard.render.blocks import (
+    Bar,
+    Block,
+    FactLines,
+    Fold,
+    Head,
+    Line,
+    Listing,
+    Picture,
+    Point,
+    Points,
+    Section,
+    Table,
+    Title,
+)
 from nbguard.render.tables import shown_columns
 from nbguard.render.words import NAME, clean
 
@@ -82,6 +96,8 @@ def _lines(block: Block) -> Iterator[str]:
                 yield from _numbered(number, point) if is_numbered else _point(point)
         case Picture(lines=lines):
             yield from map(clean, lines)
+        case Fold(brief=brief):
+            yield from [f"  {clean(brief)}"] if brief else []
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -267,6 +267,14 @@ def test_other_words_are_no_sizes(text: str) -> None:
         parse_bytes(text)
 
 
+def test_the_snapshot_of_the_readme_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = Path(__file__).parents[2] / "notebooks" / "out_of_memory.pickle"
+
+    assert main(["diagnose", str(sample)]) == 1
+    assert "max_split_size_mb:128" in capsys.readouterr().out
+    assert sample.stat().st_size < 150_000
+
+
 def test_gz_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = snapshot_file(tmp_path, "2.15.0_176", beside=False)
     packed = tmp_path / "packed.json.gz"

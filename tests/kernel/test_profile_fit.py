@@ -55,6 +55,21 @@ def test_the_report_is_shown_once_and_last(notebook: Kernel) -> None:
     assert "fastai fit" in report
 
 
+def test_the_answer_fits_on_a_screen_and_its_last_line_shows_all_figures(notebook: Kernel) -> None:
+    brief = notebook.run("%%profile_fit\nwith learn.no_logging(): learn.fit(2)").ok()
+    command = brief.text.splitlines()[-1].split()[:2]
+    whole = notebook.run(" ".join(command)).ok()
+    at_once = notebook.run("%%profile_fit --all\nwith learn.no_logging(): learn.fit(1)").ok()
+
+    assert command == ["%profile_fit", "--last"]
+    assert len(brief.text.splitlines()) <= 20
+    assert "settings" not in brief.text
+    assert "settings" in whole.text
+    assert "settings" in at_once.text
+    assert "settings" in brief.bundles[0]["text/html"]  # behind a click
+    assert notebook.run("%profile_fit --last").ok().text == at_once.text
+
+
 def test_an_error_is_the_users_and_the_report_is_partial(notebook: Kernel) -> None:
     source = "%%profile_fit -o r\nclass Fails(Callback):\n    def after_pred(self):\n        if self.iter == 4: raise KeyError('mine')\nlearn.add_cb(Fails())\nlearn.fit(1)"
     cell = notebook.run(source, stop_on_error=False)
@@ -200,7 +215,7 @@ def test_a_saved_profile_is_shown_again_on_the_command_line(
     notebook: Kernel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my fit.json"
-    cell = notebook.run(f"%%profile_fit --save '{path}'\nwith learn.no_logging(): learn.fit(2)").ok()
+    cell = notebook.run(f"%%profile_fit --all --save '{path}'\nwith learn.no_logging(): learn.fit(2)").ok()
 
     assert main(["profile", str(path)]) == 0
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from html import escape
 from typing import Any
 
 import pytest
@@ -61,6 +62,16 @@ def test_the_page_of_a_partial_report(request: pytest.FixtureRequest) -> None:
     _golden(
         "fit_partial.html", re.sub("<style>.*?</style>", "", fit_html(partial()), flags=re.S).replace("><", ">\n<"), request
     )
+
+
+def test_the_answer_is_on_a_screen_and_all_figures_are_behind_it(request: pytest.FixtureRequest) -> None:
+    shown = [report.mimebundle(whole=False) for report in (healthy(), rich(), partial())]
+
+    _golden("fit_brief.txt", "\n\n".join(each["text/plain"] for each in shown), request)
+    assert len(shown[0]["text/plain"].splitlines()) <= 20
+    for report, brief in zip((healthy(), rich(), partial()), shown, strict=True):
+        assert "<summary>all figures</summary>" in brief["text/html"]
+        assert all(escape(finding.what).split("`")[0] in brief["text/html"] for finding in report.findings)
 
 
 @pytest.mark.parametrize("ending", ["error", "interrupted", "out of memory", "stopped at NaN"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -12,6 +13,7 @@ from nbguard.cli import command_parser
 from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.notebook.magics.grammar import Grammar
 from nbguard.notebook.magics.switch import GRAMMAR as NBGUARD
+from tests.programs import docs_program
 from tests.site.pages import DOCS, ROOT, blocks, files
 
 
@@ -19,13 +21,13 @@ from tests.site.pages import DOCS, ROOT, blocks, files
 def test_each_word_of_a_magic_has_its_section(page: str, grammar: Grammar) -> None:
     text = (DOCS / "magics" / f"{page}.md").read_text(encoding="utf-8")
 
-    assert re.findall(rf"^```{{magic}} {grammar.magic} (\w+)$", text, re.MULTILINE) == list(grammar.words)
+    assert re.findall(rf"^<!-- help: {grammar.magic} (\w+) -->$", text, re.MULTILINE) == list(grammar.words)
 
 
 def test_each_command_has_its_section() -> None:
     text = (DOCS / "command-line.md").read_text(encoding="utf-8")
 
-    assert sorted(re.findall(r"^```{command} (\w+)$", text, re.MULTILINE)) == sorted(commands())
+    assert sorted(re.findall(r"^<!-- help: nbguard (\w+) -->$", text, re.MULTILINE)) == sorted(commands())
 
 
 def commands() -> list[str]:
@@ -36,9 +38,17 @@ def commands() -> list[str]:
 
 def test_each_public_name_has_its_entry() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
-    named = re.findall(r"^\.\. auto\w+:: nbguard\.(\w+)$", text, re.MULTILINE)
+    named = re.findall(r"^<!-- api: nbguard\.(\w+) -->$", text, re.MULTILINE)
 
     assert sorted(named) == sorted([*nbguard.__all__, "FitMonitor", "Sidebar"])
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="argparse words its help otherwise")
+def test_what_is_made_in_the_pages_is_current() -> None:
+    make_help = docs_program("make_help")
+    stale = [page.name for page in make_help.pages() if make_help.current(text := page.read_text("utf-8")) != text]
+
+    assert stale == [], "python docs/make_help.py writes them anew"
 
 
 @pytest.mark.parametrize("page", [*files(), ROOT / "README.md"], ids=lambda page: page.name)

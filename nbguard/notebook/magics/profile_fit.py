@@ -31,6 +31,8 @@ def _options() -> MagicArgumentParser:
     options.add_argument(
         "--memory", action="store_true", help="the allocator's history of two batches: what is behind the peak"
     )
+    options.add_argument("--all", action="store_true", help="show all figures, and not the answer on a screen")
+    options.add_argument("--last", action="store_true", help="as %%profile_fit --last: show all figures of the last profile")
     options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
     options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
     options.add_argument(
@@ -122,6 +124,11 @@ class ProfileFitMagics(Magics):
         options = parse(_options(), line)
         if options is None:
             return
+        if options.last:
+            from nbguard.notebook.profile import last_fit, show
+
+            show(guarded("%profile_fit --last", last_fit))
+            return
         if options.predict or options.gpu:
             raise UsageError(f"{_NAME}: --predict stands in the first line of a cell whose fits are predicted, --gpu beside it")
         chosen = FitOptions(
@@ -136,4 +143,5 @@ class ProfileFitMagics(Magics):
             logs=tuple(map(_unquoted, options.log)),
             code=not options.no_code,
         )
-        guarded(_NAME, session_of(self.shell).profile, chosen, lambda report: keep(self.shell, options, report))
+        profile = session_of(self.shell).profile
+        guarded(_NAME, profile, chosen, lambda report: keep(self.shell, options, report), whole=options.all)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory import advice
 from nbguard.profiler.analysis.report import Ending, FitReport, MemoryReport
 from nbguard.profiler.render.chart import step_picture
-from nbguard.profiler.render.memory import memory_blocks
+from nbguard.profiler.render.memory import memory_blocks, memory_line
 from nbguard.profiler.render.rows import (
     comparison_blocks,
     finding_points,
@@ -16,8 +17,8 @@ from nbguard.profiler.render.rows import (
     remedy_points,
     settings_table,
 )
-from nbguard.profiler.render.time import epoch_blocks, time_blocks
-from nbguard.render.blocks import Block, FactLines, Head, Line, Listing, Picture
+from nbguard.profiler.render.time import brief_time_blocks, epoch_blocks, time_blocks
+from nbguard.render.blocks import Block, FactLines, Fold, Head, Line, Listing, Picture
 from nbguard.render.words import NAME, clean
 from nbguard.units import counted, format_time
 
@@ -30,11 +31,13 @@ _ENDINGS: dict[Ending, str] = {
 }
 
 
-def fit_blocks(report: FitReport) -> Iterator[Block]:
-    """Yield the profile; a terminal shows phases of 1 % of the time and more, a notebook those from 0.1 % on."""
+def fit_blocks(report: FitReport, *, whole: bool = True) -> Iterator[Block]:
+    """Yield the profile: the answer on a screen, then all figures; not `whole`: these behind a line.
+
+    Of all figures a terminal shows phases of 1 % of the time and more, a notebook those from 0.1 % on.
+    """
     for earlier in report.earlier:
-        yield from fit_blocks(earlier)
-    timing, memory = report.timing, report.memory
+        yield from fit_blocks(earlier, whole=whole)
     yield _head(report)
     if _is_empty(report):
         yield from map(Line, report.first)
@@ -43,6 +46,38 @@ def fit_blocks(report: FitReport) -> Iterator[Block]:
         yield FactLines((("first", report.first[0]),))
     elif report.first:
         yield Listing(title="what to do first", sentences=report.first, is_numbered=True)
+    if whole:
+        yield from _figures(report)
+        return
+    yield from _brief(report)
+    more = _unsaid(report)
+    yield Fold("all figures", tuple(_figures(report)), f"{more}{advice.LAST_FIT.code} shows all")
+
+
+def _brief(report: FitReport) -> Iterator[Block]:
+    """Yield what is read first: problems, the time in a few rows, the memory, and what the options asked for."""
+    if problems := [finding for finding in report.findings if finding.severity == "problem"]:
+        yield finding_points(problems)
+    yield from brief_time_blocks(report.timing)
+    yield memory_line(report.memory)
+    if report.loader is not None and report.loader.trials:
+        yield from loader_blocks(report.loader, is_said=True)
+    if report.ranks is not None:
+        yield from rank_blocks(report.ranks)
+    if report.comparison is not None:
+        yield from comparison_blocks(report.comparison)
+    if report.files:
+        yield FactLines((("written", " · ".join(report.files)),))
+
+
+def _unsaid(report: FitReport) -> str:
+    """Return how many findings the brief form leaves out, and a mark behind it; empty if none."""
+    number = sum(finding.severity != "problem" for finding in report.findings)
+    return f"{counted(number, 'more finding')}; " if number else ""
+
+
+def _figures(report: FitReport) -> Iterator[Block]:
+    timing, memory = report.timing, report.memory
     yield from time_blocks(timing)
     if not (isinstance(memory, MemoryReport) and len(memory.points) > 1):
         yield Picture(step_picture(timing.rows))

@@ -26,10 +26,9 @@ _SHOWN = 8
 
 def memory_blocks(memory: MemoryReport | Unavailable | None, epochs: Sequence[EpochRow]) -> Iterator[Block]:
     """Yield peak, parts of it, growth and the lines behind it; `epochs` are ruled in the picture."""
+    yield memory_line(memory)
     if memory is None or isinstance(memory, Unavailable):
-        yield FactLines((("memory", "not measured" if memory is None else f"not known: {memory.reason}"),))
         return
-    yield FactLines((("memory", " · ".join(_peak(memory))),))
     if memory.categories:
         yield _categories(memory)
     rows = [("by phase", _phases(memory.phases))] if memory.phases else []
@@ -42,6 +41,13 @@ def memory_blocks(memory: MemoryReport | Unavailable | None, epochs: Sequence[Ep
         yield _stacks(memory.stacks)
     if memory.notes:
         yield Listing(sentences=memory.notes)
+
+
+def memory_line(memory: MemoryReport | Unavailable | None) -> FactLines:
+    """Return the memory in a line: at most, before, after."""
+    if memory is None or isinstance(memory, Unavailable):
+        return FactLines((("memory", "not measured" if memory is None else f"not known: {memory.reason}"),))
+    return FactLines((("memory", " · ".join(_peak(memory))),))
 
 
 def _peak(memory: MemoryReport) -> Iterator[str]:

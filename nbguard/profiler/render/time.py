@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -47,6 +47,12 @@ def time_blocks(timing: Timing) -> Iterator[Block]:
     yield FactLines(tuple(_facts(timing)))
 
 
+def brief_time_blocks(timing: Timing) -> Iterator[Block]:
+    """Yield a short table: what takes 5 % and more of a batch, the other groups as one row each; then steps and epochs."""
+    yield _phases(timing.rows, 0.05, parts_of=("batch",))
+    yield FactLines(tuple(fact for fact in _facts(timing) if fact[0] != "GPU" or timing.busy is not None))
+
+
 def epoch_blocks(epochs: Sequence[EpochRow]) -> Iterator[Block]:
     """Yield the passes over the data, behind a fold, where there are several."""
     rows = [*_passes(epochs, is_training=True), *_passes(epochs, is_training=False)]
@@ -60,13 +66,13 @@ def epoch_blocks(epochs: Sequence[EpochRow]) -> Iterator[Block]:
         )
 
 
-def _phases(time_rows: Sequence[TimeRow], smallest: float) -> Table:
+def _phases(time_rows: Sequence[TimeRow], smallest: float, parts_of: Collection[Group] = tuple(_GROUPS)) -> Table:
     wall = sum(row.total for row in time_rows)
     rows: list[TableRow] = []
     lines = _lines(time_rows, wall)
     for group, name in _GROUPS.items():
         if mine := [line for line in lines if line.row.group == group and line.row.total]:
-            rows += _group(name, mine, wall, smallest)
+            rows += _group(name, mine, wall, smallest) if group in parts_of else [_row(name, mine, wall, "group")]
     return Table(names=_NAMES, rows=(*rows, _row("", lines, wall, "sum")), figures=range(1, len(_NAMES)))
 
 
