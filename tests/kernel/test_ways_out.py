@@ -311,3 +311,37 @@ def test_hooks_that_keep_a_deleted_model_go_and_the_model_they_are_on_stays(
 
     assert held(notebook) == stays
     assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10) and len(live._forward_hooks)") == 0
+
+
+_LEFT = (
+    ("name", "global of the user's module", "future"),
+    ("dict of a class", "executor of threads", "task with a name"),
+    ("context", "value of a context variable", "finalizer"),
+    ("hook of a library", "argument of what runs at exit"),
+)
+
+
+def test_a_cleanup_shows_what_ends_each_of_the_largest_that_it_leaves(notebook: Kernel) -> None:
+    """The line is the one of `%gpumem`; with nothing stale there are three lines at most."""
+    notebook.printed = None  # a fork has no event loop that turns
+    notebook.run_silently(_LOOK)
+    notebook.run_silently("small = [torch.ones(9) for _ in range(4)]; smaller = torch.ones(3)")
+    for kinds in _LEFT:
+        for kind in kinds:
+            notebook.run_silently(CASES[kind].code)
+            notebook.value(f"_note({kind!r})")
+        text = notebook.run("%reset_gpu -o outcome").ok().text
+        left = notebook.value("[(h.label, h.advice.command, h.advice.effect) for h in outcome.left[:3]]")
+        told, _ = notebook.value("_look()")
+
+        assert len(text.splitlines()) <= 3
+        assert text.endswith("more: %gpumem")
+        assert all((command or effect) in text for _, command, effect in left)
+        for label, command, _ in left[: len(kinds)]:
+            assert command == told.get(label, command)
+            before = set(notebook.value("_alive()"))
+            notebook.run(command or "atexit.unregister(print)").ok()
+            notebook.run_silently("gc.collect()")
+            assert len(before - set(notebook.value("_alive()"))) == 1, (label, command)
+        assert not notebook.value("_alive()"), kinds
+    assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10) and len(small)") == 4
