@@ -11,8 +11,8 @@ from nbguard.cleanup.plan.parking import parked_findings
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.cleanup.plan.promises import promised
-from nbguard.cleanup.plan.ways_out import errors_of_names, handles, release_of_root
 from nbguard.cleanup.plan.workers import idle_workers
+from nbguard.cleanup.ways_out import errors_of_names, handles, release_of_root
 from nbguard.memory import advice
 from nbguard.memory.advice import Advice
 from nbguard.memory.analysis import Analysis
@@ -23,6 +23,7 @@ from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.segments.pinning import HolderPins
+from nbguard.memory.segments.pools import pool_findings
 from nbguard.memory.simulated import TRACKED
 from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, counted, format_bytes
@@ -58,6 +59,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _kept_output(facts, rows, plan),
         idle_workers(facts),
         _stranded(analysis),
+        (finding for device in analysis.devices for finding in pool_findings(facts, device.facts)),
         _gradients(facts),
         _outside(facts),
         _autocast(facts),

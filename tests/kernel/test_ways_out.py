@@ -345,3 +345,32 @@ def test_a_cleanup_shows_what_ends_each_of_the_largest_that_it_leaves(notebook: 
             assert len(before - set(notebook.value("_alive()"))) == 1, (label, command)
         assert not notebook.value("_alive()"), kinds
     assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10) and len(small)") == 4
+
+
+def test_why_of_a_kept_exception_frees_what_its_frames_hold(notebook: Kernel) -> None:
+    """The exception stays with its message, and an object of its frames that has a name."""
+    notebook.run_silently(_LOOK)
+    notebook.run_silently("def broken():\n    m, known = made(), live\n    raise KeyError('kept')")
+    keeping = {
+        "error": "try: broken()\nexcept KeyError as e: error = e",
+        "kept": "kept = []\ntry: broken()\nexcept KeyError as e: kept.append(e)",
+        "sys.last_value": "broken()",
+    }
+    for target, code in keeping.items():
+        notebook.run(code)
+        notebook.value(f"_note({target!r})")
+    commands = {}
+    for target in ("error", "kept[0]", "sys.last_value"):
+        notebook.run(f"%gpumem why {target} -o found").ok()
+        commands[target] = notebook.value("{path.advice.command for path in found.paths if not path.storages_only}")
+
+    assert commands == {
+        "error": {"%reset_gpu --errors"},
+        "kept[0]": {"%reset_gpu --errors"},
+        "sys.last_value": {"%reset_gpu"},
+    }
+    notebook.run("%reset_gpu --errors").ok()
+    assert not {"error", "kept"}.intersection(notebook.value("_alive()"))
+    notebook.run("%reset_gpu").ok()
+    assert not notebook.value("_alive()")
+    assert notebook.value("[type(e).__name__ + e.args[0] for e in (error, *kept)]") == ["KeyErrorkept"] * 2

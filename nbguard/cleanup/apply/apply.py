@@ -22,7 +22,7 @@ from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
-from nbguard.cleanup.plan.ways_out import way_out
+from nbguard.cleanup.ways_out import way_out
 from nbguard.errors import NbguardError
 from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis
