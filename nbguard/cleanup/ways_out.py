@@ -52,14 +52,16 @@ def way_out(analysis: Analysis, holder: Holder) -> Advice:
     handle = next((each.advice for each in analysis.once(handles) if each.root == number), advice.NONE)
     if handle.command:
         return handle
+    contents = contents_of(facts.graph, root)
+    if contents is not None and 2 * contents.rest > holder.retained:
+        for line in (contents.advice, contents.hooks):
+            if line.command:
+                return line
     if root.kind != "name":
         return release_of_root(facts, root)
     errors = analysis.once(errors_of_names).get(root.label, frozenset())
     if 2 * held_by_errors(facts.graph, errors) > holder.retained:
         return advice.release_errors(plan_cleanup(facts, Request(errors=True)).promised)
-    contents = contents_of(facts.graph, root)
-    if contents is not None and contents.advice.command and 2 * contents.rest > holder.retained:
-        return contents.advice
     return advice.release_names(holder.names, holder.retained)
 
 
@@ -69,16 +71,26 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
     if any(facts.graph.roots[number].kind == "frame" for number in holder.roots):
         return advice.WAIT
     rows = {number: row for row, _ in analysis.holdings if not row.is_shared for number in row.roots}
-    alone = {number: way_out(analysis, rows[number]) for number in holder.roots[:_MOST_TRIED] if number in rows}
+    roots = tuple(number for number in holder.roots if not _is_made_class(facts.graph.roots[number])) or holder.roots
+    alone = {number: way_out(analysis, rows[number]) for number in roots[:_MOST_TRIED] if number in rows}
     for line in alone.values():
         if line.is_code and (promised(facts, (line,)) or 0) >= holder.retained:
             return line
+    if len(roots) == 1:
+        return alone.get(roots[0], _SHARED)
     lines = [alone.get(number, advice.NONE) for number in holder.roots]
     if all(line.targets for line in lines):
         together = advice.release_names([*dict.fromkeys(text for line in lines for text in line.targets)])
         if (frees := promised(facts, lines) or 0) >= holder.retained:
             return replace(together, frees=frees, cut=frozenset[Edge]().union(*(line.cut for line in lines)))
-    return _SHARED
+    freeing = [(promised(facts, (line,)) or 0, place, line) for place, line in enumerate(alone.values()) if line.is_code]
+    most, _, line = max(freeing, default=(0, 0, _SHARED))
+    return replace(line, frees=most) if most else _SHARED
+
+
+def _is_made_class(root: Root) -> bool:
+    """Say whether a root is a class that a library has made while the code ran, as of a mock: it goes with its objects."""
+    return root.is_class and not root.module
 
 
 def release_of_root(facts: Facts, root: Root) -> Advice:
@@ -96,7 +108,9 @@ def _reason(graph: Graph, root: Root) -> Advice:
     """Return why no line lets go of what a root has."""
     carriers = {node for node in reach(graph, root.nodes) if graph.nodes[node].storages}
     line = release_of_way(graph, root, shortest_path(graph, root, carriers))
-    return line if line.effect and not line.command else advice.ONLY_WITH_KERNEL
+    if line.effect and not line.command:
+        return line
+    return advice.ONLY_WITH_CLASS if _is_made_class(root) else advice.ONLY_WITH_KERNEL
 
 
 def errors_of_names(analysis: Analysis) -> Mapping[str, Set[int]]:
@@ -132,6 +146,8 @@ def _handles(analysis: Analysis) -> Iterator[Handle]:
         if release.targets and release.cut:  # it may keep more than one
             release = release_of_alike(graph, root) or release
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
+        if root.kind in ("module", "library") and release.frees is not None and release.frees < held[number]:  # not all of it
+            release = release_of_root(facts, root)
         if release.frees == 0 or (release.command and release.command in told):  # something else needs it, or has said it
             continue
         told.add(release.command)

@@ -49,6 +49,7 @@ ONLY_WITH_KERNEL = Advice(
     command="", effect="goes only with the kernel: C++ or a table of Python's own keeps it, and no line takes it out"
 )
 
+ONLY_WITH_CLASS = Advice(command="", effect="goes with the class, which was made while the code ran, and with its objects")
 ONLY_WITH_THREAD = Advice(command="", effect="goes when the thread has done its work")
 
 # --- what gives memory back -------------------------------------------------------------------------------------------------
