@@ -77,7 +77,8 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
         if line.is_code and (promised(facts, (line,)) or 0) >= holder.retained:
             return line
     if len(roots) == 1:
-        return alone.get(roots[0], _SHARED)
+        root = facts.graph.roots[roots[0]]
+        return advice.delete_name(root.label) if root.kind == "name" else _SHARED
     lines = [alone.get(number, advice.NONE) for number in holder.roots]
     if all(line.targets for line in lines):
         together = advice.release_names([*dict.fromkeys(text for line in lines for text in line.targets)])

@@ -79,6 +79,11 @@ def release_names(names: Sequence[str], frees: int | None = None, *, has_caches:
     )
 
 
+def delete_name(name: str) -> Advice:
+    """Return the line that deletes a name whose object has a class of its own: the collector takes both, a cleanup neither."""
+    return Advice(command=f"del {name}; import gc; gc.collect();", effect="deletes it, and the class that was made for it")
+
+
 def let_go(paths: Sequence[str], frees: int | None = None) -> Advice:
     """Return the advice that takes the last reference on each path away: an entry goes, an attribute becomes None."""
     effect = f"takes {', '.join(paths)} away and frees its memory"
