@@ -113,7 +113,7 @@ def why_in(notebook: Notebook, name: str) -> Why:
 
 def _why_shown(facts: Facts, text: str) -> Why | None:
     """Return why something is alive that only a report shows: a path, or the row of memory that no object of Python's holds."""
-    rows = (row for device in facts.devices for row in unheld(facts.graph, device))
+    rows = (row for device in facts.devices for row in unheld(facts, device))
     row = next((row for row in rows if row.label == text and is_explained(row)), None)
     return explain_path(facts, text) if row is None else explain_unheld(row)
 

@@ -49,6 +49,7 @@ ONLY_WITH_KERNEL = Advice(
     command="", effect="goes only with the kernel: C++ or a table of Python's own keeps it, and no line takes it out"
 )
 
+ONLY_WITH_CLASS = Advice(command="", effect="goes with the class, which was made while the code ran, and with its objects")
 ONLY_WITH_THREAD = Advice(command="", effect="goes when the thread has done its work")
 
 # --- what gives memory back -------------------------------------------------------------------------------------------------
@@ -76,6 +77,11 @@ def release_names(names: Sequence[str], frees: int | None = None, *, has_caches:
         frees=frees,
         targets=tuple(names),
     )
+
+
+def delete_name(name: str) -> Advice:
+    """Return the line that deletes a name whose object has a class of its own: the collector takes both, a cleanup neither."""
+    return Advice(command=f"del {name}; import gc; gc.collect();", effect="deletes it, and the class that was made for it")
 
 
 def let_go(paths: Sequence[str], frees: int | None = None) -> Advice:

@@ -61,7 +61,7 @@ def cell_holdings(analysis: Analysis) -> CellHoldings:
             storages[fact.device, fact.address, fact.nbytes] = (label, is_stale)
     rest: Counter[tuple[str, str]] = Counter()
     for device in facts.devices:
-        for row in unheld(graph, device):
+        for row in unheld(facts, device):
             rest[device.device, row.label] += row.retained
     return CellHoldings(storages, rest, names_of(graph))
 

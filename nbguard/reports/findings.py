@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 
 from nbguard.cleanup.plan.default import default_plan, pins_of
-from nbguard.cleanup.plan.optional_steps import held_by_errors, kept_errors, words_on_kept_error
+from nbguard.cleanup.plan.optional_steps import held_by_errors, words_on_kept_error
 from nbguard.cleanup.plan.parking import parked_findings
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.cleanup.plan.promises import promised
 from nbguard.cleanup.plan.workers import idle_workers
+from nbguard.cleanup.ways_out import errors_of_names, handles, release_of_root
 from nbguard.memory import advice
 from nbguard.memory.advice import Advice
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, Graph, Root
+from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
 from nbguard.memory.references.gradients import idle_gradients
-from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.references.releases import joined, release_of_alike, release_of_way, releases_of_root
 from nbguard.memory.segments.pinning import HolderPins
+from nbguard.memory.segments.pools import pool_findings
 from nbguard.memory.simulated import TRACKED
 from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, counted, format_bytes
@@ -46,8 +44,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     """Return the findings of a scan."""
     facts, plan = analysis.facts, analysis.once(default_plan)
     rows = tuple(holder for holder, _ in analysis.holdings)
-    errors = kept_errors(facts.graph)
-    handles = tuple(_handles(facts, rows, errors))
+    kept = tuple(_handles(analysis))
     rules = (
         out_of_memory(analysis),
         _stale(plan),
@@ -55,13 +52,14 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _graphs(facts, rows),
         _left_out(facts, rows),
         _unread(facts),
-        handles,
-        _without_a_name(facts, rows, handles),
+        kept,
+        _without_a_name(facts, rows, kept),
         _rest_of_models(facts, rows),
-        _kept_errors(facts, errors),
+        _kept_errors(facts, analysis.once(errors_of_names)),
         _kept_output(facts, rows, plan),
         idle_workers(facts),
         _stranded(analysis),
+        (finding for device in analysis.devices for finding in pool_findings(facts, device.facts)),
         _gradients(facts),
         _outside(facts),
         _autocast(facts),
@@ -144,35 +142,13 @@ def _unread(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
+def _handles(analysis: Analysis) -> Iterator[Finding]:
     """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
-    graph = facts.graph
-    learners_named = {
-        node
-        for root in graph.roots
-        if root.kind in ("name", "module")
-        for node in root.nodes
-        if graph.nodes[node].kind == "learner"
-    }
-    named = reach(graph, learners_named)
-    held = {root: holder.reaches for holder in rows if not holder.is_shared for root in holder.roots}
-    handles = [n for n, root in enumerate(graph.roots) if held.get(n) and root.label not in errors and _is_handle(facts, root)]
-    owners = owners_of_nodes(graph, [graph.roots[n].nodes for n in handles])
-    unnamed = (n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named)
-    of_unnamed = reduce(or_, (owners[n] for n in unnamed), 0)
-    unnamed_nodes = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named}
-    told = set[str]()  # an executor and its thread have one line
-    for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
-        release = _release_of(graph, root, unnamed_nodes)
-        if release.targets and release.cut:  # it may keep more than one
-            release = release_of_alike(graph, root) or release
-        release = replace(release, frees=promised(facts, (release,))) if release.command else release
-        keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
+    for handle in analysis.once(handles):
+        root, release = analysis.facts.graph.roots[handle.root], handle.advice
+        keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(handle.nbytes)} alive"
         freed = release.frees
-        if freed == 0 or (release.command and release.command in told):  # something else needs it, or has said it
-            continue
-        told.add(release.command)
-        how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
+        how = "releases it" if freed in (None, handle.nbytes) else f"frees {format_bytes(freed)} of it"
         yield Finding(
             "handle",
             f"{keeps}: {release.code} {how}" if release.command else _without_way_out(keeps, release),
@@ -194,23 +170,13 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
         is_told = any(sentence.startswith(f"{root.label} (") for sentence in told)
         if not is_one or is_told or holder.retained <= _WORTH_SAYING * total:
             continue
-        lines = releases_of_root(graph, root)
-        frees = promised(facts, lines) if lines and lines[0].command else 0
+        release = release_of_root(facts, root)
         keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
-        if frees:
-            release = joined(graph, lines, frees)
-            how = "frees it" if frees >= holder.retained else f"frees {format_bytes(frees)} of it"
-            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(lines[0])}", release)
+        if release.frees:
+            how = "frees it" if release.frees >= holder.retained else f"frees {format_bytes(release.frees)} of it"
+            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(release)}", release)
         else:
-            without = _reason(graph, root)
-            yield Finding("no_name", f"{keeps}: {without.effect}", without)
-
-
-def _reason(graph: Graph, root: Root) -> Advice:
-    """Return why no line lets go of what a root has."""
-    carriers = {node for node in reach(graph, root.nodes) if graph.nodes[node].storages}
-    line = release_of_way(graph, root, shortest_path(graph, root, carriers))
-    return line if line.effect and not line.command else advice.ONLY_WITH_KERNEL
+            yield Finding("no_name", f"{keeps}: {release.effect}", release)
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
@@ -236,14 +202,6 @@ def _also(line: Advice) -> str:
     return f" ({line.effect})" if "detach" in line.effect else ""
 
 
-def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:
-    """Return the line that lets go of the experiments behind a root; none that does not run as it stands."""
-    cleared = release_of_way(graph, root, shortest_path(graph, root, experiments))
-    if cleared.cut or root.kind not in ("name", "out"):
-        return cleared if cleared.is_code or not cleared.command else advice.NONE
-    return advice.release_names((root.label,))
-
-
 def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
     """Name variables, futures and tasks whose exception holds memory that nothing else needs."""
     total = sum(storage.nbytes for storage in facts.graph.storages)
@@ -252,13 +210,6 @@ def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Findi
         if nbytes > _WORTH_SAYING * total:
             frees = plan_cleanup(facts, Request(errors=True)).promised
             yield Finding("kept_error", words_on_kept_error(label, nbytes), advice.release_errors(frees))
-
-
-def _is_handle(facts: Facts, root: Root) -> bool:
-    """Say whether a name stands for one object that is no experiment itself, and no container of the user's."""
-    nodes = [facts.graph.nodes[node] for node in root.nodes]
-    may_contain = root.kind == "library"
-    return all(node.kind in ("object", "code", "cell") and (may_contain or node.type_name not in _CONTAINERS) for node in nodes)
 
 
 def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:

@@ -115,6 +115,7 @@ class Notebook:
             )
             machinery += [shell, self.out, self.inputs, *(getattr(shell, name, None) for name in names)]
             machinery.append(shell.displayhook.__dict__)
+            machinery += [sys.stdout, sys.stderr]  # each thread has the latter, and by way of it the kernel
         machinery.append(loop_of(shell))  # each task and timer leads there, and from there to all others
         return {id(value) for value in machinery if value is not None}
 

@@ -33,7 +33,7 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
         return resolved
     facts = scan(notebook).facts
     graph, line = facts.graph, " ".join(texts)
-    row = next((row for device in facts.devices for row in unheld(graph, device) if row.label == line), None)
+    row = next((row for device in facts.devices for row in unheld(facts, device) if row.label == line), None)
     if row is not None and is_explained(row):
         way = explain_unheld(row).paths[0]
         raise TargetError(f"{line}: {way.advice.effect}" + (f": {way.advice.command}" if way.advice.command else ""))

@@ -16,6 +16,7 @@ from torch import nn
 import nbguard
 from nbguard.errors import TargetError
 from nbguard.memory.references.explain import explain_root
+from nbguard.scan import scan as looking
 from nbguard.scan.scan import Notebook, scan
 
 MIB = 1024**2
@@ -140,3 +141,19 @@ def test_words_that_make_up_a_path_are_one_target(library: Any) -> None:
 def test_what_is_neither_a_name_nor_shown_is_one_line(library: Any, text: str) -> None:
     with pytest.raises(TargetError):
         nbguard.plan(text, namespace={})
+
+
+def test_a_cleanup_with_nothing_to_free_looks_at_the_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"x": torch.ones(MIB)}
+    while nbguard.release(namespace=names).extra:  # what other tests have left to the collector
+        pass
+    looks, look = [], looking._scan_once
+    monkeypatch.setattr(looking, "_scan_once", lambda *args: looks.append(args[0]) or look(*args))
+
+    outcome = nbguard.release(namespace=names)
+    once = len(looks)
+    names["y"] = names["x"].clone()
+    nbguard.release("y", namespace=names)
+
+    assert (once, len(looks)) == (1, 3), "after a change there is a second look, which measures it"
+    assert [(left.label, left.nbytes, left.advice.command) for left in outcome.left[:1]] == [("x", 4 * MIB, "%reset_gpu x")]

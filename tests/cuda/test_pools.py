@@ -186,6 +186,44 @@ def test_a_failed_captures_pool_is_no_room_for_a_request(notebook: Notebook) -> 
     kernel.run(f"big = torch.empty({largest}, dtype=torch.uint8, device='cuda')").ok()
 
 
+SHARED_POOL = """
+r.graph, other, own = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.MemPool()
+with torch.cuda.graph(r.graph): scratch = mib(40)
+del scratch
+with torch.cuda.graph(other, pool=r.graph.pool()): scratch = mib(4)
+with torch.cuda.use_mem_pool(own): scratch = mib(40)
+del scratch
+"""
+
+
+def test_each_pool_has_a_line_that_lets_it_go(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run("class Runner: pass\nr = Runner()\n" + GRAPH + SHARED_POOL).ok()
+
+    def lines() -> dict[str, str]:
+        found = [finding for finding in report(kernel)["findings"] if finding["kind"] == "pool"]
+        return {finding["sentence"].partition(" keeps")[0]: finding["advice"]["command"] for finding in found}
+
+    told = lines()
+
+    assert told == {
+        "CUDAGraph g": "%reset_gpu g",
+        "CUDAGraph r.graph": "%reset_gpu r.graph other",
+        "MemPool own": "%reset_gpu own",
+    }
+    for command in told.values():
+        _, before = counters(kernel)
+        kernel.run(command).ok()
+        assert before - counters(kernel)[1] >= 40 * MIB, command
+    assert kernel.value("out.shape == (4 * 2**20,)"), "a tensor with a name stays"
+
+    kernel.run("del out\n" + FAIL + "f = torch.cuda.CUDAGraph(); fail(f)").ok()
+    assert list(lines().values()) == ["%reset_gpu"]
+    kernel.run("%reset_gpu").ok()
+    assert list(lines().values()) == [""]
+    assert "goes only with the kernel" in kernel.run("%gpumem").ok().text
+
+
 def test_streams_have_blocks_of_their_own(notebook: Notebook) -> None:
     kernel = notebook()
     kernel.run("x = mib(30); side = torch.cuda.Stream()\nwith torch.cuda.stream(side): y = mib(12); z = mib(3); del z").ok()

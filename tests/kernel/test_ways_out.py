@@ -32,7 +32,7 @@ def observe(callback): HOOKS.append(callback)
 """
 _SETUP = """
 import asyncio, atexit, concurrent.futures as futures, contextvars, functools, gc, logging.handlers, os, signal, sys
-import threading, time, types, weakref, torch
+import threading, time, types, weakref, torch, queue, pandas, ipywidgets
 import matplotlib.pyplot as plt
 from torch import nn
 os.makedirs('some-packages', exist_ok=True)
@@ -67,6 +67,7 @@ def keep(model=None):
 def wait(model): told.wait()
 def wait_in_a_context(): span.set(made()); told.wait()
 def fail(): model = made(); raise KeyError
+def stepped(model): yield 1; yield model
 told = threading.Event()
 __import__('builtins').made = made
 live = nn.Linear(10, 10)
@@ -137,6 +138,28 @@ CASES = {
     "context of a thread": Case(
         "threading.Thread(target=wait_in_a_context).start(); time.sleep(0.1)", "context of a thread", act=_JOIN
     ),
+    "timer of a thread": Case(
+        "t = threading.Timer(999, print, args=(made(),)); t.name = 'late'; t.start(); del t", "thread late"
+    ),
+    "closure of a timer": Case("t = threading.Timer(999, keep()); t.name = 'later'; t.start(); del t", "thread later"),
+    "hook for errors nobody handles": Case("sys.unraisablehook = keep()", "sys.unraisablehook function"),
+    "hook for errors in threads": Case("threading.excepthook = keep()", "threading.excepthook function"),
+    "global of Python": Case("__import__('builtins').thing = made()", "builtins.thing"),
+    "global of a library": Case("lib.model = made()", "keepinglib.model"),
+    "cache of a function of a module": Case(
+        "bigdata.load = functools.cache(lambda key: made()); bigdata.load(3);", "bigdata.load"
+    ),
+    "hook on a live model": Case("live.register_forward_hook(lambda m, a, o, kept=made(): None);", "live"),
+    "hook on a model of a module": Case(
+        "bigdata.net = nn.Linear(2, 2); bigdata.net.register_forward_hook(lambda m, a, o, kept=made(): None);", "bigdata.net"
+    ),
+    "queue": Case("q = queue.Queue(); q.put(made())", "q"),
+    "value of a thread": Case("local = threading.local(); local.model = made()", "local"),
+    "generator in a list": Case("steps = [g(made()) for g in (stepped,)]; next(steps[0]);", "steps"),
+    "table with an object": Case("df = pandas.DataFrame({'m': [made(), 1]})", "df"),
+    "observer of a widget": Case(
+        "slider = ipywidgets.IntSlider(); slider.observe(lambda change, kept=made(): None, 'value')", "slider"
+    ),
     "task": Case("asyncio.create_task(job(made()), name='b'); await asyncio.sleep(0)", "task b"),
     "task with a name": Case("later = asyncio.create_task(job(made())); await asyncio.sleep(0)", "later"),
     "task in a list": Case("tasks = [asyncio.create_task(job(made()))]; await asyncio.sleep(0)", "tasks"),
@@ -181,7 +204,7 @@ ROOTS = {
     "running_roots": ("running function",),
     "error_roots": ("last error", ""),  # a debugger that has ended: tests/kernel/test_oom.py and the zoo
     "_garbage": ("list of garbage",),
-    "_interpreter": ("signal handler", "profile function", "callback of the collector"),
+    "_interpreter": ("signal handler", "profile function", "hook for errors nobody handles", "callback of the collector"),
     "_at_exit": ("method that runs at exit",),
     "_log_buffers": ("records of a log",),
     "_context_values": ("value of a context variable",),
@@ -230,9 +253,12 @@ def test_every_kind_of_holder_has_a_line_that_ends_it(notebook: Kernel) -> None:
     """All are made, one look is taken, and each line is followed: the model of its own case goes, and no other."""
     notebook.printed = None  # a fork has neither threads nor an event loop that turns
     notebook.run_silently(_LOOK)
-    alone = "profile function"  # beside one nobody asks what runs at exit
-    seen = _follow_each(notebook, {kind: case for kind, case in CASES.items() if kind != alone})
-    seen |= _follow_each(notebook, {alone: CASES[alone]})
+    apart = (
+        "profile function",
+        "hook for errors in threads",
+    )  # under the one nobody asks what runs at exit; threads keep the other
+    seen = _follow_each(notebook, {kind: case for kind, case in CASES.items() if kind not in apart})
+    seen |= _follow_each(notebook, {kind: CASES[kind] for kind in apart})
 
     assert seen >= {*get_args(RootKind), *get_args(CacheKind), *get_args(Registry)}
     assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10)")
@@ -311,3 +337,67 @@ def test_hooks_that_keep_a_deleted_model_go_and_the_model_they_are_on_stays(
 
     assert held(notebook) == stays
     assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10) and len(live._forward_hooks)") == 0
+
+
+_MOCK = "from unittest import mock; mm = mock.MagicMock(); mm(made());"  # its class is one of its own
+_LEFT = (
+    ("name", "global of the user's module", "future"),
+    ("dict of a class", "executor of threads", "task with a name"),
+    ("context", "value of a context variable", "finalizer"),
+    ("hook of a library", "argument of what runs at exit", "call of a mock"),
+)
+
+
+def test_a_cleanup_shows_what_ends_each_of_the_largest_that_it_leaves(notebook: Kernel) -> None:
+    """The line is the one of `%gpumem`; with nothing stale there are three lines at most."""
+    notebook.printed = None  # a fork has no event loop that turns
+    notebook.run_silently(_LOOK)
+    notebook.run_silently("small = [torch.ones(9) for _ in range(4)]; smaller = torch.ones(3)")
+    for kinds in _LEFT:
+        for kind in kinds:
+            notebook.run_silently(_MOCK if kind == "call of a mock" else CASES[kind].code)
+            notebook.value(f"_note({kind!r})")
+        text = notebook.run("%reset_gpu -o outcome").ok().text
+        left = notebook.value("[(h.label, h.advice.command, h.advice.effect) for h in outcome.left[:3]]")
+        told, _ = notebook.value("_look()")
+
+        assert len(text.splitlines()) <= 3
+        assert text.endswith("more: %gpumem")
+        assert all((command or effect) in text for _, command, effect in left)
+        for label, command, _ in left[: len(kinds)]:
+            assert command == told.get(label, command)
+            before = set(notebook.value("_alive()"))
+            notebook.run(command or "atexit.unregister(print)").ok()
+            notebook.run_silently("gc.collect()")
+            assert len(before - set(notebook.value("_alive()"))) == 1, (label, command)
+        assert not notebook.value("_alive()"), kinds
+    assert notebook.value("live(torch.ones(1, 10)).shape == (1, 10) and len(small)") == 4
+
+
+def test_why_of_a_kept_exception_frees_what_its_frames_hold(notebook: Kernel) -> None:
+    """The exception stays with its message, and an object of its frames that has a name."""
+    notebook.run_silently(_LOOK)
+    notebook.run_silently("def broken():\n    m, known = made(), live\n    raise KeyError('kept')")
+    keeping = {
+        "error": "try: broken()\nexcept KeyError as e: error = e",
+        "kept": "kept = []\ntry: broken()\nexcept KeyError as e: kept.append(e)",
+        "sys.last_value": "broken()",
+    }
+    for target, code in keeping.items():
+        notebook.run(code)
+        notebook.value(f"_note({target!r})")
+    commands = {}
+    for target in ("error", "kept[0]", "sys.last_value"):
+        notebook.run(f"%gpumem why {target} -o found").ok()
+        commands[target] = notebook.value("{path.advice.command for path in found.paths if not path.storages_only}")
+
+    assert commands == {
+        "error": {"%reset_gpu --errors"},
+        "kept[0]": {"%reset_gpu --errors"},
+        "sys.last_value": {"%reset_gpu"},
+    }
+    notebook.run("%reset_gpu --errors").ok()
+    assert not {"error", "kept"}.intersection(notebook.value("_alive()"))
+    notebook.run("%reset_gpu").ok()
+    assert not notebook.value("_alive()")
+    assert notebook.value("[type(e).__name__ + e.args[0] for e in (error, *kept)]") == ["KeyErrorkept"] * 2

@@ -53,7 +53,7 @@ def test_what_is_stranded_re_adds(found: list[Segment], in_use: set[PoolId]) -> 
 
 def block_holders(graph: Graph, device: DeviceFacts) -> BlockHolders:
     """Return the holders of the blocks of `device`, nothing of which is stale."""
-    return BlockHolders.of(graph, device, holdings(graph, device.device), frozenset())
+    return BlockHolders.of(make_facts(graph), device, holdings(graph, device.device), frozenset())
 
 
 def losses_in_every_segment(count: int = 12) -> Facts:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.cleanup.plan.plan import Action, LeftHolder, Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.advice import release_names
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
@@ -75,7 +76,8 @@ def _afternoon() -> Facts:
 
 def _done(facts: Facts) -> Outcome:
     plan = plan_cleanup(facts, Request())
-    left = (("learn", 4200 * MiB, "Learner"), ("losses", 1900 * MiB, "list of 118"))
+    sizes = (("learn", 4200 * MiB, "Learner"), ("losses", 1900 * MiB, "list of 118"))
+    left = tuple(LeftHolder(label=name, nbytes=n, what=what, advice=release_names((name,))) for name, n, what in sizes)
     return Outcome(
         plan=plan,
         done=plan.actions,
@@ -247,7 +249,7 @@ def test_html_escapes_every_name(name: str) -> None:
         before=3,
         after=0,
         survivors=((name, 1),),
-        left=((name, 1, name),),
+        left=(LeftHolder(label=name, nbytes=1, what=name, advice=release_names((name,))),),
     )
 
     for result in (build_report(Analysis(facts)), plan, outcome, explain(facts, name, 0, name), _host_oom(name)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from nbguard.cleanup.apply.kept_memory import FreedBytes, note_left_pools
 from nbguard.cleanup.apply.parking import unpark
 from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.cleanup.plan.parking import Unparked
-from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
+from nbguard.cleanup.ways_out import way_out
 from nbguard.errors import NbguardError
 from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis
@@ -28,7 +30,7 @@ from nbguard.memory.facts import Facts, PoolId
 from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.memory.segments.pools import left_pools
-from nbguard.scan.devices.cuda import lasting_error
+from nbguard.scan.devices.cuda import device_facts, lasting_error
 from nbguard.scan.scan import Notebook, Scan, TimedScan, timed_scan
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -109,7 +111,9 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
     if scanned.facts.tracked == "cuda" and any(action.kind in ("collect", "park") for action in done):  # it emptied the cache
         note_left_pools(_unkept_pools(plan, scanned.facts))
     expired = scanned.tracker.expired()
-    after = timed_scan(notebook)
+    after = (
+        timed_scan(notebook) if _may_have_changed(plan, done, expired, scanned.facts) else _looked_at_once(scanned, notebook)
+    )
     outcome = _measure(plan, scanned.facts, expired, after.analysis)
     return replace(
         outcome,
@@ -121,6 +125,25 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
         reserved=_both(reserved_before, _counted("memory_reserved")),
         interrupted=interrupts.happened,
     ), after
+
+
+def _may_have_changed(plan: Plan, done: Sequence[Action], expired: set[int], facts: Facts) -> bool:
+    """Say whether a cleanup calls for a second look: not where the collector found nothing, and no private pool may be free."""
+    has_done = plan.request.hard or plan.request.workers or any(action.kind != "collect" for action in done)
+    return bool(has_done or plan.promised or plan.at_least or expired or facts.changed or facts.pools or plan.doubtful)
+
+
+def _looked_at_once(scanned: Scan, notebook: Notebook) -> TimedScan:
+    """Return the scan before a cleanup that changed nothing on the heap as the one after it: of the devices as they are now."""
+    since, start = time.time(), time.perf_counter()
+    devices, unavailable = device_facts(scanned.facts.tracked)
+    return TimedScan(
+        facts=replace(scanned.facts, devices=devices, unavailable=unavailable),
+        tracker=scanned.tracker,
+        since=since,
+        seconds=time.perf_counter() - start,
+        is_beside=notebook.is_running,
+    )
 
 
 def _unkept_pools(plan: Plan, facts: Facts) -> frozenset[PoolId]:
@@ -183,13 +206,26 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> 
     return tuple(survivors)
 
 
-def _left(after: Analysis) -> tuple[tuple[str, int, str], ...]:
-    rows = [(holder.label, holder.retained, "shared" if holder.is_shared else holder.what) for holder, _ in after.holdings]
+def _left(after: Analysis) -> tuple[LeftHolder, ...]:
+    """Return the holders of the rest, the largest with their ways out; gradients, which are a part of one, if there is room."""
+    rows = [holder for holder, _ in after.holdings]
+    ways = {id(row): way_out(after, row) for row in [row for row in rows if row.retained][:LEFT_SHOWN]}
+    left = [
+        LeftHolder(
+            label=row.label,
+            nbytes=row.retained,
+            what="shared" if row.is_shared else row.what,
+            advice=ways.get(id(row), advice.NONE),
+        )
+        for row in rows
+    ]
     gradients = [
-        (f"gradients of {label}, part of it", nbytes, advice.zero_gradients(label).command)
+        LeftHolder(
+            label=f"gradients of {label}, part of it", nbytes=nbytes, what="", advice=advice.zero_gradients(label, nbytes)
+        )
         for label, nbytes in idle_gradients(after.facts)
     ]
-    return (*rows, *gradients)
+    return (*left[: len(ways)], *gradients[: LEFT_SHOWN - len(ways)], *left[len(ways) :])
 
 
 def _counted(counter: str) -> int | None:

@@ -21,7 +21,7 @@ def default_plan(analysis: Analysis) -> Plan:
 def holders_of(device: DeviceAnalysis) -> tuple[Holder, ...]:
     """Return every holder of bytes on a device, the largest first: they add up to the bytes allocated there."""
     analysis = device.analysis
-    return all_holders(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
+    return all_holders(analysis.facts, device.facts, device.holdings, analysis.once(default_plan).storages)
 
 
 def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:
@@ -33,7 +33,7 @@ def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:
 def block_holders_of(device: DeviceAnalysis) -> BlockHolders:
     """Return the holder of each live block of a device."""
     analysis = device.analysis
-    return BlockHolders.of(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
+    return BlockHolders.of(analysis.facts, device.facts, device.holdings, analysis.once(default_plan).storages)
 
 
 def pins_of(device: DeviceAnalysis) -> tuple[HolderPins, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from nbguard.cleanup.plan.verdict import Verdict
+from nbguard.memory.advice import NONE, Advice
 from nbguard.memory.facts import CacheKind, PoolId
 from nbguard.memory.processes import Process, Zombies
 from nbguard.memory.references.kept_targets import KeptTarget
@@ -99,6 +100,20 @@ class Plan(Result):
     kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
 
 
+LEFT_SHOWN = 3
+"""Holders left alone that a cleanup shows, each with its way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftHolder:
+    """A holder that a cleanup has left alone."""
+
+    label: str  # what the user calls it
+    nbytes: int  # bytes that it alone holds; 0: others hold all of it, too
+    what: str  # the object in a few words
+    advice: Advice = NONE  # the line that ends it, or why there is none; only of the `LEFT_SHOWN` largest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Result):
     """The outcome of a cleanup, measured. All sizes are bytes."""
@@ -115,7 +130,7 @@ class Outcome(Result):
     after: int  # tensors' storages after it
     reserved: tuple[int, int] | None = None  # (before, after) of the allocator (memory_reserved); None without CUDA
     survivors: tuple[tuple[str, int], ...] = ()  # (holder, bytes) of promised storages that are still there
-    left: tuple[tuple[str, int, str], ...] = ()  # (holder, bytes, hint) of the rest
+    left: tuple[LeftHolder, ...] = ()  # the rest, the largest first
     interrupted: bool = False  # by the user, in the midst of it
     host: int | None = None  # host memory that came back besides; None: not asked for
     verdict: Verdict | None = None  # comes with `--hard`

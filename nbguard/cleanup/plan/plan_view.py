@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nbguard.cleanup.plan.parking import Unparked
-from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory import advice
 from nbguard.memory.references.kept_targets import Keeper
 from nbguard.memory.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
+from nbguard.render.words import SENTENCE
 from nbguard.units import counted, format_bytes, format_column, unit_of
 
 _OF_THE_HOST = frozenset({"workers", "pinned"})
 _WIDEST = 120
 """Characters of the words on a step."""
-_LEFT_SHOWN = 20
 _KEEPERS_SHOWN = 4
+_LEFT_LENGTH = SENTENCE - 60
+"""Characters of the phrases on the holders that are left."""
 _NOUNS = {"tensor": "tensor", "model": "model", "learner": "Learner", "optimizer": "optimizer", "loader": "loader"}
 PINNED = f"other tensors share its segments ({advice.MAP.command})"
 """Why freed memory does not go back to the device, for a plan's sentence."""
@@ -182,15 +184,23 @@ def _notes(outcome: Outcome) -> Iterator[str]:
 
 
 def _left(outcome: Outcome) -> Iterator[str]:
-    """Yield the holders of the rest, a phrase each; names that hold nothing alone stand together at the end."""
-    alone = [(label, nbytes, what) for label, nbytes, what in outcome.left if nbytes]
-    shared = [label for label, nbytes, _ in outcome.left if not nbytes]
-    for label, nbytes, what in alone[:_LEFT_SHOWN]:
-        yield f"{label} ({what}) {format_bytes(nbytes)}" if what else f"{label} {format_bytes(nbytes)}"
-    if len(alone) > _LEFT_SHOWN:
-        yield f"{len(alone) - _LEFT_SHOWN} more ({advice.REPORT.command})"
-    if shared:
-        yield "and, sharing memory: " + ", ".join(shared[:_LEFT_SHOWN]) + (", …" if len(shared) > _LEFT_SHOWN else "")
+    """Yield the largest holders of the rest, a phrase each with the line that ends it, and how many more there are.
+
+    They stand in one sentence, which is clipped nowhere: as many as it has room for.
+    """
+    shown, length = 0, 0
+    for holder in outcome.left[:LEFT_SHOWN]:
+        what = f" ({holder.what})" if holder.what else ""
+        line = holder.advice
+        way_out = f": {line.code if line.is_code else line.command or line.effect}" if line != advice.NONE else ""
+        words = f"{holder.label}{what} {format_bytes(holder.nbytes)}{way_out}"
+        length += len(words)
+        if not holder.nbytes or (shown and length > _LEFT_LENGTH):
+            break
+        shown += 1
+        yield words
+    if more := len(outcome.left) - shown:
+        yield f"and {more} more: {advice.REPORT.code}" if shown else f"{more} that share memory: {advice.REPORT.code}"
 
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:

@@ -82,7 +82,7 @@ def verdict(analysis: Analysis, broken: str = "") -> Verdict:
 def _parts(device: DeviceAnalysis) -> Iterator[tuple[str, int]]:
     """Yield (name, bytes) of each part of a device that this kernel takes, as in the report's bar and table."""
     facts = device.analysis.facts
-    rows = (*(holder for holder, _ in device.holdings), *unheld(facts.graph, device.facts))
+    rows = (*(holder for holder, _ in device.holdings), *unheld(facts, device.facts))
     for row in rows:
         yield _class_of(facts, row), row.retained
     for part in parts_of(device.facts, sum(row.retained for row in rows), facts.pid, device.analysis.pools_in_use):

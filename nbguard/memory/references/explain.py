@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
-from nbguard.memory.advice import Advice
+from nbguard.memory.advice import Advice, release_errors
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, steps_of, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
@@ -20,6 +20,7 @@ from nbguard.render.result import Result
 _PER_ROOT = 4
 """Most ways shown of one root: one exception can hold a Learner by dozens of variables."""
 _CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "deque", "OrderedDict", "defaultdict"})
+_OF_ERRORS = frozenset({"traceback", "frame", "locals"})
 _CARRIERS = 8
 """Most of the largest tensors behind a root that are named where the root itself is explained."""
 
@@ -131,7 +132,18 @@ def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool 
         steps=tuple(steps_of(graph, root, way)),
         cell=root.cell,
         stale=root.kind in STALE_KINDS,
-        advice=release_of_way(graph, root, way),
+        advice=release_errors() if _is_of_error(graph, root, way) else release_of_way(graph, root, way),
         storages_only=storages_only,
         times=max((graph.nodes[at].repeated.count(child) + 1 for at, child in pairwise(way)), default=1),
     )
+
+
+def _is_of_error(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
+    """Say whether a way leads to an exception that the user keeps and whose frames alone hold memory, or through it."""
+    error = next((n for n in way if graph.nodes[n].kind == "traceback" and graph.nodes[n].type_name != "traceback"), None)
+    if error is None or root.kind not in ("name", "module"):
+        return False
+    own = [node for each in graph.roots if each.kind not in STALE_KINDS for node in each.nodes]
+    others = (n for n, node in enumerate(graph.nodes) if node.kind not in _OF_ERRORS)
+    frames = reach(graph, (error,), blocked=frozenset(others))
+    return bool(storages_of(graph, reach(graph, own)) - storages_of(graph, reach(graph, own, blocked=frames)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from nbguard.memory.advice import HARD, NONE, RECORD_ON, Advice
@@ -18,8 +19,8 @@ _KEEPERS: Mapping[HolderSource, tuple[str, str, Advice]] = MappingProxyType(
             HARD,
         ),
         "graphs": (
-            "PyTorch → pool of a CUDA graph",
-            "it goes with the CUDA graph that was captured into it: delete the names that lead to the graph",
+            "PyTorch → private pool",
+            "it goes with the CUDA graph that was captured into it, or with the MemPool",
             NONE,
         ),
         "site": ("C++ → a library", "made at that line of yours and kept by the library that the line calls", NONE),
@@ -42,11 +43,14 @@ def is_explained(row: Holder) -> bool:
 def explain_unheld(row: Holder) -> Why:
     """Return why the blocks of a row without a root are allocated. Only for a row that `is_explained`."""
     keeper, effect, advice = _KEEPERS[row.source]
+    release = Advice(command=advice.command, effect=effect)
+    if row.release != NONE:  # of the pool's own graph or MemPool
+        release = replace(row.release, effect=row.release.effect if not row.release.targets else effect)
     path = Path(
         steps=(keeper,),
         cell=None,
         stale=False,
-        advice=Advice(command=advice.command, effect=effect),
+        advice=release,
         storages_only=True,
     )
     return Why(name=row.label, what=row.what, nbytes=row.retained, paths=(path,))

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Root, Segment
+from nbguard.memory.advice import NONE, Advice
+from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Facts, Graph, HolderSource, Root, Segment
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, shortest_path
 from nbguard.memory.references.model_rest import contents_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.segments.pool_owners import PoolOwner, owner_of_pool
 from nbguard.units import counted
 
 _ON_THE_WAY = ("traceback", "frame")
@@ -39,6 +41,7 @@ class Holder:
     at_least: bool = False  # it leads to something that was not looked into: both figures are lower bounds
     source: HolderSource = "python"  # who holds the bytes
     names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
+    release: Advice = field(default=NONE, metadata={"json": False})  # of blocks without a holder in Python: lets them go
     stale_bytes: int = 0  # bytes of `retained` that the default cleanup frees: of a stale holder all, of another perhaps a part
 
     @property
@@ -173,14 +176,14 @@ def _what(graph: Graph, root: Root) -> str:
     return root.what if contents is None else f"{root.what}: {contents.words}"
 
 
-def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:
+def all_holders(facts: Facts, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:
     """Return every holder of bytes on `device`, Python's and the rest, largest first: they add up to the bytes allocated.
 
     `held` are the holders among Python's objects. `freed` are the storages that a cleanup would free: a displayed tensor that
     it would keep is not called stale.
     """
-    own = (after_cleanup(graph, holding, freed) for holding in held)
-    known_rows = [*own, *unheld(graph, device)]
+    own = (after_cleanup(facts.graph, holding, freed) for holding in held)
+    known_rows = [*own, *unheld(facts, device)]
     return tuple(sorted((*known_rows, *unattributed(device, known_rows)), key=lambda row: -row.retained))
 
 
@@ -190,31 +193,39 @@ def after_cleanup(graph: Graph, holding: Holding, freed: Set[int]) -> Holder:
     return replace(row, stale=row.stale and storages <= freed, stale_bytes=nbytes_of(graph, storages & freed))
 
 
-def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:
-    """Yield a holder for each kind of allocated block of `device` that `graph` holds no storage in.
+def unheld(facts: Facts, device: DeviceFacts) -> Iterator[Holder]:
+    """Yield a holder for each kind of allocated block of `device` that the graph holds no storage in.
 
     Workspaces of cuBLAS and cuBLASLt are known by their sizes, which torch tells; other blocks by the line that allocated
-    them, where the allocator's history is recorded; the rest is C++'s own. Where blocks are not known, what the allocator
+    them, where the allocator's history is recorded; those of a private pool by its graph or MemPool; the rest is C++'s own.
+    Where blocks are not known, what the allocator
     counts and no storage explains is one row.
     """
     if device.segments is None and device.allocator is not None:
-        explained = sum(storage.nbytes for storage in graph.storages if storage.device == device.device)
+        explained = sum(storage.nbytes for storage in facts.graph.storages if storage.device == device.device)
         if device.allocator.allocated > explained:
             yield _row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}", "unknown")
-    for row, _ in unheld_blocks(graph, device):
+    for row, _ in unheld_blocks(facts, device):
         yield row
 
 
-def unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Holder, tuple[Block, ...]]]:
-    """Yield a holder for each kind of allocated block that `graph` holds no storage in, with these blocks."""
+def unheld_blocks(facts: Facts, device: DeviceFacts) -> Iterator[tuple[Holder, tuple[Block, ...]]]:
+    """Yield a holder for each kind of allocated block that the graph holds no storage in, with these blocks."""
     by_kind: dict[tuple[str, str, HolderSource], list[Block]] = {}
-    blocks_of_device = tuple(_unheld_blocks(graph, device))
+    blocks_of_device = tuple(_unheld_blocks(facts.graph, device))
     workspaces = _workspaces(device, blocks_of_device)
+    owners: dict[str, PoolOwner] = {}
     for segment, block in blocks_of_device:
         kind = _WORKSPACES if block.address in workspaces else _kind(segment, block)
+        if kind is _POOLS:
+            owner = owner_of_pool(facts, segment.pool)
+            owners[owner.name] = owner
+            kind = (owner.name, *_POOLS[1:])
         by_kind.setdefault(kind, []).append(block)
     for (label, what, source), blocks in by_kind.items():
-        yield _row(label, sum(block.size for block in blocks), f"{counted(len(blocks), 'block')} {what}", source), tuple(blocks)
+        nbytes, words = sum(block.size for block in blocks), f"{counted(len(blocks), 'block')} {what}"
+        release = owners[label].advice if label in owners else NONE
+        yield replace(_row(label, nbytes, words, source), release=release), tuple(blocks)
 
 
 def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:
@@ -275,13 +286,14 @@ def _row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
 
 
 _WORKSPACES: tuple[str, str, HolderSource] = ("cuBLAS workspaces", "that PyTorch keeps for matrix products", "workspaces")
+_POOLS: tuple[str, str, HolderSource] = ("CUDA graphs", "of its pool that no Python object holds", "graphs")
 _BY_LIBRARIES = "buffers and caches of libraries"
 
 
 def _kind(segment: Segment, block: Block) -> tuple[str, str, HolderSource]:
     """Return the label of the holder of a block that is no workspace, the words on such blocks, and their source."""
     if segment.is_private:
-        return "CUDA graphs", "of graph pools that no Python object holds", "graphs"
+        return _POOLS
     if block.site:
         return f"allocated at {block.site}", "that no Python object holds", "site"
     return "not held by Python", f"of C++: {_BY_LIBRARIES}", "unknown"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nbguard.memory.advice import NONE, Advice, empty_parts, is_python
+from nbguard.memory.advice import NONE, Advice, empty_parts, is_python, release_names
 from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.graph import GRADIENT, Edge, nbytes_of, path_text, reach, shortest_path, storages_of
 from nbguard.units import format_bytes
@@ -39,6 +39,7 @@ class ModelContents:
     rest: int
     places: tuple[RestPlace, ...]  # of the rest, the largest first
     advice: Advice  # lets go of what has a graph, and leaves the model; a table or a buffer may be needed
+    hooks: Advice = NONE  # takes the hooks off that keep something
 
     @property
     def words(self) -> str:
@@ -73,7 +74,7 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
     rest = whole - of_model
     if not rest or nbytes_of(graph, rest) <= _SHARE * nbytes_of(graph, whole):
         return None
-    places, edges, lines = [], set[Edge](), []
+    places, edges, lines, hooks = [], set[Edge](), [], dict[str, Edge]()
     for edge in entries:
         held = storages_of(graph, reach(graph, (edge[1],), blocked=own.nodes)) & rest
         if not nbytes_of(graph, held):
@@ -89,6 +90,8 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
                 is_container=node.type_name in _CONTAINERS,
             )
         )
+        if path.endswith("_hooks"):
+            hooks |= {f"{path}{label}": (edge[1], child) for child, label in node.references if label}
         if places[-1].has_graph and "_hooks" not in path and is_python(f"{path} = None"):
             lines.append((path, node.type_name in _CONTAINERS))
             edges |= {(edge[1], child) for child in node.children} if node.type_name in _CONTAINERS else {edge}
@@ -104,6 +107,7 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
         rest=nbytes_of(graph, rest),
         places=tuple(places),
         advice=line,
+        hooks=replace(release_names(list(hooks)), cut=frozenset(hooks.values())) if 0 < len(hooks) <= _LINES else NONE,
     )
 
 

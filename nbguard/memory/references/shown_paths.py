@@ -128,9 +128,9 @@ def can_let_go(graph: Graph, root: Root, parent: int, child: int) -> bool:
         return root.kind not in ("frame", "error")
     if not label or node.type_name in _FIXED or node.kind in _LOCKED or root.kind in ("frame", "error"):
         return False
-    return (label[0] in ".[" and label not in (".__self__", ".__func__", ".__globals__", ".__wrapped__")) or (
-        node.type_name in ("set", "WeakKeyDictionary") and not label.startswith(_UNWRITTEN)
-    )
+    if label.startswith(".__") and label.endswith("__"):  # what Python calls by itself, as a class's `__init__`
+        return False
+    return label[0] in ".[" or (node.type_name in ("set", "WeakKeyDictionary") and not label.startswith(_UNWRITTEN))
 
 
 def is_written(graph: Graph, text: str) -> bool:

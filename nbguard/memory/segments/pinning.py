@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from nbguard.memory.facts import Block, DeviceFacts, Graph, HolderSource, PoolId, Segment
+from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, HolderSource, PoolId, Segment
 from nbguard.memory.references.graph import path_text, shortest_paths
 from nbguard.memory.references.holders import CHANGED, Holder, Holding, after_cleanup, unheld_blocks
 from nbguard.memory.segments.fragmentation import unit_pages
@@ -105,15 +105,16 @@ class BlockHolders:
     freed: Set[int] = frozenset()  # numbers of the storages that the cleanup frees
 
     @classmethod
-    def of(cls, graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> BlockHolders:
+    def of(cls, facts: Facts, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> BlockHolders:
         """Return the holders of `device`; `held` and `freed` as in `all_holders`."""
         rows: list[Holder] = []
+        graph = facts.graph
         places: dict[int, int] = {}
         numbers = {s.address: n for n, s in enumerate(graph.storages) if s.device == device.device}
         for row, storages in held:
             places |= dict.fromkeys((graph.storages[number].address for number in storages), len(rows))
             rows.append(after_cleanup(graph, (row, storages), freed))
-        for row, blocks in unheld_blocks(graph, device):
+        for row, blocks in unheld_blocks(facts, device):
             places |= dict.fromkeys((block.address for block in blocks), len(rows))
             rows.append(row)
         return cls((*rows, _PENDING, _CHANGED), places, numbers, freed)

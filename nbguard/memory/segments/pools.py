@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId, Segment
-from nbguard.memory.references.graph import STALE_KINDS, path_text, shortest_path
+from nbguard.memory.facts import DeviceFacts, Facts, PoolFact, PoolId, Segment
+from nbguard.memory.finding import Finding
 from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation, left_in_segments
+from nbguard.memory.segments.pool_owners import owner_of_pool
+from nbguard.units import MiB, format_bytes
 
 _ONE_NUMBER = 512
 """Bytes of the block of a tensor of one element."""
+_WORTH_SAYING = 0.05
+"""Share of what is reserved on a device from which a private pool has a line of its own."""
+_GIVES_BACK = "lets it go, and what no tensor of the pool pins goes back to the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +133,23 @@ def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:
 def _name(facts: Facts, key: PoolKey) -> str:
     words = ["small blocks" if key.is_small else "large blocks"]
     if key.pool != (0, 0):
-        words.insert(0, _keeper(facts.graph, next((pool for pool in facts.pools if pool.pool == key.pool), None), key.pool))
+        words.insert(0, owner_of_pool(facts, key.pool).name)
     elif key.stream:
         words.append(f"stream {key.stream:#x}")
     return " · ".join(words)
 
 
-def _keeper(graph: Graph, fact: PoolFact | None, pool: PoolId) -> str:
-    """Return the object that keeps a private pool, by the path to it: `CUDAGraph g`; the user's own names first."""
-    if fact is None:
-        return f"pool {pool} of an object that is not known"
-    if fact.is_left:
-        return f"pool {pool} that an empty cache has left"
-    kind = graph.nodes[fact.keepers[0]].type_name
-    for root in sorted(graph.roots, key=lambda root: root.kind in STALE_KINDS):
-        way = shortest_path(graph, root, fact.keepers)
-        if way:
-            return f"{kind} {path_text(graph, root, way, shorten=4)}"
-    return kind
+def pool_findings(facts: Facts, device: DeviceFacts) -> Iterator[Finding]:
+    """Yield a finding for each private pool whose graph or MemPool keeps much memory that no tensor has."""
+    segments = device.segments or ()
+    held = {storage.address for storage in facts.graph.storages if storage.device == device.device}
+    least = max(MiB, _WORTH_SAYING * sum(segment.total_size for segment in segments))
+    for pool in dict.fromkeys(segment.pool for segment in segments if segment.is_private):
+        of_pool = [segment for segment in segments if segment.pool == pool]
+        used = sum(block.size for segment in of_pool for block in segment.blocks if block.address in held)
+        nbytes = sum(segment.total_size for segment in of_pool) - used
+        if nbytes < least:
+            continue
+        owner = owner_of_pool(facts, pool)
+        how = f"{owner.advice.code} {_GIVES_BACK}" if owner.advice.targets else f"{owner.advice.code} {owner.advice.effect}"
+        yield Finding("pool", f"{owner.name} keeps {format_bytes(nbytes)} in its pool: {how.strip()}", owner.advice)

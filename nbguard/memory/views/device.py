@@ -87,7 +87,7 @@ def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
     what = f"{holder.what} (at least)" if holder.at_least else holder.what
     cells = (name, figure, reaches, since, stale_words(holder.stale_bytes, is_all=holder.stale), what)
-    return TableRow(cells=cells, hint=command_of(holder.names[:1], holder.kind, holder.stale))
+    return TableRow(cells=cells, hint=command_of(holder.names, holder.kind, holder.stale))
 
 
 def stale_words(nbytes: int, *, is_all: bool) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from operator import is_not
 from typing import Any
 
-from nbguard.scan.heap.attributes import attributes_of
+from nbguard.memory.facts import EXPERIMENT_KINDS
 from nbguard.scan.heap.kinds import name_of, namespace_of, never_asked
 from nbguard.scan.heap.walk import Walk
 from nbguard.scan.outside.outside_references import Region
@@ -24,6 +24,7 @@ _FEWEST_STEPS = 4
 _MOST_OBJECTS = 12_000_000
 """Objects that the steps together may go over: each is a pass over the heap, and a data set in lists has millions."""
 _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
+_GLOBAL = "global of a library"
 _NOT_FOLLOWED = "held in a way that is not followed"
 
 
@@ -59,7 +60,15 @@ def name_by_referrers(
                 label, what, module = _name_of_root(region, holder, held_by_it, modules)
                 if label:
                     is_class = walk.kinds.of(type(holder)) == "class"
-                    root = LiveRoot(kind="library", label=label, objects=(), what=what, module=module, is_class=is_class)
+                    root = LiveRoot(
+                        kind="library",
+                        label=label,
+                        objects=(),
+                        what=what,
+                        module=module,
+                        is_class=is_class,
+                        ended_by=_unbinding(walk, label, module, held_by_it) if what == _GLOBAL else "",
+                    )
                     roots.append((root, held_by_it))
                 elif id(holder) not in walk.number:
                     walk.add_unwalked(holder)
@@ -108,7 +117,7 @@ def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[tuple[LiveR
 
 def _thread_root(thread: Any) -> LiveRoot:
     threading: Any = sys.modules["threading"]
-    name = str((attributes_of(thread) or {}).get("_name"))
+    name = str(object.__getattribute__(thread, "_name"))  # its dict, once it is made, would stand between it and what it has
     line = f"import threading; [(t.cancel(), t.join()) for t in threading.enumerate() if t.name == {name!r}];"
     is_timer = type(thread) is threading.Timer
     what = "waits until its time comes" if is_timer else "runs"
@@ -172,7 +181,7 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
             return label, "attribute of IPython", ""
         if module == "__main__":
             return label.removeprefix("__main__."), _NOT_FOLLOWED, ""
-        return label, "global of a library", module if label != module else ""
+        return label, _GLOBAL, module if label != module else ""
     if walk.kinds.of(type(holder)) == "class":
         module = str(namespace_of(holder).get("__module__"))
         space = {id(ref) for ref in gc.get_referents(namespace_of(holder))}
@@ -183,6 +192,12 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
     if walk.number.get(id(holder), region.known) < region.known:
         return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
     return "", "", ""
+
+
+def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> str:
+    """Return the line that binds a global to None which is itself an experiment or a tensor; an empty string for others."""
+    is_thing = len(held_by_it) == 1 and walk.kind[held_by_it[0]] in EXPERIMENT_KINDS | {"tensor"}
+    return f"import {module}; {label} = None" if module and is_thing else ""
 
 
 def _referrers(walk: Walk, ids: set[int]) -> list[Any]:

@@ -64,6 +64,14 @@ def _interpreter() -> Iterator[LiveRoot]:
     for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
         if hook is not None:
             yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)", f"import sys; sys.set{name}(None)")
+    threading: Any = sys.modules["threading"]
+    for name, function, default in (
+        ("sys.excepthook", sys.excepthook, "sys.__excepthook__"),
+        ("sys.unraisablehook", sys.unraisablehook, "sys.__unraisablehook__"),
+        ("threading.excepthook", threading.excepthook, "threading.__excepthook__"),
+    ):
+        line = f"{name} = {default}"
+        yield _hook(f"{name} function", function, line, f"import {name.partition('.')[0]}; {line}")
     for place, callback in enumerate(gc.callbacks):
         line = f"import gc; gc.callbacks.pop({place});"
         yield _hook(f"gc callback {callback_name(callback)}", callback, "removing it from gc.callbacks", line)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.memory.facts import Graph, Node, Root, StorageFact
+from nbguard.memory.references.graph import GRAPH
 from nbguard.profiler.analysis.memory import categories as memory
 from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
 from nbguard.profiler.analysis.memory.growth import (
@@ -21,7 +22,7 @@ from nbguard.profiler.analysis.memory.growth import (
     growth_per_epoch,
     with_growth,
 )
-from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
+from nbguard.profiler.analysis.memory.holders import NESTED, Grown, HolderSizes, grown, holder_sizes, keepers
 from nbguard.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
 from nbguard.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
 from nbguard.profiler.analysis.time import phases
@@ -429,3 +430,19 @@ def test_a_list_is_named_and_not_the_one_of_its_graphs_by_which_what_is_new_was_
 
     assert found is not None
     assert (found.holder, found.is_graph, found.is_sum) == ("losses", True, False)
+
+
+def test_two_containers_in_one_are_told_apart() -> None:
+    def sizes(*counts: tuple[tuple[str, ...], int]) -> HolderSizes:
+        places = ((*at, f"[{n}]", GRAPH) for at, count in counts for n in range(count))
+        return HolderSizes({}, dict.fromkeys(places, 3))
+
+    both = sizes((("history", "['train']"), 12), (("history", "['valid']"), 9), (("runs", "[0]", ".losses"), 10), (("few",), 3))
+    pairs = sizes(*((("pairs", f"[{n}]"), 2) for n in range(10)))
+
+    assert [(path, count) for path, count, _ in keepers(both, 8)] == [
+        ("history['train']", 12),
+        ("runs[0].losses", 10),
+        ("history['valid']", 9),
+    ]
+    assert keepers(pairs, 8) == [("pairs", 20, NESTED)]

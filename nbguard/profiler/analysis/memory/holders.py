@@ -307,15 +307,19 @@ def _below(sizes: Mapping[HolderPath, int], at: HolderPath) -> dict[str, int]:
 def keepers(sizes: HolderSizes, least: int) -> list[tuple[str, int, str]]:
     """Return the containers that hold at least `least` tensors with a graph of their own, the most first.
 
-    Each with their number and its class.
+    Each with their number and its class. Of containers in each other the inner one is named, `history['train']`, or, where
+    each of these has too few, the one around them.
     """
-    counts: dict[HolderPath, int] = {}
-    for place in sizes.nodes:
-        inside = place[:-1]
-        while inside and inside[-1].startswith("["):
-            inside = inside[:-1]
-        counts[inside] = counts.get(inside, 0) + (len(inside) < len(place) - 1)
-    many = [
-        ("".join(place), count, _container(sizes, sizes, place)) for place, count in counts.items() if place and count >= least
-    ]
+    inside = {place[:-1] for place in sizes.nodes}
+    found: dict[HolderPath, int] = {}
+    for depth in range(max(map(len, inside), default=0) - 1, 0, -1):
+        counts: dict[HolderPath, list[HolderPath]] = {}
+        for place in inside:
+            if len(place) > depth and all(step.startswith("[") for step in place[depth:]):
+                counts.setdefault(place[:depth], []).append(place)
+        for container, places in counts.items():
+            if len(places) >= least:
+                found[container] = len(places)
+                inside.difference_update(places)
+    many = [("".join(place), count, _container(sizes, sizes, place)) for place, count in found.items()]
     return sorted(many, key=lambda holder: (-holder[1], holder[0]))
