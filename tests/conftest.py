@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests import write_audit
+from tests import frozen, write_audit
 from tests.advice import follow_printed
 from tests.kernels import FASTAI, Kernel, Zygote
 from tests.thorough import examples
@@ -76,6 +76,13 @@ def open_tmp_path() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def frozen_libraries() -> Iterator[Callable[[], None]]:
+    """The libraries' own objects are none that a look goes through."""
+    with frozen.frozen_libraries() as unfreeze:
+        yield unfreeze
 
 
 @pytest.fixture(scope="session")

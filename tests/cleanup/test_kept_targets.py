@@ -13,6 +13,8 @@ from torch import nn
 import nbguard
 from nbguard.cleanup.plan.plan import Outcome, Plan
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 MIB = 1024**2
 
 

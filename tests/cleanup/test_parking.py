@@ -29,6 +29,8 @@ from nbguard.cleanup.plan.plan import Outcome, Plan
 from nbguard.scan.objects.parked import PARKED, parked_facts
 from nbguard.scan.scan import Notebook, scan
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
@@ -365,25 +367,6 @@ def test_a_call_of_a_parked_model_says_how_to_bring_it_back() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_parked_learner_does_nothing() -> None:
-    import fastai.callback.progress
-
-    from tests.doctor import learners
-
-    assert fastai.callback.progress.ProgressCallback  # gives Learners no_bar()
-    learn, _, _ = learners.make("tabular")
-    with learn.no_bar(), learn.no_logging():
-        learn.fit(1)
-        before = [tensor.clone() for tensor in learn.model.state_dict().values()]
-        _park({"learn": learn}, "learn")
-        for use in (lambda: learn.fit(1), learn.validate, learn.get_preds, lambda: learn.model(*learn.dls.one_batch()[:2])):
-            with pytest.raises(nbguard.ParkedError, match=re.escape('nbguard.unpark("learn")')):
-                use()
-            assert all(map(torch.equal, learn.model.state_dict().values(), before))
-        nbguard.unpark()
-        learn.fit(1)
-
-
 class Wrapped(nn.Module):
     """A model that looks at its parameters before it hands its call on, as wrappers for several devices do."""
 
@@ -453,22 +436,6 @@ def test_what_is_nested_stays_and_the_rest_is_parked() -> None:
     assert "104 B stays" in outcome.plan.skipped[0]  # with the offsets of the jagged one, which its size in C++ has, too
     nbguard.unpark()
     assert [float(part.sum()) for part in (*jagged.unbind(), *packed.unbind())] == [12, 8, 12, 8]
-
-
-def test_frozen_tensors_come_back() -> None:
-    """`gc.freeze()` hides what there is from the collector's list of objects."""
-    names = {"base": torch.ones(1000)}
-    _park(names, "base")
-    view = names["base"][500:]
-    gc.freeze()
-    try:
-        assert nbguard.unpark().nbytes == 4000
-    finally:
-        gc.unfreeze()
-
-    view.fill_(2)
-    assert names["base"].sum() == 1500
-    assert view.untyped_storage().resizable()
 
 
 def test_under_modes_of_torch_it_is_the_same() -> None:
@@ -601,3 +568,20 @@ def test_what_fails_or_is_interrupted_halfway_is_told_truly(monkeypatch: pytest.
     assert sum(fact.nbytes for fact in parked_facts()) == 800
     assert nbguard.unpark().nbytes == 800
     assert all(torch.equal(t, torch.full((100,), float(n))) for n, t in enumerate(tensors))
+
+
+def test_frozen_tensors_come_back(frozen_libraries: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc.freeze()` hides what there is from the collector's list of objects. The last test: it thaws the libraries, too."""
+    monkeypatch.setattr(gc, "unfreeze", frozen_libraries)
+    names = {"base": torch.ones(1000)}
+    _park(names, "base")
+    view = names["base"][500:]
+    gc.freeze()
+    try:
+        assert nbguard.unpark().nbytes == 4000
+    finally:
+        gc.unfreeze()
+
+    view.fill_(2)
+    assert names["base"].sum() == 1500
+    assert view.untyped_storage().resizable()

@@ -38,6 +38,32 @@ def test_a_fit_goes_on_as_if_never_parked(kernel: Kernel) -> None:
     assert kernel.value("losses(learn, 3) == losses(other, 3)")
 
 
+_USES = """
+from fastai.tabular.model import TabularModel
+rows = [(torch.randint(0, 5, (2,)), torch.randn(3), torch.randn(1)) for _ in range(8)]
+dls = DataLoaders(*(DataLoader(rows, bs=4, n_inp=2) for _ in range(2)), device='cpu')
+learn = Learner(dls, TabularModel([(5, 3), (5, 3)], 3, 1, [20, 10], ps=0.1, embed_p=0.05), loss_func=MSELossFlat())
+learn.remove_cb(ProgressCallback); learn.logger = noop
+learn.fit(1)
+before = [tensor.clone() for tensor in learn.model.state_dict().values()]
+batch = learn.dls.one_batch()[:2]
+outcome = nbguard.park('learn')
+assert outcome.realised == outcome.plan.promised > 0 and not outcome.survivors and not outcome.extra
+for use in (lambda: learn.fit(1), learn.validate, learn.get_preds, lambda: learn.model(*batch)):
+    try: use()
+    except nbguard.ParkedError as error: assert 'nbguard.unpark("learn")' in str(error) or '--unpark learn' in str(error), error
+    else: raise AssertionError('it ran')
+    assert all(map(torch.equal, learn.model.state_dict().values(), before))
+"""
+
+
+def test_a_parked_learner_does_nothing(kernel: Kernel) -> None:
+    kernel.run(_SETUP).ok()
+    kernel.run(f"import nbguard\n{_USES}").ok()
+    kernel.run("%reset_gpu --unpark learn").ok()
+    kernel.run("learn.fit(1)").ok()
+
+
 def test_a_task_that_waits_is_left_alone(kernel: Kernel) -> None:
     kernel.run(_SETUP).ok()
     kernel.run(

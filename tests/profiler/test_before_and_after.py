@@ -95,7 +95,7 @@ RUNNING_SUM = """
 import cProfile, pathlib, nbguard, torch
 from torch import nn
 from nbguard.notebook.profile import profile_fit
-from tests.profiler.loops import torch_loader
+from torch.utils.data import DataLoader, TensorDataset
 
 ours = str(pathlib.Path(nbguard.__file__).parent)
 for batches in (30, 120):
@@ -103,7 +103,7 @@ for batches in (30, 120):
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
     total = torch.zeros(())
     with profile_fit(show=False), profiler:
-        for x, y in torch_loader(count=8 * batches):
+        for x, y in DataLoader(TensorDataset(torch.randn(8 * batches, 6), torch.arange(8 * batches) % 2), batch_size=8):
             loss = nn.functional.cross_entropy(net(x), y)
             total = total + loss
             loss.backward(retain_graph=True)

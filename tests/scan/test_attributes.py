@@ -10,6 +10,8 @@ import pytest
 
 from nbguard.scan.heap.attributes import attribute_of, plain_attributes
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 class Thing:
     default = "of the class"

@@ -12,6 +12,8 @@ import torch
 import nbguard
 from nbguard.scan.heap import compact
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 class Thing:
     """An object with attributes."""

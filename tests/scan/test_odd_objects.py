@@ -23,6 +23,8 @@ from nbguard.scan.objects.describe import describe
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.weak_holdings import WeakLook
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_left_by_others() -> None:

@@ -23,6 +23,8 @@ from nbguard.scan.targets import resolve_targets
 from tests.scan.containers import CARRYING, HOLDING, WEAK
 from tests.thorough import fewer_in_ci, half_in_ci
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _only_what_is_made_here() -> Iterator[None]:

@@ -17,6 +17,8 @@ from nbguard.memory.references.holders import holders
 from nbguard.scan.allocation_lines import AllocationLines
 from nbguard.scan.scan import Notebook, scan
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 _SIZE = 50_000
 _BYTES = 4 * _SIZE
 

@@ -8,6 +8,8 @@ from nbguard.notebook.magics.command_line import split
 from nbguard.scan.roots.namespace import Cells
 from nbguard.scan.targets import resolve_targets
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 @pytest.mark.parametrize(
     ("line", "words"),

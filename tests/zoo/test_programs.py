@@ -1,6 +1,6 @@
 """Random programs: whatever nbguard prints is followed as printed, and nothing that a live name needs is lost by it.
 
-By hand, some of them: NBGUARD_PROGRAMS_FROM=300 pytest tests/zoo/test_programs.py. All 500: NBGUARD_THOROUGH=1.
+By hand, some of them: NBGUARD_PROGRAMS_FROM=300 pytest tests/zoo/test_programs.py. All 510: NBGUARD_THOROUGH=1.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 
 import pytest
 
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, fewer_in_ci
 
 _FIRST = int(os.environ.get("NBGUARD_PROGRAMS_FROM", "0"))
-_AT_ONCE = 30
-_COUNT = 500 if THOROUGH else 60
+_AT_ONCE = 15
+_COUNT = 510 if THOROUGH else fewer_in_ci(60)
 """Programs: each takes some 2.5 s of a core, and the start of so many at once 5 s."""
 
 

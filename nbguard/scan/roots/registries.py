@@ -195,6 +195,8 @@ def _names_of(variables: set[int], namespace: dict[str, Any]) -> dict[int, str]:
     """Return, by id, the line that sets each of these variables to None, by a name of the notebook or a module's global."""
     found: dict[int, str] = {}
     for module, names in {"": namespace, **module_namespaces()}.items():
+        if variables.isdisjoint(map(id, list(names.values()))):  # in C: the modules have a quarter of a million globals
+            continue
         for name, value in list(names.items()):
             if id(value) in variables and type(name) is str and module != "__main__":
                 written = f"import {module}; {module}.{name}" if module else name
