@@ -39,6 +39,7 @@ _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad
 """Work that a line of the loop only asks for: of the notebook, of a GradScaler, which waits for the GPU by its nature, of
 clipping, which many loops need, and of the other ranks, who have a report of their own."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
+_OWN = "nbguard/profiler/"
 _MAIN_PART = 0.8
 """Share of a function's time in one function below it, or in one of its lines, from which that or its call is named."""
 
@@ -97,6 +98,7 @@ class _Look:
     stack: tuple[StackLine, ...]  # the outermost first
     at: int  # nanoseconds by the clock of the log
     weight: int  # nanoseconds since the look before
+    held_up: int  # of these, nanoseconds in which others had the processor, or a look the interpreter: no code's
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,19 @@ class _Cause:
 def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -> tuple[HotCode, ...]:
     """Return the code that time goes to, the most first."""
     trained = {batch.loop for batch in batches.batches if batch.is_training}
+    waits = samples.waits or (0,) * len(samples.moments)
     stacks = [tuple(samples.lines[number] for number in stack) for stack in samples.stacks]
     looks = [
-        _Look(moment=moment, group=_group(moment, trained), stack=stacks[number], at=at, weight=at - before)
-        for moment, number, at, before in zip(
-            batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), strict=False
+        _Look(
+            moment=moment,
+            group=_group(moment, trained),
+            stack=stacks[number],
+            at=at,
+            weight=at - before,
+            held_up=min(waited - waited_before, at - before),
+        )
+        for moment, number, at, before, waited, waited_before in zip(
+            batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), waits, (0, *waits), strict=False
         )
         if moment.phase != phases.OWN
     ]
@@ -126,21 +136,25 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     for look in looks:
         of_phase[look.group, look.moment.phase] += look.weight
     calling: dict[Group, set[_Function]] = {"batch": set(), "validation": set(), "around": set()}
+    calls: set[StackLine] = set()
     for at, number in samples.callers:
-        calling[_group_at(at, batches, trained)].update(_function(line) for line in stacks[number] if line.is_users)
+        users = [line for line in stacks[number] if line.is_users]
+        calling[_group_at(at, batches, trained)].update(map(_function, users))
+        calls.update(users[-1:])
     drivers, validating = calling["batch"], calling["validation"]
     everything: dict[_Key, _Seen] = {}
     works: dict[_Key, LibraryWork] = {}
     for look in looks:
         cause = _cause(look, drivers, validating)
-        if cause is None:
+        if cause is None or (cause.line in calls and _is_glue(cause, look.stack)):
             continue
         key: _Key = (cause.kind, cause.work.what if cause.work else _identity(cause))
         seen = everything.setdefault(key, _Seen())
         seen.looks += 1
-        seen.weights[look.group, look.moment.phase] += look.weight
-        seen.batches[look.moment.batch] += look.weight
-        seen.setup += 0 if first <= look.at <= last else look.weight
+        weight = look.weight - look.held_up
+        seen.weights[look.group, look.moment.phase] += weight
+        seen.batches[look.moment.batch] += weight
+        seen.setup += 0 if first <= look.at <= last else weight
         if cause.line is not None:
             seen.lines[cause.line] += 1
         if cause.inner:
@@ -292,6 +306,8 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
     if not users_at:
         return None
     below = stack[users_at[-1] + 1 :]
+    if below and _OWN in below[-1].file:
+        return None  # a mark
     work = _library(below)
     if work is not None:
         return work
@@ -300,6 +316,14 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
     if phase != phases.OTHER or any(line.file.startswith(_NOT_THE_LINES) or "/optim/" in line.file for line in below):
         return None
     return _Cause("line", next((stack[at] for at in reversed(users_at) if not stack[at].is_comprehension), stack[users_at[-1]]))
+
+
+def _is_glue(cause: _Cause, stack: Sequence[StackLine]) -> bool:
+    """Say whether a line that calls a model, a loss or an optimizer does nothing else that is known to take long."""
+    if cause.kind != "line" or cause.line is None or cause.line.call:
+        return False
+    below = stack[stack.index(cause.line) + 1 :]
+    return all(_OWN in line.file or line.file.startswith("torch/") for line in below)
 
 
 def _library(stack: Sequence[StackLine]) -> _Cause | None:
