@@ -68,8 +68,6 @@ class StackSampler:
         self._waits: list[int] = []
         self._ran: list[int] = []
         self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
-        self._processor: int | None = None  # clock of the processor time of that thread
-        self._held = 0  # nanoseconds that looks held the interpreter's lock, which on a loaded machine may be long
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._adding = threading.Lock()  # both threads number stacks
         self._ended = threading.Lock()
@@ -85,7 +83,7 @@ class StackSampler:
         recorder.subscribe("zero_grad", self._acts)
         self._ended.acquire()
         self._clock, self._turn, self._of = recorder.clock, recorder.turn, recorder.thread_of_fit
-        self._schedstat, self._processor = _opened_schedstat(), _processor_clock(recorder.thread_of_fit)
+        self._schedstat = _opened_schedstat()
         self._thread = threading.Thread(target=self._look, name="nbguard stacks", daemon=True)
         self._thread.start()
 
@@ -136,7 +134,6 @@ class StackSampler:
         looks, pause, fetched, imports = 0, [_SHORTEST], 0, False
         has_ended = map(self._ended.acquire, itertools.repeat(True), map(pause.__getitem__, itertools.repeat(0)))
         for is_over, _ in zip(has_ended, map(turn.lock.acquire, itertools.repeat(True)), strict=True):
-            begun = clock()
             try:
                 if is_over:
                     return
@@ -152,19 +149,16 @@ class StackSampler:
             except Exception:  # noqa: BLE001 - out of memory: what was seen is worth something
                 return
             finally:
-                self._held += clock() - begun
                 turn.lock.release()
 
     def _note(self, moment: int, stack: _Stack) -> None:
         number = self._number_of(stack)
         if number is None:
             return
-        waited = 0
         if self._schedstat is not None:
-            waited = int(os.pread(self._schedstat, _SCHEDSTAT, 0).split()[1])
-        if self._processor is not None:
-            self._ran.append(time.clock_gettime_ns(self._processor))
-        self._waits.append(waited + self._held)
+            ran, waited, _ = os.pread(self._schedstat, _SCHEDSTAT, 0).split()
+            self._ran.append(int(ran))
+            self._waits.append(int(waited))
         self._moments.append(moment)
         self._seen.append(number)
 
@@ -240,14 +234,6 @@ def _opened_schedstat() -> int | None:
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
     except OSError:
-        return None
-
-
-def _processor_clock(thread: int) -> int | None:
-    """Return the clock of a thread's processor time; None where there is none."""
-    try:
-        return time.pthread_getcpuclockid(thread)
-    except (AttributeError, OSError):  # not on macOS and Windows
         return None
 
 

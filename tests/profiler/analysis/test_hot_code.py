@@ -32,11 +32,10 @@ def hot(
     *looks: tuple[Group, str, tuple[StackLine, ...]],
     hooks: tuple[HookFacts, ...] = (),
     callers: tuple[StackLine, ...] = (CELL, LOOP),
-    held_up: float = 0.0,
 ) -> tuple[HotCode, ...]:
     """Return the code of ten looks at each of these stacks, a millisecond apart; the loop is known by its calls.
 
-    `callers`: the stack of these calls. `held_up`: share of the time in which others had the processor.
+    `callers`: the stack of these calls.
     """
     all_looks = [*looks, ("batch", phases.BACKWARD, (CELL, LOOP, ENGINE))]
     lines = tuple(dict.fromkeys(line for stack in (*(stack for _, _, stack in all_looks), callers) for line in stack))
@@ -55,7 +54,6 @@ def hot(
         seen=tuple(number for number in range(len(all_looks)) for _ in range(10)),
         hooks=hooks,
         callers=((1, len(all_looks)), (at, len(all_looks))),
-        waits=tuple(round(held_up * moment) for moment in times),
     )
     trained = Batch(loop=1, start=1, times={phases.BACKWARD: at}, has_loss=True)
     batches = Batches(batches=(trained,), outside={}, start=0, wall=at, moments=tuple(moments))
@@ -173,17 +171,22 @@ def test_a_line_that_calls_the_model_is_named_by_a_known_call() -> None:
     assert code.line == line
 
 
+@pytest.mark.parametrize(("looks", "kinds"), [(1, ["function"]), (5, ["line", "function"])])
+def test_looks_at_a_line_count_for_the_function_that_it_calls(looks: int, kinds: list[str]) -> None:
+    """A look waits until another thread may run: after a function that lets none, that is in the line that has called it."""
+    line = replace(LOOP, line=12)
+    at_line: tuple[Group, str, tuple[StackLine, ...]] = ("batch", phases.OTHER, (CELL, line))
+    found = hot(("batch", phases.OTHER, (CELL, line, users("curve"))), *[at_line] * looks)
+
+    assert [code.kind for code in found] == kinds
+    if kinds == ["function"]:
+        assert found[0].total == 20 * MS
+
+
 def test_a_mark_of_the_profile_is_no_time_of_its_line() -> None:
     mark = library("/home/me/nbguard/profiler/record/torch_loop.py", "zero_grad")
 
     assert hot(("batch", phases.OTHER, (CELL, replace(LOOP, line=12), mark))) == ()
-
-
-def test_time_in_which_others_had_the_processor_is_no_codes() -> None:
-    looks = ("batch", phases.OTHER, (CELL, LOOP, users("plot")))
-    (code,) = hot(looks, held_up=0.75)
-
-    assert code.total == pytest.approx(10 * MS / 4, rel=0.01)
 
 
 def test_a_comprehension_is_a_part_of_its_line() -> None:

@@ -40,6 +40,8 @@ _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad
 clipping, which many loops need, and of the other ranks, who have a report of their own."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
 _OWN = "nbguard/profiler/"
+_PART_OF_LINE = 0.25
+"""Share of the looks at a line that the looks at the function must be which it calls, for both to count as the function's."""
 _MAIN_PART = 0.8
 """Share of a function's time in one function below it, or in one of its lines, from which that or its call is named."""
 
@@ -85,6 +87,16 @@ class _Seen:
     batches: Counter[int] = field(default_factory=Counter)  # nanoseconds before each look, by the start of the batch
     setup: int = 0  # of the weights
 
+    def join(self, other: _Seen) -> None:
+        """Add the looks at a line that calls this function."""
+        self.looks += other.looks
+        self.weights += other.weights
+        self.batches += other.batches
+        self.setup += other.setup
+        for most in (self.lines, self.inner):
+            if most:
+                most[max(most, key=most.__getitem__)] += other.looks
+
 
 _Key = tuple[HotKind, object]
 
@@ -98,7 +110,6 @@ class _Look:
     stack: tuple[StackLine, ...]  # the outermost first
     at: int  # nanoseconds by the clock of the log
     weight: int  # nanoseconds since the look before
-    held_up: int  # of these, nanoseconds in which others had the processor, or a look the interpreter: no code's
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +125,11 @@ class _Cause:
 def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -> tuple[HotCode, ...]:
     """Return the code that time goes to, the most first."""
     trained = {batch.loop for batch in batches.batches if batch.is_training}
-    waits = samples.waits or (0,) * len(samples.moments)
     stacks = [tuple(samples.lines[number] for number in stack) for stack in samples.stacks]
     looks = [
-        _Look(
-            moment=moment,
-            group=_group(moment, trained),
-            stack=stacks[number],
-            at=at,
-            weight=at - before,
-            held_up=min(waited - waited_before, at - before),
-        )
-        for moment, number, at, before, waited, waited_before in zip(
-            batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), waits, (0, *waits), strict=False
+        _Look(moment=moment, group=_group(moment, trained), stack=stacks[number], at=at, weight=at - before)
+        for moment, number, at, before in zip(
+            batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), strict=False
         )
         if moment.phase != phases.OWN
     ]
@@ -143,6 +146,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         calls.update(users[-1:])
     drivers, validating = calling["batch"], calling["validation"]
     everything: dict[_Key, _Seen] = {}
+    called: dict[StackLine, _Key] = {}  # the function that a line calls
     works: dict[_Key, LibraryWork] = {}
     for look in looks:
         cause = _cause(look, drivers, validating)
@@ -151,16 +155,18 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         key: _Key = (cause.kind, cause.work.what if cause.work else _identity(cause))
         seen = everything.setdefault(key, _Seen())
         seen.looks += 1
-        weight = look.weight - look.held_up
-        seen.weights[look.group, look.moment.phase] += weight
-        seen.batches[look.moment.batch] += weight
-        seen.setup += 0 if first <= look.at <= last else weight
+        seen.weights[look.group, look.moment.phase] += look.weight
+        seen.batches[look.moment.batch] += look.weight
+        seen.setup += 0 if first <= look.at <= last else look.weight
         if cause.line is not None:
             seen.lines[cause.line] += 1
+            if cause.kind == "function":
+                called[look.stack[look.stack.index(cause.line) - 1]] = key
         if cause.inner:
             seen.inner[cause.inner] += 1
         if cause.work is not None:
             works[key] = cause.work
+    _join_callers(everything, called)
     totals = {(row.group, row.phase): row.total for row in rows}
     usual = max(1, median_low([look.weight for look in looks])) if looks else 1
     hot = []
@@ -183,6 +189,17 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
             )
         )
     return tuple(sorted(hot, key=lambda code: -code.total))
+
+
+def _join_callers(everything: dict[_Key, _Seen], called: Mapping[StackLine, _Key]) -> None:
+    """Count looks at a line of the loop for the function that it calls.
+
+    A look waits until other threads may run: after a function that lets none, that is in the line that has called it.
+    """
+    for line, of in called.items():
+        key: _Key = ("line", _identity(_Cause("line", line)))
+        if not line.call and key in everything and everything[of].looks >= _PART_OF_LINE * everything[key].looks:
+            everything[of].join(everything.pop(key))
 
 
 def without_models_work(hot: Sequence[HotCode], reads: Collection[tuple[str, str]]) -> tuple[HotCode, ...]:

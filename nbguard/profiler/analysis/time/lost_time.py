@@ -153,7 +153,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             + sum(_gainable(timing, phase, time) for (group, phase), time in code.times.items() if group == "batch")
         )
         if code.kind == "line":
-            total = min(total, _line_at_most(timing, code))
+            total = min(total, _line_at_most(timing, code, hot))
         least = _noticed(total, usual)
         if code.line is None or not _is_large(timing, total, share, least) or _is_environment(code):
             continue
@@ -174,17 +174,19 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
         yield _finding("code", timing, total, what, change, _shares(code))
 
 
-def _line_at_most(timing: Timing, code: HotCode) -> int:
+def _line_at_most(timing: Timing, code: HotCode, hot: Sequence[HotCode]) -> int:
     """Return the nanoseconds that a line of the loop can have taken, which runs in each batch as far as is known.
 
-    What single batches take longer in lines that do nothing special is the machine's, and in each it is Python itself.
+    What single batches take longer in lines that do nothing special is the machine's, and in each it is Python itself. After
+    code that lets no other thread run for long, a look comes in a line behind it.
     """
     if code.line is not None and code.line.call:
         return code.total
     row = next((row for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), None)
     in_batches = code.within("batch")
     usual = in_batches if row is None or row.median is None else min(in_batches, row.median * timing.batches)
-    return code.total - in_batches + (usual if usual >= _GLUE * timing.batches else 0)
+    is_behind = any(other.within_phase("batch", phases.OTHER) > in_batches for other in hot)
+    return code.total - in_batches + (usual if usual >= _GLUE * timing.batches and not is_behind else 0)
 
 
 def _is_environment(code: HotCode) -> bool:

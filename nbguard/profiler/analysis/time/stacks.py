@@ -67,12 +67,11 @@ class StackSamples:
     callers: tuple[tuple[int, int], ...] = ()
     """When loops called their model, or for a loss, a step or cleared gradients, and the number of the stack then."""
     took: int = 0  # nanoseconds of processor time that the looks cost
-    waits: tuple[int, ...] = ()
-    """At each moment: nanoseconds so far in which the fit waited for a processor, where that is known, or for a look."""
+    waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
     ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit's thread was on a processor; (): not known
 
     def held_up(self, start: int, end: int) -> int:
-        """Return the nanoseconds between two times in which the fit waited for a processor or for a look, at most."""
+        """Return the nanoseconds between two times in which the fit waited for a processor that others had, at most."""
         return self._between(self.waits, start, end)
 
     def computed(self, start: int, end: int) -> int | None:
