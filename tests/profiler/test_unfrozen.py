@@ -22,7 +22,6 @@ from nbguard.units import MiB
 pytestmark = pytest.mark.usefixtures("_reads_at_any_cost")
 WIDTH = 1024
 BODY = 64 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH  # values
-DATA = TensorDataset(torch.randn(64, 64), torch.randint(2, (64,)))
 
 
 @pytest.fixture
@@ -31,13 +30,17 @@ def _reads_at_any_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "_SLOW", 1_000_000_000)
 
 
+def data() -> TensorDataset:
+    return TensorDataset(torch.randn(64, 64), torch.randint(2, (64,)))
+
+
 def net() -> nn.Sequential:
     body = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     return nn.Sequential(body, nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, 2)))
 
 
 def fine_tuned(*, unfreezes: bool) -> None:
-    loaders = DataLoaders(FastaiLoader(DATA, bs=16), FastaiLoader(DATA, bs=16))
+    loaders = DataLoaders(FastaiLoader(data(), bs=16), FastaiLoader(data(), bs=16))
     learn = Learner(loaders, net(), loss_func=nn.CrossEntropyLoss(), splitter=lambda m: [params(m[0]), params(m[1])])
     learn.remove_cb(learn.progress)
     with learn.no_logging():
@@ -52,12 +55,13 @@ def two_stages(*, unfreezes: bool, is_new: bool = True, loads: bool = True) -> N
     """Train the head, and then all; `is_new`: by a new optimizer."""
     model = net()
     model[0].requires_grad_(False)
+    rows = data()
     optimizer: Any = torch.optim.Adam(model[1].parameters() if is_new else model.parameters())
     for stage in range(2):
         if stage:
             model[0].requires_grad_(unfreezes)
             optimizer = torch.optim.Adam(model.parameters()) if is_new and unfreezes else optimizer
-        for x, y in DataLoader(DATA, batch_size=16) if loads else [DATA[at : at + 16] for at in range(0, 64, 16)]:
+        for x, y in DataLoader(data(), batch_size=16) if loads else [rows[at : at + 16] for at in range(0, 64, 16)]:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -67,7 +71,7 @@ def adversaries(**_: Any) -> None:
     """Each rests while the other one is trained."""
     maker, critic = nn.Linear(64, WIDTH), nn.Linear(WIDTH, WIDTH)
     steps = {part: torch.optim.Adam(part.parameters()) for part in (critic, maker)}
-    for x, _y in DataLoader(DATA, batch_size=16):
+    for x, _y in DataLoader(data(), batch_size=16):
         for part, optimizer in steps.items():
             critic.requires_grad_(part is critic)
             optimizer.zero_grad()

@@ -93,9 +93,10 @@ class _Seen:
         self.weights += other.weights
         self.batches += other.batches
         self.setup += other.setup
-        for most in (self.lines, self.inner):
-            if most:
-                most[max(most, key=most.__getitem__)] += other.looks
+        if self.lines:
+            self.lines[max(self.lines, key=self.lines.__getitem__)] += other.looks
+        if self.inner:
+            self.inner[max(self.inner, key=self.inner.__getitem__)] += other.looks
 
 
 _Key = tuple[HotKind, object]

@@ -31,7 +31,7 @@ _NAMED: dict[HotKind, float] = {"function": LARGE, "inside": LARGE, "hook": LARG
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _IN_BATCHES = 0.20
 """The same of functions that training batches call: a penalty, an augmentation or a sampler takes a part of any."""
-_GLUE = 1_000_000
+_GLUE = 300_000
 """Nanoseconds per batch up to which a line of the loop is what Python takes for it."""
 _ENVIRONMENTS = ("step", "reset")
 """Methods of the environments of reinforcement learning, whose work is what the model learns from."""
