@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.profiler.profile import FitProfile
+from nbguard.scan.devices.cores import usable_cores
 
 S = 10**9
 
@@ -116,3 +119,75 @@ def test_runs_of_the_same_fit_are_remembered_as_figures() -> None:
     assert report.loader is not None
     assert "`num_workers=0`, as it was" in report.loader.advice[0].change
     assert [each.change for each in report.loader.advice if "num_workers" in each.change] == ["`num_workers=0`, as it was"]
+
+
+class Sleepy(Dataset[Any]):
+    """Items that take a while whatever else the machine does."""
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        time.sleep(0.006)
+        return torch.full((4,), float(at))
+
+
+def epochs_of(data: Any, count: int = 1, **settings: Any) -> list[float]:
+    """Train with a loader that is made anew for each epoch; return the seconds of the epochs."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seconds = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        for x in DataLoader(data, batch_size=8, **settings):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def advised(data: Any, epochs: int, **settings: Any) -> FitFinding:
+    profile = FitProfile()
+    profile.start()
+    epochs_of(data, epochs, **settings)
+    loader = profile.finish().loader
+    assert loader is not None
+    return next(finding for finding in loader.advice if "num_workers" in finding.change)
+
+
+def seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[unit]
+
+
+def number_advised(finding: FitFinding) -> int:
+    found = re.match(r"`num_workers=(\d+)`", finding.change)
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="workers that share a core with the fit are not advised")
+def test_an_epoch_with_the_workers_that_are_advised_takes_as_long_as_predicted() -> None:
+    finding = advised(Sleepy(), 1)
+    workers = number_advised(finding)
+    found = re.search(rf"an epoch takes (.+), with {workers} workers (.+) to (.+)", finding.evidence)
+    assert found
+    now, low, high = map(seconds, found.groups())
+
+    assert low < high < now
+    assert (
+        low * 0.95 < min(epochs_of(Sleepy(), 2, num_workers=workers)) < high
+    )  # the least: other work of the machine only adds
+
+
+def test_an_epoch_without_the_workers_that_are_needless_is_shorter_by_what_is_predicted() -> None:
+    data = torch.randn(32, 4)
+    finding = advised(data, 12, num_workers=2)
+    assert number_advised(finding) == 0
+    found = re.search(r"batches take (.+) to make, its workers (.+) to start", finding.evidence)
+    assert found
+    made, start = map(seconds, found.groups())
+
+    assert made * 2 < start
+    assert min(epochs_of(data, 3)) < min(epochs_of(data, 3, num_workers=2)) - (start - made) / 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from nbguard.profiler.analysis.report import FitReport
 from tests.profiler.recording import generators, seed
 
 Made = tuple[nn.Module, Any]  # a model and its optimizer
-KINDS = ("not trained", "zero_grad", "step", "renewed", "unused gradients", "loss input")
+KINDS = ("not trained", "frozen", "zero_grad", "step", "renewed", "unused gradients", "loss input")
 """Kinds of findings on training."""
 
 
@@ -119,6 +120,56 @@ def test_an_optimizer_of_an_earlier_model() -> None:
 
     assert "none of its 4 parameters is in a model that ran" in first_of(fit)
     assert is_silent(lambda: train(model := body(), ADAM(model.parameters(), 1e-2)))
+
+
+def copied(model: nn.Sequential) -> nn.Sequential:
+    return copy.deepcopy(model)
+
+
+def with_a_new_head(model: nn.Sequential) -> nn.Sequential:
+    model[2] = nn.Linear(8, 2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (copied, "Adam trains nothing: none of its 4 parameters is in a model that ran"),
+        (with_a_new_head, "`2.weight`, `2.bias` are not trained: the optimizer was made before that layer"),
+    ],
+)
+def test_a_second_stage_whose_optimizer_is_that_of_the_first(change: Callable[..., Any], said: str) -> None:
+    def fit(*, well: bool) -> float:
+        model = body()
+        optimizer = ADAM(model.parameters(), 1e-2)
+        train(model, optimizer, epochs=2)
+        model = change(model)
+        return train(model, ADAM(model.parameters(), 1e-2) if well else optimizer, epochs=2)
+
+    found = first_of(lambda: fit(well=False))
+    assert said in found
+    assert "make the optimizer after the " in found
+    assert is_silent(lambda: fit(well=True))  # the first stage's optimizer is still there, and no longer steps
+
+
+def test_an_optimizer_of_a_frozen_part_beside_one_that_trains() -> None:
+    def fit(*, well: bool) -> Any:
+        model, head = body().requires_grad_(False), nn.Linear(2, 2)
+        optimizers = [ADAM(part.parameters(), 1e-2) for part in (model, head)]
+        if well:
+            model.requires_grad_(True)
+        for x, y in DataLoader(data(256), batch_size=8):
+            for each in optimizers:
+                each.zero_grad()
+            nn.functional.cross_entropy(head(model(x)), y).backward()
+            for each in optimizers:
+                each.step()
+
+    report, found = profiled(lambda: fit(well=False))
+    assert found == ["frozen: Adam trains nothing: 4 parameters, all frozen"]
+    assert "`requires_grad_(True)` of that part" in report.first[0]
+    assert is_silent(lambda: fit(well=True))
+    assert is_silent(lambda: train(*new_head("ho", freezes=True)))  # frozen on purpose: the optimizer has the head alone
 
 
 class Detached(nn.Module):
@@ -321,7 +372,9 @@ def test_two_optimizers_in_turn_are_healthy() -> None:
             (critic(made.detach()).mean() - critic(x).mean()).backward()
             of_critic.step()
             of_maker.zero_grad()
+            critic.requires_grad_(False)
             (-critic(made).mean()).backward()
+            critic.requires_grad_(True)
             of_maker.step()
 
     assert is_silent(fit)

@@ -32,7 +32,7 @@ _AS_TIME = 0.25
 """and share of the fit's time that less growth counts as."""
 _COSTS_LATER = ("cache",)
 """Kinds of findings whose time is the least part of what they cost, in other phases: they count as such growth does."""
-_UNCOUNTED = ("no_grad",)
+_UNCOUNTED = ("no_grad", "frozen")
 """Kinds of findings whose cost has no figure: they are said after those that have one."""
 _CODE = ("code", "callback", "library")
 """Kinds of findings that name code: where they explain half of what the fit waits for, the verdict says nothing more."""

@@ -24,6 +24,7 @@ from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
 from nbguard.profiler.analysis.memory.memory_report import CUDA, memory_report
+from nbguard.profiler.analysis.memory.unfrozen import unfrozen_finding
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.remedies import remedies, remedy_context
 from nbguard.profiler.analysis.report import (
@@ -259,6 +260,8 @@ class FitAnalysis:
         yield from growth.with_growth(
             graphs, None if self.memory is None else self.memory.growth, slowing(self.batches, observed.stacks)
         )
+        if not isinstance(observed.memory, Unavailable):
+            yield from unfrozen_finding(observed.memory.unfrozen, observed.memory.peak)
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()

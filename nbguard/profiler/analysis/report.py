@@ -128,6 +128,7 @@ _OF_RESULTS = frozenset(
     (
         "failure",
         "not trained",
+        "frozen",
         "loss input",
         "nan",
         "data",
@@ -143,7 +144,7 @@ _OF_RESULTS = frozenset(
         "unused",
     )
 )
-_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory", "worker memory"))
+_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory", "unfrozen", "worker memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nbguard.profiler.analysis.report import Group, TimeRow
@@ -26,10 +28,17 @@ def library(file: str, name: str) -> StackLine:
     return StackLine(name=name, file=file, line=1)
 
 
-def hot(*looks: tuple[Group, str, tuple[StackLine, ...]], hooks: tuple[HookFacts, ...] = ()) -> tuple[HotCode, ...]:
-    """Return the code of ten looks at each of these stacks, a millisecond apart; the loop is known by its calls."""
+def hot(
+    *looks: tuple[Group, str, tuple[StackLine, ...]],
+    hooks: tuple[HookFacts, ...] = (),
+    callers: tuple[StackLine, ...] = (CELL, LOOP),
+) -> tuple[HotCode, ...]:
+    """Return the code of ten looks at each of these stacks, a millisecond apart; the loop is known by its calls.
+
+    `callers`: the stack of these calls.
+    """
     all_looks = [*looks, ("batch", phases.BACKWARD, (CELL, LOOP, ENGINE))]
-    lines = tuple(dict.fromkeys(line for _, _, stack in all_looks for line in stack))
+    lines = tuple(dict.fromkeys(line for stack in (*(stack for _, _, stack in all_looks), callers) for line in stack))
     times, at, moments, totals = [], 0, [], {}
     for group, phase, _ in all_looks:
         loop, batch = {"batch": (1, 1), "validation": (2, 50), "around": (None, 0)}[group]
@@ -40,7 +49,7 @@ def hot(*looks: tuple[Group, str, tuple[StackLine, ...]], hooks: tuple[HookFacts
             moments.append(Moment(phase, loop, batch))
     samples = StackSamples(
         lines=lines,
-        stacks=tuple(tuple(map(lines.index, stack)) for stack in (*(stack for _, _, stack in all_looks), (CELL, LOOP))),
+        stacks=tuple(tuple(map(lines.index, stack)) for stack in (*(stack for _, _, stack in all_looks), callers)),
         moments=tuple(times),
         seen=tuple(number for number in range(len(all_looks)) for _ in range(10)),
         hooks=hooks,
@@ -132,16 +141,60 @@ def rarely(line: StackLine, looks: int, gap: int) -> tuple[HotCode, ...]:
 
 
 def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
-    (code,) = hot(("batch", phases.OTHER, (CELL, LOOP)))
+    line = replace(LOOP, line=12)
+    (code,) = hot(("batch", phases.OTHER, (CELL, line)))
 
-    assert (code.kind, code.line) == ("line", LOOP)
+    assert (code.kind, code.line) == ("line", line)
+
+
+@pytest.mark.parametrize(
+    ("below", "named"),
+    [
+        ((), False),
+        ((library("torch/functional.py", "norm"),), False),
+        ((library("/home/me/nbguard/profiler/record/torch_loop.py", "__call__"),), False),
+        ((library("nltk/tokenize/punkt.py", "tokenize"),), True),
+    ],
+)
+def test_a_line_that_calls_the_model_has_no_blame_unless_a_library_works_in_it(
+    below: tuple[StackLine, ...], named: bool
+) -> None:
+    found = hot(("batch", phases.OTHER, (CELL, LOOP, *below)))
+
+    assert [code.line for code in found] == ([LOOP] if named else [])
+
+
+def test_a_line_that_calls_the_model_is_named_by_a_known_call() -> None:
+    line = replace(LOOP, call="torch.tensor")
+    (code,) = hot(("batch", phases.OTHER, (CELL, line)), callers=(CELL, line))
+
+    assert code.line == line
+
+
+@pytest.mark.parametrize(("looks", "kinds"), [(1, ["function"]), (5, ["line", "function"])])
+def test_looks_at_a_line_count_for_the_function_that_it_calls(looks: int, kinds: list[str]) -> None:
+    """A look waits until another thread may run: after a function that lets none, that is in the line that has called it."""
+    line = replace(LOOP, line=12)
+    at_line: tuple[Group, str, tuple[StackLine, ...]] = ("batch", phases.OTHER, (CELL, line))
+    found = hot(("batch", phases.OTHER, (CELL, line, users("curve"))), *[at_line] * looks)
+
+    assert [code.kind for code in found] == kinds
+    if kinds == ["function"]:
+        assert found[0].total == 20 * MS
+
+
+def test_a_mark_of_the_profile_is_no_time_of_its_line() -> None:
+    mark = library("/home/me/nbguard/profiler/record/torch_loop.py", "zero_grad")
+
+    assert hot(("batch", phases.OTHER, (CELL, replace(LOOP, line=12), mark))) == ()
 
 
 def test_a_comprehension_is_a_part_of_its_line() -> None:
     """One line makes a batch: in some looks the comprehension in it runs, in others what it hands the rows to."""
-    rows, stack = (LOOP, users("<listcomp>", LOOP.line)), (LOOP, library("torch/functional.py", "stack"))
+    line = replace(LOOP, line=12)
+    rows, stack = (line, users("<listcomp>", line.line)), (line, library("torch/functional.py", "stack"))
     (code,) = hot(*[("batch", phases.OTHER, rows)] * 5, *[("batch", phases.OTHER, stack)] * 5)
-    assert (code.kind, code.line) == ("line", LOOP)
+    assert (code.kind, code.line) == ("line", line)
 
 
 def test_the_models_own_work_has_no_name_and_a_hook_has_that_of_its_module() -> None:

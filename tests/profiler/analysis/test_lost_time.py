@@ -33,10 +33,11 @@ def lost(
     stacks: StackSamples = NO_STACKS,
     rest: str = phases.OTHER,
     hot: tuple[HotCode, ...] = (),
+    others: tuple[TimeRow, ...] = (),
     **callbacks: Row,
 ) -> list[FitFinding]:
     """Return the findings on a fit whose batches take so many milliseconds, what is more than 10 in the phase `rest`."""
-    made = rows(*totals, **callbacks)
+    made = (*rows(*totals, **callbacks), *others)
     batches = tuple(
         Batch(
             loop=1,
@@ -139,6 +140,19 @@ def test_code_that_is_simply_the_work_is_no_loss(name: str, kind: HotKind, share
     line = StackLine(name=name, file="In[3]", line=2, is_users=True)
     code = HotCode(kind=kind, line=line, times={("batch", phases.OTHER): share * 100 * MS}, seen=seen_in(40))
     found = lost(("batch", phases.OTHER, 8000), ("batch", phases.FORWARD, 2000), hot=(code,))
+    assert [finding.kind for finding in found] == ["code"] * said
+
+
+@pytest.mark.parametrize(
+    ("usual", "call", "said"),
+    [(60, "", 1), (0.2, "", 0), (2, "", 0), (0.2, "torch.save", 1)],
+)
+def test_a_line_of_the_loop_is_named_by_the_time_of_usual_batches(usual: float, call: str, said: int) -> None:
+    """What few batches take longer on a loaded machine is in any line; a known call may be rare, as one that saves."""
+    line = StackLine(name="train", file="In[3]", line=2, is_users=True, call=call)
+    code = HotCode(kind="line", line=line, times={("batch", phases.OTHER): 2600 * MS}, seen=seen_in(40))
+    other = TimeRow(phase=phases.OTHER, group="batch", total=2600 * MS, median=round(usual * MS))
+    found = lost(WORK, hot=(code,), others=(other,))
     assert [finding.kind for finding in found] == ["code"] * said
 
 

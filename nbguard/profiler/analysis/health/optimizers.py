@@ -55,6 +55,7 @@ class OptimizerFacts:
     is_stateless: bool = False  # it keeps nothing from step to step: SGD without momentum
     is_renewed: bool = False  # it steps the parameters of an earlier one
     foreign: int = 0  # parameters that never had a gradient at any look, and that no model has that was called
+    left: int = 0  # parameters that a model had once, and none has that was called lately; they have no gradient any more
     trainable: int = 0  # parameters that require a gradient
     emptied: int = 0  # steps between which and the backward pass gradients were cleared
     changed: int = 0  # looks at which a value had changed by a step; of one that never steps: between two calls of `zero_grad`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
 from nbguard.profiler.analysis.report import FitFinding
@@ -27,7 +28,7 @@ def untrained_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tu
 
 def _first(optimizer: OptimizerFacts, facts: OptimizersFacts, is_scaled: bool) -> Iterator[FitFinding]:
     """Yield the gravest reason."""
-    for reason in (_without_gradients, _replaced, _frozen, _rate, *(() if is_scaled else (_unchanged,))):
+    for reason in (_without_gradients, _left_behind, _replaced, _frozen, _rate, *(() if is_scaled else (_unchanged,))):
         found = reason(optimizer, facts)
         if found is not None:
             yield found
@@ -68,29 +69,48 @@ def _without_gradients(optimizer: OptimizerFacts, facts: OptimizersFacts) -> Fit
     )
 
 
+def _left_behind(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
+    """Return the finding on an optimizer that has trained a model, and goes on to step where another one runs."""
+    if not optimizer.left or optimizer.left < optimizer.trainable or not facts.untaught:
+        return None
+    return _finding(
+        f"{optimizer.name} trains nothing any more: none of its {counted(optimizer.left, 'parameter')} is in the model that "
+        "runs now",
+        f"they belong to the model before; gradients came to {_shown(facts.untaught)}, which no optimizer has",
+        f"make the optimizer after the model and its layers: {_make(optimizer)}",
+    )
+
+
 def _replaced(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
     """Return the finding on a part of a model that was replaced after the optimizer was made."""
-    unused = facts.unused
-    if optimizer.looks < _LOOKS or not optimizer.foreign or unused is None:
+    unused, gone = facts.unused, optimizer.foreign + optimizer.left
+    if optimizer.looks < _LOOKS or not gone or unused is None:
         return None
+    since = "that never got a gradient" if optimizer.foreign else "that get no gradient any more"
     return _finding(
         f"{_shown(unused.parameters)} {'is' if len(unused.parameters) == 1 else 'are'} not trained: the optimizer was made "
         "before that layer",
         f"{counted(len(unused.parameters), 'parameter')} with gradients in no optimizer; {optimizer.name} has "
-        f"{optimizer.foreign} that no model has and that never got a gradient",
+        f"{gone} that no model has and {since}",
         f"make the optimizer after the last change to the model: {_make(optimizer)}",
     )
 
 
 def _frozen(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
-    """Return the finding on an optimizer all of whose parameters are frozen, where no other trains anything."""
-    if (
-        optimizer.looks < _LOOKS
-        or optimizer.trainable
-        or not optimizer.parameters
-        or any(o.trainable for o in facts.optimizers)
-    ):
+    """Return the finding on an optimizer that steps, and all of whose parameters are frozen.
+
+    Where another one trains they may be frozen on purpose; then this one is not needed.
+    """
+    if optimizer.looks < _LOOKS or optimizer.trainable or not optimizer.parameters:
         return None
+    if any(other.trainable for other in facts.optimizers):
+        found = _finding(
+            f"{optimizer.name} trains nothing: {counted(optimizer.parameters, 'parameter')}, all frozen",
+            f"`requires_grad` is False of all of them at each look, and it steps; "
+            f"{', '.join(sorted({other.name for other in facts.optimizers if other.trainable}))} trains others",
+            "`requires_grad_(True)` of that part if it is to learn; else leave its optimizer out",
+        )
+        return replace(found, kind="frozen", severity="advice")
     others = f"; gradients came to {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
     return _finding(
         f"{optimizer.name} trains nothing: {counted(optimizer.parameters, 'parameter')}, all frozen",

@@ -177,9 +177,15 @@ def _epochs(context: LoaderContext, making: int, rest: int, workers: int) -> tup
     return batches * context.step, batches * low, round(batches * high + workers * _START)
 
 
+def _fetch_at_most(loader: LoaderFacts) -> int | None:
+    """Return the nanoseconds that a batch takes to make, at most: of few batches, all are looked at, which takes its time."""
+    fetch = loader.fetch
+    return fetch.median or ((fetch.blocked + fetch.ran) // fetch.metered if fetch.metered else None)
+
+
 def _needless(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that take longer to start than all batches of an epoch take to make: data in memory need none."""
-    loader, fetch = context.loader, None if context.loader is None else context.loader.fetch.median
+    loader, fetch = context.loader, None if context.loader is None else _fetch_at_most(context.loader)
     epochs = [epoch for epoch in context.timing.epochs if epoch.is_training and epoch.batches]
     if loader is None or not loader.workers or not fetch or not loader.start or loader.persistent or not epochs:
         return

@@ -77,7 +77,15 @@ def may_keep_graphs(samples: Sequence[Sample], living: int) -> bool:
     `living`: losses of batches that were looked at which were still there after the fit.
     """
     kept = _thinned([sample for sample in samples if sample.batch > WARM_UP])
-    return living > LIVING or len(kept) < ENOUGH or median(_slopes(kept)) > KEPT
+    return living > LIVING or len(kept) < ENOUGH or median(_slopes(kept)) > KEPT or _rises_between(kept)
+
+
+def _rises_between(samples: Sequence[Sample]) -> bool:
+    """Say whether memory is higher towards the end, though it may be level for many batches, as between two evaluations."""
+    third = len(samples) // 3
+    first, last = samples[:third], samples[-third:]
+    rise = median(sample.allocated for sample in last) - median(sample.allocated for sample in first)
+    return rise > KEPT * (last[0].batch - first[0].batch)
 
 
 def growth_per_epoch(samples: Sequence[Sample]) -> int | None:

@@ -8,6 +8,7 @@ from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
 from nbguard.profiler.analysis.memory.growth import Sample, growth_of
 from nbguard.profiler.analysis.memory.holders import Grown
 from nbguard.profiler.analysis.memory.recorded_batch import RecordedBatch, with_batch
+from nbguard.profiler.analysis.memory.unfrozen import Unfrozen
 from nbguard.profiler.analysis.report import MemoryPoint, MemoryReport, PhasePeak
 from nbguard.units import format_bytes
 
@@ -42,6 +43,7 @@ class MemoryObservations:
     points: tuple[MemoryPoint, ...] = ()  # readings over time, thinned
     stock: Stock | None = None  # sizes of parameters, gradients, …; None: no optimizer stepped twice
     shape: Shape | None = None  # of the batch with the highest peak among those followed phase by phase
+    unfrozen: Unfrozen | None = None  # parameters that are trained from some step on; None: all from the first step on
     samples: tuple[Sample, ...] = ()  # levels at the ends of training batches, to see growth
     living_losses: int = 0  # losses of batches that were looked at which still lived when the fit had ended
     grown: Grown | None = None  # the holder that grew between two looks at the process; None: no two looks, or none grew

@@ -39,6 +39,9 @@ _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad
 """Work that a line of the loop only asks for: of the notebook, of a GradScaler, which waits for the GPU by its nature, of
 clipping, which many loops need, and of the other ranks, who have a report of their own."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
+_OWN = "nbguard/profiler/"
+_PART_OF_LINE = 0.25
+"""Share of the looks at a line that the looks at the function must be which it calls, for both to count as the function's."""
 _MAIN_PART = 0.8
 """Share of a function's time in one function below it, or in one of its lines, from which that or its call is named."""
 
@@ -84,6 +87,17 @@ class _Seen:
     batches: Counter[int] = field(default_factory=Counter)  # nanoseconds before each look, by the start of the batch
     setup: int = 0  # of the weights
 
+    def join(self, other: _Seen) -> None:
+        """Add the looks at a line that calls this function."""
+        self.looks += other.looks
+        self.weights += other.weights
+        self.batches += other.batches
+        self.setup += other.setup
+        if self.lines:
+            self.lines[max(self.lines, key=self.lines.__getitem__)] += other.looks
+        if self.inner:
+            self.inner[max(self.inner, key=self.inner.__getitem__)] += other.looks
+
 
 _Key = tuple[HotKind, object]
 
@@ -126,14 +140,18 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     for look in looks:
         of_phase[look.group, look.moment.phase] += look.weight
     calling: dict[Group, set[_Function]] = {"batch": set(), "validation": set(), "around": set()}
+    calls: set[StackLine] = set()
     for at, number in samples.callers:
-        calling[_group_at(at, batches, trained)].update(_function(line) for line in stacks[number] if line.is_users)
+        users = [line for line in stacks[number] if line.is_users]
+        calling[_group_at(at, batches, trained)].update(map(_function, users))
+        calls.update(users[-1:])
     drivers, validating = calling["batch"], calling["validation"]
     everything: dict[_Key, _Seen] = {}
+    called: dict[StackLine, _Key] = {}  # the function that a line calls
     works: dict[_Key, LibraryWork] = {}
     for look in looks:
         cause = _cause(look, drivers, validating)
-        if cause is None:
+        if cause is None or (cause.line in calls and _is_glue(cause, look.stack)):
             continue
         key: _Key = (cause.kind, cause.work.what if cause.work else _identity(cause))
         seen = everything.setdefault(key, _Seen())
@@ -143,10 +161,13 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         seen.setup += 0 if first <= look.at <= last else look.weight
         if cause.line is not None:
             seen.lines[cause.line] += 1
+            if cause.kind == "function":
+                called[look.stack[look.stack.index(cause.line) - 1]] = key
         if cause.inner:
             seen.inner[cause.inner] += 1
         if cause.work is not None:
             works[key] = cause.work
+    _join_callers(everything, called)
     totals = {(row.group, row.phase): row.total for row in rows}
     usual = max(1, median_low([look.weight for look in looks])) if looks else 1
     hot = []
@@ -169,6 +190,17 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
             )
         )
     return tuple(sorted(hot, key=lambda code: -code.total))
+
+
+def _join_callers(everything: dict[_Key, _Seen], called: Mapping[StackLine, _Key]) -> None:
+    """Count looks at a line of the loop for the function that it calls.
+
+    A look waits until other threads may run: after a function that lets none, that is in the line that has called it.
+    """
+    for line, of in called.items():
+        key: _Key = ("line", _identity(_Cause("line", line)))
+        if not line.call and key in everything and everything[of].looks >= _PART_OF_LINE * everything[key].looks:
+            everything[of].join(everything.pop(key))
 
 
 def without_models_work(hot: Sequence[HotCode], reads: Collection[tuple[str, str]]) -> tuple[HotCode, ...]:
@@ -292,6 +324,8 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
     if not users_at:
         return None
     below = stack[users_at[-1] + 1 :]
+    if below and _OWN in below[-1].file:
+        return None  # a mark
     work = _library(below)
     if work is not None:
         return work
@@ -300,6 +334,14 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
     if phase != phases.OTHER or any(line.file.startswith(_NOT_THE_LINES) or "/optim/" in line.file for line in below):
         return None
     return _Cause("line", next((stack[at] for at in reversed(users_at) if not stack[at].is_comprehension), stack[users_at[-1]]))
+
+
+def _is_glue(cause: _Cause, stack: Sequence[StackLine]) -> bool:
+    """Say whether a line that calls a model, a loss or an optimizer does nothing else that is known to take long."""
+    if cause.kind != "line" or cause.line is None or cause.line.call:
+        return False
+    below = stack[stack.index(cause.line) + 1 :]
+    return all(_OWN in line.file or line.file.startswith("torch/") for line in below)
 
 
 def _library(stack: Sequence[StackLine]) -> _Cause | None:

@@ -31,6 +31,8 @@ _NAMED: dict[HotKind, float] = {"function": LARGE, "inside": LARGE, "hook": LARG
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _IN_BATCHES = 0.20
 """The same of functions that training batches call: a penalty, an augmentation or a sampler takes a part of any."""
+_GLUE = 300_000
+"""Nanoseconds per batch up to which a line of the loop is what Python takes for it."""
 _ENVIRONMENTS = ("step", "reset")
 """Methods of the environments of reinforcement learning, whose work is what the model learns from."""
 _NOTICED = 200_000_000
@@ -87,7 +89,9 @@ def lost_time(
     hot = [other for other in hot if other.kind != "validation" or other.within("validation")]  # else: a part of training
     yield from _code(timing, [other for other in hot if other is not code])
     yield from _transforms(timing, hot)
-    yield from _validation(timing, of_fastai, hot)
+    yield from _validation(
+        timing, of_fastai, hot, is_by_hand=any(batch.is_training and not batch.loop for batch in batches.batches)
+    )
     yield from _around(timing, of_fastai, hot)
 
 
@@ -148,6 +152,8 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             - code.within("batch")
             + sum(_gainable(timing, phase, time) for (group, phase), time in code.times.items() if group == "batch")
         )
+        if code.kind == "line":
+            total = min(total, _line_at_most(timing, code, hot))
         least = _noticed(total, usual)
         if code.line is None or not _is_large(timing, total, share, least) or _is_environment(code):
             continue
@@ -166,6 +172,21 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
                 KNOWN_CALLS.get(code.line.call, change),
             )
         yield _finding("code", timing, total, what, change, _shares(code))
+
+
+def _line_at_most(timing: Timing, code: HotCode, hot: Sequence[HotCode]) -> int:
+    """Return the nanoseconds that a line of the loop can have taken, which runs in each batch as far as is known.
+
+    What single batches take longer in lines that do nothing special is the machine's, and in each it is Python itself. After
+    code that lets no other thread run for long, a look comes in a line behind it.
+    """
+    if code.line is not None and code.line.call:
+        return code.total
+    row = next((row for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), None)
+    in_batches = code.within("batch")
+    usual = in_batches if row is None or row.median is None else min(in_batches, row.median * timing.batches)
+    is_behind = any(other.within_phase("batch", phases.OTHER) > in_batches for other in hot)
+    return code.total - in_batches + (usual if usual >= _GLUE * timing.batches and not is_behind else 0)
 
 
 def _is_environment(code: HotCode) -> bool:
@@ -221,8 +242,13 @@ def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
         yield _finding("batch transforms", timing, total, what, change)
 
 
-def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) -> Iterator[FitFinding]:
-    """Yield callbacks and metrics in validation, or validation as a whole."""
+def _validation(
+    timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode], *, is_by_hand: bool
+) -> Iterator[FitFinding]:
+    """Yield callbacks and metrics in validation, or validation as a whole.
+
+    `is_by_hand`: batches come from no loader, so that passes over the training data cannot be counted.
+    """
     rows = _rows(timing, "validation")
     total = sum(row.total for row in rows)
     for row in rows:
@@ -240,14 +266,16 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
             total -= row.total
             rows.remove(row)
             break
-    yield from _validating(timing, rows, total, hot)
+    yield from _validating(timing, rows, total, hot, is_by_hand=is_by_hand)
 
 
-def _validating(timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
+def _validating(
+    timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequence[HotCode], *, is_by_hand: bool
+) -> Iterator[FitFinding]:
     """Yield validation as a whole, less the functions in it that have a name of their own."""
     passes = [epoch for epoch in timing.epochs if not epoch.is_training]
     training = len(timing.epochs) - len(passes)
-    is_often = 0 < _OFTEN * training < len(passes)
+    is_often = not is_by_hand and 0 < _OFTEN * training < len(passes)
     least = LARGE if is_often else _MUCH_VALIDATION
     named = [code for code in hot if code.kind in ("function", "hook") and _is_large(timing, code.total)]
     rest = total - sum(code.within("validation") for code in named)

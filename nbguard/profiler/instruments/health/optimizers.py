@@ -18,6 +18,9 @@ from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.kinds import name_of
 
+_STEPS_OF_MODEL = 2
+"""Steps since a model was called for the first time, after which all that are trained with it have been called, too."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Sample:
@@ -45,6 +48,9 @@ class _Optimizer:
         self.parameters: frozenset[int] = frozenset()  # ids of all
         self.half_eps: dict[float, int] = {}
         self.without: dict[int, str] = {}  # parameters that had no gradient at any look; "": no model has them
+        self.owned: frozenset[int] = frozenset()  # ids of those that a model had at a look
+        self.steps_of_model = 0  # since a model was called for the first time
+        self.left = 0  # parameters that a model had, and none that was called since then has any more
         self.sample: _Sample | None = None  # of the last look
         self.is_cleared = False  # a backward pass's gradients were cleared, and no other has come since
         self.emptied = self.trainable = 0
@@ -65,6 +71,7 @@ class _Optimizer:
             parameters=len(self.parameters),
             without_gradients=tuple(filter(None, self.without.values())),
             foreign=sum(not name for name in self.without.values()),
+            left=self.left,
             trainable=self.trainable,
             emptied=self.emptied,
             changed=self.values.changed,
@@ -89,6 +96,7 @@ class OptimizerWatch:
         self._patches = Patches()
         self._optimizers: list[_Optimizer] = []
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._current: weakref.WeakSet[Any] = weakref.WeakSet()  # those that were called since the newest one was
         self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
         self._backwards = 0
         self._clears_model = self._is_stepping = False
@@ -119,6 +127,10 @@ class OptimizerWatch:
         self._patches.restore()
         self._arriving.poll()
         self._note_untaught()
+        for known in self._optimizers:
+            optimizer = known.of()
+            if optimizer is not None and known.looks:
+                self._note_left(known, [p for group in groups_of(optimizer) for p in group.parameters if p.requires_grad])
         facts = tuple(optimizer.facts() for optimizer in self._optimizers)
         losses = self._recorder.losses - self._began
         self._facts = OptimizersFacts(
@@ -133,6 +145,7 @@ class OptimizerWatch:
         self._optimizers.clear()
         self._looked_at.clear()
         self._models.clear()
+        self._current.clear()
 
     def _note_untaught(self) -> None:
         """Note the parameters with gradients that no optimizer has, as far as their models are still there.
@@ -161,7 +174,12 @@ class OptimizerWatch:
         return self._facts or OptimizersFacts()
 
     def _model(self, module: Any, _: Any) -> None:
-        self._models.add(module)
+        if module not in self._models:
+            self._models.add(module)
+            self._current = weakref.WeakSet()
+            for known in self._optimizers:
+                known.steps_of_model = 0
+        self._current.add(module)
 
     def _of(self, optimizer: Any) -> _Optimizer:
         for known in self._optimizers:
@@ -174,11 +192,12 @@ class OptimizerWatch:
         known = self._of(optimizer)
         self._is_stepping = True
         known.steps += 1
+        known.steps_of_model += 1
         known.emptied += known.is_cleared
         known.has_pending = known.is_cleared = False
         groups = groups_of(optimizer)
         known.rates.note(groups, self._recorder.losses)
-        if self._backwards and known.steps & (known.steps - 1) == 0:
+        if self._backwards and (known.steps & (known.steps - 1) == 0 or known.steps_of_model == _STEPS_OF_MODEL):
             if not known.looks:
                 self._meet(known, optimizer, groups)
             self._look(known, groups)
@@ -203,6 +222,7 @@ class OptimizerWatch:
         names = {id(p): name for model in self._models for name, p in model.named_parameters()} if without else {}
         known.without = {key: names.get(key) or known.without.get(key, "") for key in without}
         self._note_untaught()
+        self._note_left(known, required)
         known.values.keep(self._torch, required)
         have = [p for p in required if p.grad is not None and p.grad.layout is self._torch.strided]  # embeddings': sparse
         known.gradient_bytes = sum(p.grad.nbytes for p in have)
@@ -211,6 +231,14 @@ class OptimizerWatch:
             held, gradient = weakref.ref(smallest), weakref.ref(smallest.grad)
             known.sample = _Sample(parameter=held, gradient=gradient, losses=self._recorder.losses)
             self._looked_at.append(known)
+
+    def _note_left(self, known: _Optimizer, parameters: list[Any]) -> None:
+        """Note the parameters of an optimizer that no model has any more: it was made anew, or a layer of it was."""
+        present = {id(p) for model in self._current for p in model.parameters()}
+        mine = {id(p) for p in parameters}
+        if known.steps_of_model >= _STEPS_OF_MODEL:
+            known.left = sum(p.grad is None and id(p) in known.owned - present for p in parameters)
+        known.owned = (known.owned | present) & mine
 
     def _loss(self, _: Any) -> None:
         self._backwards += 1

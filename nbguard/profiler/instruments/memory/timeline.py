@@ -9,7 +9,9 @@ from typing import Any
 
 from nbguard.profiler.analysis.memory.categories import Shape, Stock
 from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
+from nbguard.profiler.analysis.memory.unfrozen import Unfrozen
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.memory.categories import Stocktaker
 from nbguard.profiler.instruments.memory.counters import HeapCounter, MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch
@@ -21,6 +23,8 @@ from nbguard.scan.heap.attributes import attribute_of
 
 _LOSSES = 64
 """Losses that are remembered, weakly, to see after the fit how many of them live on."""
+_MOST_OPTIMIZERS = 8
+"""Optimizers at whose first steps stock is taken."""
 _ALONE = 4
 """Optimizer steps since the last batch of a loader after which the loop is taken to have none: then steps divide batches."""
 
@@ -41,6 +45,10 @@ class MemoryTimeline:
         self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding, older)
         self._recorded = DeepWatch(recorder, counter, start.allocated) if deep else None
         self._stock: Stock | None = None
+        self._trained_parameters: frozenset[int] = frozenset()  # ids, of the optimizer at the latest stock
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._highest = start.allocated  # up to the batch that goes on
+        self._unfrozen: tuple[int, int, Stock] | None = None  # more parameters; the peak and the stock before
         self._is_due = True  # that stock is taken
         self._learner: weakref.ref[Any] | None = None
         self._boundaries = self._steps = self._alone = 0
@@ -124,9 +132,12 @@ class MemoryTimeline:
         """Note that an optimizer is about to step: gradients are there and, from the second step on, its state."""
         self._trained = True
         self._steps += 1
+        if optimizer not in self._optimizers and len(self._optimizers) < _MOST_OPTIMIZERS:
+            self._optimizers.add(optimizer)
+            self._is_due = True
         if self._is_due and self._steps > 1:
-            self._stock, addresses = self._stocktaker.take(optimizer)
-            self._is_due = False
+            before, (self._stock, addresses) = self._stock, self._stocktaker.take(optimizer)
+            self._is_due = self._trains_more(optimizer, before)  # then the state comes with this step
             if self._recorded is not None and self._recorded.is_recording:
                 self._recorded.name(self._stock, addresses)
         self._alone += 1
@@ -136,7 +147,17 @@ class MemoryTimeline:
             self._read_inside(phases.OTHER)
         self._listen()
 
+    def _trains_more(self, optimizer: Any, before: Stock | None) -> bool:
+        """Say whether an optimizer trains what it, or the one before, did not train at the stock `before`, beside all else."""
+        ids = frozenset(id(p) for group in groups_of(optimizer) for p in group.parameters if p.requires_grad)
+        trained, self._trained_parameters = self._trained_parameters, ids
+        if before is None or not trained < ids or not trained:
+            return False
+        self._unfrozen = len(ids) - len(trained), self._highest, before
+        return True
+
     def _boundary(self) -> None:
+        self._highest = self._levels.highest
         self._boundaries += 1
         is_training, self._trained = self._trained, False
         self._training = max(self._training + is_training, self._recorder.trained)
@@ -188,6 +209,13 @@ class MemoryTimeline:
         self._before = self._after_loss = None
         self._high = 0
 
+    def _more_trained(self) -> Unfrozen | None:
+        if self._unfrozen is None or self._stock is None:
+            return None
+        more, peak, before = self._unfrozen
+        kept = self._stock.gradients + self._stock.state - before.gradients - before.state
+        return Unfrozen(parameters=more, peak=peak, kept=max(kept, 0))
+
     def stop(self) -> None:
         """Take down the recording, which changes how operations run."""
         if self._recorded is not None:
@@ -211,6 +239,7 @@ class MemoryTimeline:
             points=levels.points,
             stock=self._stock,
             shape=self._shape,
+            unfrozen=self._more_trained(),
             samples=samples,
             living_losses=sum(loss() is not None for loss in self._losses),
             grown=grown,
