@@ -26,6 +26,7 @@ COLOURS = {
 REST = "other"
 
 _GROUPS: dict[Group, str] = {"batch": "training batches", "validation": "validation", "around": "around the batches"}
+_BATCH: tuple[Group] = ("batch",)
 _NAMES = ("where the time went", "total", "share", "batch median", "batch p95", "on the GPU")
 _PHASES_SHOWN = 16
 _EPOCHS_SHOWN = 12
@@ -49,7 +50,7 @@ def time_blocks(timing: Timing) -> Iterator[Block]:
 
 def brief_time_blocks(timing: Timing) -> Iterator[Block]:
     """Yield a short table: what takes 5 % and more of a batch, the other groups as one row each; then steps and epochs."""
-    yield _phases(timing.rows, 0.05, parts_of=("batch",))
+    yield _phases(timing.rows, 0.05, parts_of=_BATCH)
     yield FactLines(tuple(fact for fact in _facts(timing) if fact[0] != "GPU" or timing.busy is not None))
 
 
