@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.operations.culprit import facts_of
 from nbguard.profiler.instruments.nonfinite.operations.replay import is_finite
+from nbguard.profiler.instruments.nonfinite.operations.source_lines import only_line
 from nbguard.scan.heap.kinds import mro_of, name_of
 
 _MOST = 2000
@@ -24,8 +26,11 @@ _OPERANDS = ("_saved_self", "_saved_other", "_saved_exponent")
 _OPTIONS = ("dim", "correction", "keepdim")
 
 
-def operation_in_graph(loss: Any) -> FailedOperation | None:
-    """Return the operation; None where the graph has saved too little of it, or is too large."""
+def operation_in_graph(loss: Any, models: list[Any]) -> FailedOperation | None:
+    """Return the operation; None where the graph has saved too little of it, or is too large.
+
+    Its line is known where the graph has one such operation, and the code that the models and the running frames refer to, too.
+    """
     nodes, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting:
         for node, _ in waiting.pop().next_functions:
@@ -38,7 +43,8 @@ def operation_in_graph(loss: Any) -> FailedOperation | None:
         match = _NAME.fullmatch(name_of(type(node)))
         operation = None if match is None else _broken(match[1].lower(), node)
         if operation is not None:
-            return operation
+            is_alone = sum(type(other) is type(node) for other in nodes) == 1
+            return replace(operation, line=only_line(operation.name, models)) if is_alone else operation
     return None
 
 
