@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -153,9 +154,12 @@ class _Reached:
         self._seen.add(id(value))
         cls = type(value)
         if cls is FunctionType:
-            if self._sites.is_users(value.__code__.co_filename) and value.__code__ not in self._codes:
+            inside = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            if not self._sites.is_users(value.__code__.co_filename):  # a wrapper, maybe of a user's function
+                inside = [each for each in inside if type(each) is FunctionType]
+            elif value.__code__ not in self._codes:
                 self._code(value.__code__, value.__globals__)
-                self._waiting.extend(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+            self._waiting.extend(inside)
         elif cls in _INSIDE:
             self._waiting.extend(getattr(value, name) for name in _INSIDE[cls])
         elif cls in (list, tuple, dict):
@@ -168,9 +172,9 @@ class _Reached:
             self._waiting.extend((attributes_of(value) or {}).values())
 
     def _is_users_class(self, cls: type) -> bool:
-        return any(
-            type(each) is FunctionType and self._sites.is_users(each.__code__.co_filename) for each in vars(cls).values()
-        )
+        name = vars(cls).get("__module__")
+        file = getattr(sys.modules.get(name), "__file__", None) if type(name) is str else None
+        return name == "__main__" if file is None else self._sites.is_users(file)
 
 
 def _is_filled(cell: Any) -> bool:
