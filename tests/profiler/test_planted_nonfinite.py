@@ -636,7 +636,7 @@ def gradient_callbacks() -> list[Any]:
     return [DividesLoss, DividesGradients, RootsInPlace]
 
 
-@pytest.mark.parametrize(("number", "stops"), [(0, False), (0, True), (1, True), (2, True)])
+@pytest.mark.parametrize(("number", "stops"), [(number, stops) for number in range(3) for stops in (False, True)])
 def test_a_callback_that_breaks_the_loss_or_the_gradients_is_named(number: int, stops: bool) -> None:
     seed()
     callback = gradient_callbacks()[number]
@@ -688,7 +688,9 @@ def branches(model: nn.Module, at: int) -> None:
     ("run", "name", "stops"),
     [
         (edits_gradients, "div", True),
+        (edits_gradients, "div", False),
         (fails_last, "sqrt", True),
+        (fails_last, "sqrt", False),
         (branches, "sqrt", True),
     ],
 )
@@ -706,6 +708,27 @@ def test_a_step_that_does_otherwise_than_those_before_leads_to_the_option_that_k
 
     assert fit.operation is None
     assert "--stop-on-nan" in fit.finding
+
+
+def test_only_the_first_step_is_recorded_and_nothing_of_it_is_held() -> None:
+    modes: list[int] = []
+    held: list[weakref.ref[Any]] = []
+
+    def counted(p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        modes.append(len(_get_current_function_mode_stack()))
+        assert all(reference() is None for reference in held[:-2])
+        held.extend((weakref.ref(p), weakref.ref(t)))
+        return nn.functional.mse_loss(p, t)
+
+    watch = FiniteWatch()
+    gc.disable()
+    try:
+        with recording(watch):
+            loop(net(), counted, data())
+    finally:
+        gc.enable()
+
+    assert modes == [1] + [0] * 11
 
 
 def test_the_backward_pass_of_a_compiled_model_is_named() -> None:
