@@ -42,7 +42,15 @@ def said_of(framework: str, names: tuple[str, ...], path: str = "", option: str 
             "TMPDIR": folder,
             "IPYTHONDIR": folder,
         }
-        ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        ran = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=3600 if option else 600,
+            check=False,
+        )
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"framework"')]
     assert len(lines) == len(names), ran.stdout + ran.stderr
     return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operations.elimination import operation_of_hooks
 from nbguard.profiler.instruments.nonfinite.operations.graph_origin import operation_in_graph
 from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
 from nbguard.profiler.instruments.nonfinite.operations.replay import is_finite
+from nbguard.profiler.instruments.nonfinite.operations.source_lines import lines_of
 from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_backward
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError
@@ -64,7 +66,7 @@ class FailedStep:
         """Tell of the operation, or the data, if this step alone leads to it; else of what is known."""
         models = models_of(self.calls)
         if self.loss is not None and self.origin.kind in ("loss", "unknown"):
-            operation = operation_in_graph(self.loss, models)
+            operation = self._operation_in_graph(search)
             if operation is not None:
                 found(replace(self.origin, kind="loss", operation=operation))
         values = StepValues(arguments_of(self.calls), ())
@@ -75,3 +77,17 @@ class FailedStep:
             return False
         found(origin)
         return origin.operation is not None or origin.kind in ("input", "target")
+
+    def _operation_in_graph(self, search: OperationSearch) -> FailedOperation | None:
+        """Return the operation that the loss's graph knows.
+
+        Its line is the only one of the user's code that has it; or that which has led to it in a library, in the step that was
+        recorded.
+        """
+        known = operation_in_graph(self.loss)
+        if known is None or not known[1]:
+            return known and known[0]
+        lines = lines_of(known[0].name, models_of(self.calls))
+        if lines is not None:
+            lines = lines or search.lines_of(known[0].name)
+        return replace(known[0], line=lines.pop()) if lines and len(lines) == 1 else known[0]

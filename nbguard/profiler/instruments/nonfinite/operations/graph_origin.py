@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ import torch
 from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.operations.culprit import facts_of
 from nbguard.profiler.instruments.nonfinite.operations.replay import is_finite
-from nbguard.profiler.instruments.nonfinite.operations.source_lines import only_line
 from nbguard.scan.heap.kinds import mro_of, name_of
 
 _MOST = 2000
@@ -28,10 +26,10 @@ _MEAN = 1
 _OPTIONS = ("dim", "correction", "keepdim")
 
 
-def operation_in_graph(loss: Any, models: list[Any]) -> FailedOperation | None:
-    """Return the operation; None where the graph has saved too little of it, or is too large.
+def operation_in_graph(loss: Any) -> tuple[FailedOperation, bool] | None:
+    """Return the operation, and whether the graph has no other of its kind.
 
-    Its line is known where the graph has one such operation, and the code that the models and the running frames refer to, too.
+    None where the graph has saved too little of it, or is too large.
     """
     nodes, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting:
@@ -45,8 +43,7 @@ def operation_in_graph(loss: Any, models: list[Any]) -> FailedOperation | None:
         match = _NAME.fullmatch(name_of(type(node)))
         operation = None if match is None else _broken(match[1].lower(), node)
         if operation is not None:
-            is_alone = sum(type(other) is type(node) for other in nodes) == 1
-            return replace(operation, line=only_line(operation.name, models)) if is_alone else operation
+            return operation, sum(type(other) is type(node) for other in nodes) == 1
     return None
 
 

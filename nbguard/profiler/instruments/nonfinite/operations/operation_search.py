@@ -205,6 +205,10 @@ class OperationSearch:
             self._step.program.let_go()
         self.end()
 
+    def lines_of(self, name: str) -> set[str]:
+        """Return the lines of an operation in the step that was recorded."""
+        return set() if self._step is None else {call.line.words for call in self._step.program.calls if call.name == name}
+
     def now(
         self, values: StepValues, models: list[Any], broken: Iterable[Any] = (), *, were_finite: bool | None = None
     ) -> Origin | None:

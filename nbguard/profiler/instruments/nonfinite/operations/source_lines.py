@@ -46,19 +46,20 @@ _OPERATORS: dict[type[ast.operator], str] = {
 }
 
 
-def only_line(name: str, roots: Iterable[Any]) -> str:
-    """Return the only line of the code that the step may run on which an operation stands, in words; "" where there are more.
+def lines_of(name: str, roots: Iterable[Any]) -> set[str] | None:
+    """Return the lines of the code that the step may run on which an operation stands, in words; None: there is too much code.
 
     `roots`: what it may call besides what the running frames refer to: models. More code is looked at than is run, so a line
     that is not the right one is unlikely to be alone.
     """
+    codes = _Reached(roots).codes()
     lines = {
         (code.co_filename, number): OperationLine(code.co_filename, number, function_name(code)).words
-        for code in _Reached(roots).codes()
+        for code in codes
         for found, number in operations_in(code)
         if found == name
     }
-    return next(iter(lines.values())) if len(lines) == 1 else ""
+    return set(lines.values()) if codes else None
 
 
 def operations_at(file: str, number: int) -> set[str]:
