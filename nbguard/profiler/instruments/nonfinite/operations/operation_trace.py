@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from nbguard.profiler.instruments.health.autocast import autocast_dtypes
 from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
+from nbguard.profiler.instruments.nonfinite.rerun import rerun
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import mro_of, name_of
 from nbguard.scan.roots.frames import frame_locals
@@ -34,6 +35,8 @@ _ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
 _METHODS = (MethodType, classmethod, staticmethod)
 _WRITES = frozenset(("__setitem__", "copy_", "__set__"))
+_RERUN = rerun.__code__
+"""What a model that runs again was called by: its first call is not on the stack."""
 _tree: Any = torch.utils._pytree
 
 
@@ -312,7 +315,7 @@ class UserLines:
         """Return the line, and the innermost module that runs."""
         code = module = None
         number = depth = 0
-        while frame is not None and depth < _DEEPEST:
+        while frame is not None and frame.f_code is not _RERUN and depth < _DEEPEST:
             is_users, is_forward = self._kind(frame.f_code)
             if code is None and is_users:
                 code, number = frame.f_code, frame.f_lineno

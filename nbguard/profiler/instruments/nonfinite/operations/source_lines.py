@@ -121,6 +121,7 @@ class _Reached:
         self._sites = Sites()
         self._codes: dict[CodeType, None] = {}
         self._seen: set[int] = set()
+        self._between: list[FrameType] = []  # frames of libraries
         self._waiting: deque[Any] = deque(roots)
         for frame in user_frames():
             self._frame(frame)
@@ -133,9 +134,12 @@ class _Reached:
 
     def _frame(self, frame: FrameType) -> None:
         code = frame.f_code
-        if not self._sites.is_users(code.co_filename):  # a Learner has callbacks
-            self._waiting.extend((attributes_of(frame_locals(frame).get("self")) or {}).values())
+        if not self._sites.is_users(code.co_filename):
+            self._between.append(frame)
             return
+        while self._between:  # a library that the user's code has called: a Learner has callbacks
+            owner = frame_locals(self._between.pop()).get("self")
+            self._waiting.extend((attributes_of(owner) or {}).values())
         if code not in self._codes:
             self._code(code, frame.f_globals)
         if frame.f_locals is not frame.f_globals:
