@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, Case, cases_of
+from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, NONFINITE, Case, cases_of
 from tests.thorough import THOROUGH, spread
 
 pytestmark = pytest.mark.usefixtures("torch_process")
@@ -26,9 +27,12 @@ CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)
 
 
 @functools.cache
-def said_of(framework: str, names: tuple[str, ...], path: str = "") -> dict[str, tuple[str, str]]:
-    """Run cases in one process; return the verdict and the first sentence of each. `path`: a folder to import from first."""
-    arguments = [f"{framework}:={name}" for name in names]
+def said_of(framework: str, names: tuple[str, ...], path: str = "", option: str = "") -> dict[str, tuple[str, str]]:
+    """Run cases in one process; return the verdict and the first sentence of each.
+
+    `path`: a folder to import from first. `option`: of the profiles.
+    """
+    arguments = [*filter(None, (option,)), *(f"{framework}:={name}" for name in names)]
     command = [sys.executable, "-m", "tests.profiler.corpus.run", "--json", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         environment = {
@@ -38,7 +42,15 @@ def said_of(framework: str, names: tuple[str, ...], path: str = "") -> dict[str,
             "TMPDIR": folder,
             "IPYTHONDIR": folder,
         }
-        ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        ran = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=3600 if option else 600,
+            check=False,
+        )
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"framework"')]
     assert len(lines) == len(names), ran.stdout + ran.stderr
     return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}
@@ -67,6 +79,25 @@ def test_the_first_sentence(case: Case) -> None:
         assert verdict not in ("named", "healthy"), "it is named now: take `misses` off the case"
         pytest.xfail(f"{case.misses}: {sentence}")
     assert verdict in ("named", "healthy"), sentence
+
+
+@pytest.mark.parametrize(
+    "option", ["", pytest.param("--stop-on-nan", marks=pytest.mark.skipif(not THOROUGH, reason="it takes another process"))]
+)
+def test_a_value_that_is_not_finite_is_laid_to_its_operation_and_line(option: str) -> None:
+    every = cases_of(NONFINITE)[1]
+    cases = [case for case in spread(every, 8) if all(map(importlib.util.find_spec, case.imports))]
+    said = said_of(NONFINITE, tuple(case.name for case in cases), option=option)
+
+    wrong = {case.name: said[case.name][1] for case in cases if said[case.name][0] != "named"}
+    known = {case.name for case in cases if case.misses}
+    if option:
+        assert len(wrong) <= len(cases) * 0.05, wrong
+    else:
+        assert wrong.keys() == known, wrong
+        assert sum(bool(case.misses) for case in every) <= len(every) * 0.06
+    for sentence in wrong.values():  # a line is right or left out
+        assert not re.search(r", line \d", sentence), sentence
 
 
 def test_each_case_has_a_name_of_its_own_and_the_corpus_is_large_enough() -> None:

@@ -291,6 +291,7 @@ class FastaiLoop:
     def _has_gradients(self, learner: Any) -> None:
         if learner.training is True:
             self._recorder.emit("backward")
+            self._recorder.has_gradients()
 
     def _steps(self, learner: Any) -> None:
         if learner.training is True:

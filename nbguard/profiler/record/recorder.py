@@ -32,6 +32,7 @@ Event = Literal[
     "forward",
     "loss",
     "backward",
+    "gradients",
     "step",
     "zero_grad",
     "scale",
@@ -53,6 +54,7 @@ Event = Literal[
 - `forward(module, args)`: the outermost module is about to be called; `args` are all its arguments, those given by name, too
 - `loss(tensor)`: the loss of a training batch is there, before the backward pass
 - `backward()`: the backward pass has ended: gradients are there
+- `gradients()`: those that `usual_gradients` has looked at after a backward pass are unusual
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
 - `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
 - `scale(scaler, given, infinite)`: a GradScaler has updated its scale, to a given one if `given`; `infinite` has for each
@@ -60,7 +62,7 @@ Event = Literal[
 - `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """
-_RARE = frozenset(("stretch", "end", "model", "scale", "learner", "loader", "fit ends"))
+_RARE = frozenset(("stretch", "gradients", "end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
 _INSIDE = frozenset(get_args(Event)) - _RARE - {"loss", "step"}
 """Events of each batch, apart from the loss and the step, which have a subscriber in every one."""
@@ -155,6 +157,7 @@ class Recorder:
         "thread_of_fit",
         "trained",
         "turn",
+        "usual_gradients",
         "usual_loss",
         "usual_step",
     )
@@ -168,6 +171,7 @@ class Recorder:
         self.kept = 0  # backward passes in a row that left their graph, with `retain_graph=True`; of batches that are heard of
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.usual_step: Callable[[Any], bool] | None = None  # looks at gradients before a step, and says whether all is well
+        self.usual_gradients: Callable[[], bool] | None = None  # looks at them after a backward pass, and says the same
         self.calls = ModelCalls()
         self.turn = Turn(clock)
         self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
@@ -267,6 +271,17 @@ class Recorder:
                 self.usual_step = None
                 return
         self.emit("step", optimizer)
+
+    def has_gradients(self) -> None:
+        """Emit that a backward pass has left unusual gradients, if it has."""
+        is_usual = self.usual_gradients
+        try:
+            if is_usual is None or is_usual():
+                return
+        except Exception:  # noqa: BLE001 - then nobody looks
+            self.usual_gradients = None
+            return
+        self.emit("gradients")
 
     def begin_batch(self, loop: int) -> None:
         """Note that an iterator is about to be asked for a batch."""
@@ -440,7 +455,7 @@ class Recorder:
     def _switch_off(self, part: object, action: str, error: Exception) -> None:
         """Call no method of a part that failed any more: half of the events would make a wrong finding."""
         self.off[id(part)] = part
-        self.usual_loss = self.usual_step = None
+        self.usual_loss = self.usual_step = self.usual_gradients = None
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
                 subscribers[name] = tuple(

@@ -309,7 +309,7 @@ class TorchLoop:
             add((before, clock()))
             recorder.current = code
             try:
-                return original(tensors, *args, **kw)
+                result = original(tensors, *args, **kw)
             finally:
                 recorder.current = before
                 add((code, clock()))
@@ -317,6 +317,9 @@ class TorchLoop:
                     recorder.kept = recorder.kept + 1 if _keeps_graph(*args, **kw) else 0
                     recorder.emit("phase", code)
                     recorder.emit("backward")
+            if recorder.usual_gradients is not None:
+                recorder.has_gradients()
+            return result
 
         return backward
 

@@ -6,17 +6,20 @@ pattern must be in the first sentence of the report; one that begins with `!` mu
 known not to be named.
 
 A line that ends with `# ill` is what the advice takes away, one that begins with `# well: ` what it puts in. A second case,
-named `NAME, cured`, is healthy.
+named `NAME, cured`, is healthy. A line that ends with `# here` is named, too, with its cell.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 FOLDER = Path(__file__).parent
+NONFINITE = "nonfinite"
+"""Fits of all frameworks with a value that is not finite, run with and without `--stop-on-nan`."""
 FRAMEWORKS = ("plain", "loops", "fastai", "huggingface", "lightning", "accelerate")
 NEEDS = {
     "huggingface": "transformers",
@@ -24,6 +27,7 @@ NEEDS = {
     "accelerate": "accelerate",
     "fastai": "fastai",
     "plain": "torch",
+    NONFINITE: "fastai",
     "loops": "torch",  # plain loops in other shapes: of classes, nested functions and dicts
     "cuda": "torch",  # and a GPU: plain loops whose causes show on one only, run where they are asked for (`make gpu-day`)
 }
@@ -45,6 +49,11 @@ class Case:
     says: tuple[str, ...] = ()  # patterns of the first sentence
     cells: tuple[str, ...]  # the last one is profiled
     misses: str = ""  # why its cause is not named; "": it is
+
+    @property
+    def imports(self) -> set[str]:
+        """Return the packages that its cells import, besides the framework's."""
+        return set(re.findall(r"(?m)^(?:import|from) (\w+)", "\n".join(self.cells)))
 
     @property
     def is_healthy(self) -> bool:
@@ -92,4 +101,12 @@ def _case(framework: str, part: str) -> Case:
     named = dict(field.partition(": ")[::2] for field in fields)
     says = tuple(pattern.strip() for pattern in named.get("says", "").split(" & ") if pattern)
     cells = tuple(cell.strip("\n") for cell in re.split(r"(?m)^#-\n", body))
-    return Case(framework=framework, name=name, says=says, cells=cells, misses=named.get("misses", ""))
+    return Case(framework=framework, name=name, says=(*says, *_lines(cells)), cells=cells, misses=named.get("misses", ""))
+
+
+def _lines(cells: tuple[str, ...]) -> Iterator[str]:
+    """Yield the patterns of the lines that are marked: cells begin with the framework's, the last one with a magic."""
+    for number, cell in enumerate(cells, 2):
+        for line, text in enumerate(cell.splitlines(), 2 if number == len(cells) + 1 else 1):
+            if text.endswith("# here"):
+                yield rf"In\[{number}\], line {line}\b"

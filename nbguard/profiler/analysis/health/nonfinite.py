@@ -287,7 +287,9 @@ def _change(first: NotFinite) -> str:
         return remedy
     if first.is_compiled:
         return f"{remedy}; a fit without `torch.compile` names the operation, and `--stop-on-nan` stops there"
-    return f"{remedy}; `--stop-on-nan` stops there, and records each step, which mostly names the operation"
+    if operation is not None:
+        return f"{remedy}; `--stop-on-nan` stops there"
+    return f"{remedy}; `%%profile_fit --stop-on-nan` records each step, mostly names the operation, and stops there"
 
 
 def _usual_change(first: NotFinite) -> str:

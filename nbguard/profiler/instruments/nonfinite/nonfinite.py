@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
@@ -26,15 +25,16 @@ from nbguard.profiler.analysis.health.nonfinite import (
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
+from nbguard.profiler.instruments.nonfinite.failed_step import FailedStep, arguments_of, models_of
 from nbguard.profiler.instruments.nonfinite.looked_at import as_one_number, by_kind, has_gradient
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
-from nbguard.profiler.instruments.nonfinite.operations.graph_origin import operation_in_graph
 from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
 from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
-from nbguard.profiler.instruments.nonfinite.origin import origin_of_backward, origin_of_gradient, origin_of_loss
-from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, autocast_of, device_type
+from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
+from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, autocast_of, device_type
 from nbguard.profiler.instruments.nonfinite.skipped_steps import SkippedSteps
+from nbguard.profiler.instruments.nonfinite.usual_gradients import UsualGradients
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
@@ -43,8 +43,6 @@ from nbguard.scan.objects.compiled import has_compiled
 
 _SHARE = 0.001
 """Share of the time between two looks at all gradients that one look may take."""
-_SMALL = 2**14
-"""Values of a gradient that every step looks at."""
 _LAST = 0.5
 """Seconds to wait at the end for values that a device has not come to."""
 
@@ -71,8 +69,11 @@ class FiniteWatch:
         self._learner: weakref.ref[Any] | None = None
         self._is_search = False
         self._counters = ModuleCounters()
-        self._checked: dict[int, weakref.ref[Any]] = {}  # a parameter of each optimizer, whose gradient every step looks at
+        self._usual = UsualGradients()  # that every step looks at
+        self._is_scaling = False  # a GradScaler sees to gradients that are not finite
         self._broken_loss: Any = None  # while it is looked at
+        self._broken: list[Any] = []  # parameters, while their gradients are looked at
+        self._were_finite: bool | None = None  # after the backward pass; None: not known
         self._next_look = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is
@@ -83,8 +84,7 @@ class FiniteWatch:
         import torch
 
         self._torch: Any = torch
-        base = self._torch._C.TensorBase
-        self._tensor, self._sum, self._item = self._torch.Tensor, base.sum, base.item
+        self._usual.start(torch)
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
         self._late = DeviceLosses(torch, recorder.__len__, self._late_loss_is)
@@ -92,7 +92,7 @@ class FiniteWatch:
         self._search = OperationSearch(recorder)
         self._skipped = SkippedSteps(self._search)
         recorder.usual_loss = None if self._stops else self._history.is_usual
-        recorder.usual_step = None if self._stops else self._is_usual_step
+        recorder.usual_step = None if self._stops else self._usual.is_usual
         recorder.subscribe("batch", self._let_go)  # before anybody reads how much memory is in use
         recorder.subscribe("end", self._let_go)
         recorder.subscribe("learner", self._begin)
@@ -101,9 +101,12 @@ class FiniteWatch:
         recorder.subscribe("forward", self._forward, every_batch=self._stops)
         recorder.subscribe("loss", self._loss, every_batch=True)
         recorder.subscribe("step", self._step, every_batch=True)
+        recorder.subscribe("gradients", self._has_gradients)
         recorder.subscribe("scale", self._scale)
         if self._stops:
             self._search.record_each()
+        else:
+            self._search.record_first()
 
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
@@ -114,9 +117,9 @@ class FiniteWatch:
             time.sleep(0.001)
         self._late.forget()
         self._growth = self._history.growth(self._rate)
-        self._recorder.usual_loss = self._recorder.usual_step = None
+        self._recorder.usual_loss = self._recorder.usual_step = self._recorder.usual_gradients = None
         self._recorder.calls.clear()
-        self._checked.clear()
+        self._usual.forget()
         self._counters = ModuleCounters()
         self._learner = None
 
@@ -180,23 +183,10 @@ class FiniteWatch:
         """Return the calls that led to the latest loss."""
         return [ForwardCall(model, args, self._autocast, names) for model, args, names in self._recorder.calls.latest()]
 
-    @property
-    def _models(self) -> list[Any]:
-        return [module for call in self._calls if (module := call.module()) is not None]
-
-    @property
-    def _arguments(self) -> list[Any]:
-        """Return the arguments of the calls that led to the latest loss, as far as they are there."""
-        arguments: list[Any] = []
-        for call in self._calls:
-            with contextlib.suppress(NotPossibleError):
-                arguments.extend(call.inputs())
-        return arguments
-
     def _loss(self, tensors: Any) -> None:
         if self._search.is_on:
             try:
-                self._search.loss(tensors, self._models, self._arguments)
+                self._search.loss(tensors, models_of(self._calls), arguments_of(self._calls))
             except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
                 self._search.end()
         value = self._history.value_of(tensors)
@@ -266,39 +256,35 @@ class FiniteWatch:
             return
         self._have_arrived()
         start = self._recorder.clock()
-        is_usual = self._is_usual_step(optimizer)
+        is_usual = self._usual.is_usual(optimizer)
         if (start < self._next_look and is_usual and not self._stops) or self._is_scaled(optimizer):
             return
         groups = groups_of(optimizer)
         rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
         self._rate = max(rates, default=None)
         parameters = [p for group in groups for p in group.parameters if has_gradient(self._torch, p)]
-        small = next((p for p in parameters if p.grad.is_cpu and p.grad.numel() <= _SMALL), None)
-        if small is not None:
-            self._checked[id(optimizer)] = weakref.ref(small)
+        self._usual.note(optimizer, parameters)
+        self._were_finite = True if self._recorder.usual_gradients else None if self._search.changes_gradients else False
         for alike in by_kind(parameters):
             self._look_at_gradients(alike)
         self._gradients += 1
+        if self._search.changes_gradients and not self._is_scaling and self._first is None:
+            self._recorder.usual_gradients = self._usual.are_usual
         now = self._recorder.clock()
         self._next_look = now + int((now - start) / _SHARE)
 
-    def _is_usual_step(self, optimizer: Any) -> bool:
-        """Say whether the gradient of one small parameter is finite: what is not spreads to nearly all in a backward pass.
-
-        It is the first one of the optimizer, which the backward pass comes to late.
-        """
-        reference = self._checked.get(id(optimizer))
-        parameter = None if reference is None else reference()
-        gradient: Any = None if parameter is None else parameter.grad
-        if type(gradient) is not self._tensor or not gradient.is_cpu:
-            return True
-        value = self._item(self._sum(gradient))
-        return bool(value - value == 0)
+    def _has_gradients(self) -> None:
+        """Look at all gradients of a backward pass that has left unusual ones, before anything changes them or adds to them."""
+        if self._first is None:
+            self._were_finite = False
+            for alike in by_kind(list(self._usual.parameters())):
+                self._look_at_gradients(alike)
 
     def _scale(self, _scaler: Any, _is_given: bool, found: list[Any]) -> None:
+        self._is_scaling, self._recorder.usual_gradients = True, None
         if found and self._first is None:
             flags = self._torch.stack([flag.detach().reshape(()) for flag in found])
-            self._arriving.read(flags, partial(self._skipped.note, self._models))
+            self._arriving.read(flags, partial(self._skipped.note, models_of(self._calls)))
 
     def _is_scaled(self, optimizer: Any) -> bool:
         """Say whether a GradScaler sees to gradients that are not finite: that is how it finds its scale."""
@@ -318,8 +304,13 @@ class FiniteWatch:
     def _gradients_are(self, turned: int, is_late: bool, held: list[weakref.ref[Any]], values: tuple[float, ...]) -> None:
         if self._first is not None or all(map(math.isfinite, values)):
             return
-        broken = {id(ref()) for ref, value in zip(held, values, strict=True) if not math.isfinite(value)}
-        self._note_first("gradient", values, turned, origin_of_gradient(self._counters.models(), broken), is_late)
+        pairs = zip(held, values, strict=True)
+        self._broken = [p for ref, value in pairs if not math.isfinite(value) and (p := ref()) is not None]
+        origin = origin_of_gradient(self._counters.models(), set(map(id, self._broken)))
+        try:
+            self._note_first("gradient", values, turned, origin, is_late)
+        finally:
+            self._broken = []
 
     def _note_first(self, of: Any, values: tuple[float, ...], turned: int, origin: Origin, is_late: bool) -> None:
         stops = self._stops and not is_late and not self._is_search
@@ -339,7 +330,7 @@ class FiniteWatch:
             peak=None if is_late else peak_of(self._torch, self._calls),
             usual_peak=self._history.usual_peak,
         )
-        self._recorder.usual_step = None
+        self._recorder.usual_step = self._recorder.usual_gradients = None
         self._recorder.unsubscribe("step", self._step)
         if not self._is_search:
             self._look_for_operation(origin, stops=stops, is_late=is_late)
@@ -350,25 +341,23 @@ class FiniteWatch:
             raise StopFit(self._error(self._first))
 
     def _look_for_operation(self, origin: Origin, *, stops: bool, is_late: bool) -> None:
-        """Find the operation where only the kind of code is known: now if the fit ends here, else in the steps that follow."""
-        if origin.operation is not None or origin.kind == "step":
+        """Find the operation where only the kind of code is known."""
+        if origin.operation is not None:
+            self._search.end()
             return
         try:
-            known = None if self._broken_loss is None or origin.kind != "loss" else operation_in_graph(self._broken_loss)
-            if known is not None:
-                self._operation_is(replace(origin, operation=known))
-            found = None if is_late else self._search.now(StepValues(self._arguments, ()), self._models, known)
-            if origin.kind == "gradient" and not is_late and (found is None or found.operation is None):
-                found = origin_of_backward(self._torch, self._calls, self._counters, self._search.allowance)
-            if found is not None:
-                self._operation_is(found)
-            if stops or (found is not None and (found.operation is not None or found.kind in ("input", "target"))):
-                return
             if is_late:
                 self._search.follow(StepValues.none(), self._operation_is)
-            else:
-                weights = (parameter for model in self._models for parameter in model.parameters())
-                self._search.follow(StepValues(self._arguments, weights), self._operation_is, known)
+                return
+            FailedStep(
+                origin=origin,
+                calls=self._calls,
+                counters=self._counters,
+                is_last=stops,
+                loss=self._broken_loss,
+                broken=self._broken,
+                were_finite=self._were_finite,
+            ).look_for_operation(self._torch, self._search, self._operation_is)
         except Exception:  # noqa: BLE001 - that a value is not finite is worth saying without the operation, too
             self._search.end()
 
@@ -382,11 +371,11 @@ class FiniteWatch:
 
     def _model_of(self, origin: Origin) -> Any:
         """Return the model that an origin was found in; None where that is not known."""
-        return next((model for model in self._models if name_of(type(model)) == origin.root), None)
+        return next((model for model in models_of(self._calls) if name_of(type(model)) == origin.root), None)
 
     def _largest_parameter(self) -> float | None:
         """Return the largest finite magnitude of the parameters of the models that were called."""
-        values = (largest_of(self._torch, parameter) for model in self._models for parameter in model.parameters())
+        values = (largest_of(self._torch, parameter) for model in models_of(self._calls) for parameter in model.parameters())
         return max((value for value in values if value is not None), default=None)
 
     def _error(self, first: NotFinite) -> Exception:

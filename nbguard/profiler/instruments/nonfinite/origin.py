@@ -37,7 +37,7 @@ def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCou
             return Origin(kind="weights" if is_first else "step", name=name, type="parameter", root=name_of(type(module)))
     for call, module in models:
         try:
-            origin = _search(torch, module, call, counters)
+            origin = _search(torch, module, call, counters, is_first=not note)
         except NotPossibleError as error:
             note = str(error)
         else:
@@ -91,13 +91,16 @@ def _last(module: Any, is_meant: Any) -> str:
     return name_in_model(names[-1]) if names else ""
 
 
-def _search(torch: Any, module: Any, call: ForwardCall, counters: ModuleCounters) -> Origin | None:
+def _search(torch: Any, module: Any, call: ForwardCall, counters: ModuleCounters, *, is_first: bool = True) -> Origin | None:
     """Return the first operation of a forward pass, run again, whose result is not finite; None where the output is.
 
-    A mask's infinity is gone after the softmax: it is looked for from the output back.
+    A mask's infinity is gone after the softmax: it is looked for from the output back. `is_first`: no call before it may have
+    made its inputs.
     """
     inputs, root = call.inputs(), name_of(type(module))
     broken = _broken(torch, inputs)
+    if broken and not (is_first and broken[0].grad_fn is None):
+        raise NotPossibleError("its input came so from code before it")
     if broken:
         return Origin(kind="input", root=root, items=items_of(broken[0]))
     trace = StepTrace()

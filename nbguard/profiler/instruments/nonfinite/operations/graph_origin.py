@@ -21,11 +21,16 @@ _MOST = 2000
 """Operations of a graph that are looked at."""
 _NAME = re.compile(r"(\w+?)Backward\d*")
 _OPERANDS = ("_saved_self", "_saved_other", "_saved_exponent")
+_MEAN = 1
+"""The number of a mean among the reductions of a loss."""
 _OPTIONS = ("dim", "correction", "keepdim")
 
 
-def operation_in_graph(loss: Any) -> FailedOperation | None:
-    """Return the operation; None where the graph has saved too little of it, or is too large."""
+def operation_in_graph(loss: Any) -> tuple[FailedOperation, bool] | None:
+    """Return the operation, and whether the graph has no other of its kind.
+
+    None where the graph has saved too little of it, or is too large.
+    """
     nodes, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting:
         for node, _ in waiting.pop().next_functions:
@@ -38,12 +43,14 @@ def operation_in_graph(loss: Any) -> FailedOperation | None:
         match = _NAME.fullmatch(name_of(type(node)))
         operation = None if match is None else _broken(match[1].lower(), node)
         if operation is not None:
-            return operation
+            return operation, sum(type(other) is type(node) for other in nodes) == 1
     return None
 
 
 def _broken(name: str, node: Any) -> FailedOperation | None:
     """Return an operation whose operands are finite, as far as they are saved, and whose result is not."""
+    if name == "nllloss" and _counts_nothing(node):
+        return FailedOperation(name="cross_entropy")
     operands = [value for saved in _OPERANDS if (value := getattr(node, saved, None)) is not None]
     tensors = [value for value in operands if torch.Tensor in mro_of(type(value))]
     if not all(map(is_finite, tensors)):
@@ -59,3 +66,9 @@ def _broken(name: str, node: Any) -> FailedOperation | None:
     if torch.Tensor not in mro_of(type(result)) or is_finite(result):
         return None
     return facts_of(name, operands, [result])
+
+
+def _counts_nothing(node: Any) -> bool:
+    """Say whether this is a mean over targets none of which counts."""
+    total = getattr(node, "_saved_total_weight", None)
+    return total is not None and getattr(node, "_saved_reduction", 0) == _MEAN and total.numel() == 1 and not float(total)

@@ -7,15 +7,14 @@ while it runs, and computed again with the values of the one that failed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.analysis.health.operations import FailedOperation
 from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of
+from nbguard.profiler.instruments.nonfinite.operations.elimination import hooks_of, only_change, only_operation
 from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepTrace
 from nbguard.profiler.instruments.nonfinite.operations.replay import Allowance, StepReplay
 from nbguard.profiler.instruments.nonfinite.operations.step_values import RecordedStep, StepValues, named_tensors
@@ -46,9 +45,11 @@ class OperationSearch:
         self._trace: StepTrace | None = None
         self._values: StepValues | None = None  # of the step that failed
         self._found: Callable[[Origin], None] | None = None
-        self._known: FailedOperation | None = None
         self._step: RecordedStep | None = None  # recorded last, for the case that a later one fails
         self._is_kept_on = False  # each step is recorded
+        self._is_first = False  # only the first one is
+        self._passes = 0  # backward passes since a step
+        self.changes_gradients = False  # the step that was recorded, before the optimizer took them; or it added several up
         self._left: StepTrace | None = None  # that could not be ended yet
         self._parameters: dict[int, weakref.ref[Any]] = {}  # by slots, of the step that is recorded, once its loss is known
         self._is_over = False  # the loader had no batch left
@@ -67,14 +68,17 @@ class OperationSearch:
         self._switch_on()
         self._recorder.subscribe("backward", self._backward, every_batch=True)
 
-    def follow(self, values: StepValues, found: Callable[[Origin], None], known: FailedOperation | None = None) -> None:
-        """Record the steps that follow, and tell of the operation with which these values are not finite any more.
+    def record_first(self) -> None:
+        """Record the first step, to find the operation of a later one like it; hold nothing of it but small constants."""
+        self._is_kept_on = self._is_first = True
+        self._tries = _TRIES
+        self._switch_on(every_batch=False)
+        self._recorder.subscribe("backward", self._backward)
 
-        `known`: the operation, without its line.
-        """
+    def follow(self, values: StepValues, found: Callable[[Origin], None]) -> None:
+        """Record the steps that follow, and tell of the operation with which these values are not finite any more."""
         self.end()
-        self._is_kept_on = False
-        self._known = known
+        self._is_kept_on = self._is_first = False
         self._values, self._found, self._tries = values, found, _TRIES
         self._switch_on()
 
@@ -86,7 +90,7 @@ class OperationSearch:
             for event, act in (("waited", self._batch), ("forward", self._begin), ("end", self._pause)):
                 self._recorder.unsubscribe(event, act)  # type: ignore[arg-type]
             self._recorder.unsubscribe("backward", self._backward)
-        self._values = self._found = self._known = None
+        self._values = self._found = None
 
     def forget(self) -> None:
         """Hold no recorded step either."""
@@ -94,10 +98,10 @@ class OperationSearch:
         self._end_left()
         self._step = None
 
-    def _switch_on(self) -> None:
+    def _switch_on(self, *, every_batch: bool = True) -> None:
         self.is_on = True
-        self._recorder.subscribe("waited", self._batch, every_batch=True)
-        self._recorder.subscribe("forward", self._begin, every_batch=True)
+        self._recorder.subscribe("waited", self._batch, every_batch=every_batch)
+        self._recorder.subscribe("forward", self._begin, every_batch=every_batch)
         self._recorder.subscribe("end", self._pause)
 
     def _pause(self) -> None:
@@ -147,15 +151,18 @@ class OperationSearch:
         if trace is not None and torch.Tensor in mro_of(type(loss)):
             step = RecordedStep.of(trace, loss, named_tensors(arguments))
         if values is None:  # each step is recorded
+            self._tries -= 1
             if step is None:
                 self._end_trace()
             elif trace is not None:
                 weights = (weight for model in models for weight in model.parameters())
                 self._parameters = {slot: weakref.ref(w) for w in weights if (slot := trace.slot_of(w)) is not None}
                 self._step = step
+            if self._is_first and not self._tries:
+                self._leave_first()
             return
         self._tries -= 1
-        origin = None if step is None else _origin(step, values, models, self._known, self.allowance)
+        origin, _ = (None, False) if step is None else _origin(step, values, models, self.allowance)
         found = self._found
         if origin is not None or not self._tries or self.allowance.is_used_up:
             self.end()
@@ -164,6 +171,7 @@ class OperationSearch:
 
     def _backward(self) -> None:
         """Record on from the gradients."""
+        self._passes += 1
         if self._trace is None or self._step is None or not self._parameters:
             return
         del self._step.program.calls[self._step.until :]  # of the backward pass itself
@@ -184,39 +192,59 @@ class OperationSearch:
                 gradient = getattr(parameters[slot](), "grad", None)
                 last = None if gradient is None else trace.slot_of(gradient)
                 step.gradients[slot] = before, last or before
+            is_changed = any(before != last for before, last in step.gradients.values())
+            self.changes_gradients = is_changed or self._passes > 1
+            self._passes = 0
             if len(step.program.calls) > step.until:
                 step.note(trace, named_tensors(()))
+            if self._is_first:
+                self._leave_first()
 
-    def now(self, values: StepValues, models: list[Any], known: FailedOperation | None = None) -> Origin | None:
-        """Return the origin in this very step, if it has the operations of the one that was recorded; None: not known."""
-        return None if self._step is None else _origin(self._step, values, models, known, self.allowance)
+    def _leave_first(self) -> None:
+        if self._step is not None:
+            self._step.program.let_go()
+        self.end()
+
+    def lines_of(self, name: str) -> set[str]:
+        """Return the lines of an operation in the step that was recorded."""
+        return set() if self._step is None else {call.line.words for call in self._step.program.calls if call.name == name}
+
+    def now(
+        self, values: StepValues, models: list[Any], broken: Iterable[Any] = (), *, were_finite: bool | None = None
+    ) -> Origin | None:
+        """Return the origin in this very step, if it has the operations of the one that was recorded; None: not known.
+
+        `broken`: parameters whose gradients are not finite. `were_finite`: they were, after the backward pass; None: not known.
+        The operation is then known by elimination, where only one can have made them so.
+        """
+        if self._step is None:
+            return None
+        origin, is_finite = _origin(self._step, values, models, self.allowance)
+        if origin is not None or not is_finite or not broken:
+            return origin
+        hooks, found = [hook for parameter in broken for hook in hooks_of(parameter)], None
+        if were_finite and not hooks:
+            found = only_change(self._step)
+        elif were_finite is False:
+            found = only_operation([*self._step.hooks, *hooks])
+        return None if found is None else Origin(kind="gradient", type="parameter", operation=found)
 
 
-def _origin(
-    step: RecordedStep, values: StepValues, models: list[Any], known: FailedOperation | None, allowance: Allowance
-) -> Origin | None:
-    """Return the origin by the values of the step that failed; of an operation that is known, by its only line."""
-    origin = None if allowance.is_used_up else _computed(step, values, models, allowance)
-    lines = {call.line.words for call in step.program.calls if known is not None and call.name == known.name}
-    if known is None or (origin is not None and origin.operation is not None) or len(lines) != 1:
-        return origin
-    return Origin(kind="loss", root=name_of(type(models[-1])) if models else "", operation=replace(known, line=lines.pop()))
-
-
-def _computed(step: RecordedStep, values: StepValues, models: list[Any], allowance: Allowance) -> Origin | None:
-    slots = values.by_slot(step)
+def _origin(step: RecordedStep, values: StepValues, models: list[Any], allowance: Allowance) -> tuple[Origin | None, bool]:
+    """Return the origin by the values of the step that failed, and whether these were all finite."""
+    slots = None if allowance.is_used_up else values.by_slot(step)
     if slots is None:
-        return None
+        return None, False
     try:
         found = StepReplay(step.program, slots, models, step.until, allowance).find((step.loss,), step.gradients)
     except NotPossibleError:  # the next step may be like the one that failed
-        return None
+        return None, False
     if found is None:
-        return None
+        return None, True
     if found.call is not None:
-        return origin_of(found, models)
+        return origin_of(found, models), False
     name, is_input = values.name_of(step, found.slot)
     if found.values.requires_grad or not (name or is_input):
-        return None
+        return None, False
     root = name_of(type(models[-1])) if models else ""
-    return Origin(kind="input" if is_input else "target", name=name, root=root, items=items_of(found.values))
+    return Origin(kind="input" if is_input else "target", name=name, root=root, items=items_of(found.values)), False

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from functools import partial
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from nbguard.profiler.instruments.health.autocast import autocast_dtypes
 from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
+from nbguard.profiler.instruments.nonfinite.rerun import rerun
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import mro_of, name_of
 from nbguard.scan.roots.frames import frame_locals
@@ -27,9 +29,14 @@ _DEEPEST = 100
 _NOT_AGAIN = frozenset(
     ("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "__repr__", "__format__")
 )
+_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 _ATTRIBUTES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 """Attributes of a tensor that are tensors made of it."""
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_METHODS = (MethodType, classmethod, staticmethod)
 _WRITES = frozenset(("__setitem__", "copy_", "__set__"))
+_RERUN = rerun.__code__
+"""What a model that runs again was called by: its first call is not on the stack."""
 _tree: Any = torch.utils._pytree
 
 
@@ -75,9 +82,14 @@ class OperationCall:
         if is_own_function(owner):
             return name_of(owner)
         name = str(getattr(self.function, "__name__", "")) or name_of(type(self.function))
-        bare = name.strip("_")
-        bare = _OPERATORS.get(bare, bare) if name.startswith("__") else bare
-        return _ALIASES.get(bare, bare)
+        return documented_name(name)
+
+
+def documented_name(name: str) -> str:
+    """Return the name that torch's documentation has for a function: `sqrt` also of `sqrt_`, `div` of `__truediv__`."""
+    bare = name.strip("_")
+    bare = _OPERATORS.get(bare, bare) if name.startswith("__") else bare
+    return _ALIASES.get(bare, bare)
 
 
 def _by_alias(**names: str) -> dict[str, str]:
@@ -139,6 +151,7 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self) -> None:
         self.program = StepProgram()
         self.is_whole = True  # nothing had to be left out
+        self.hooks: list[CodeType] = []  # that were registered with tensors
         self._slots: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = self._depth = 0
         self._is_over = False
@@ -147,6 +160,8 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
+        if getattr(function, "__name__", "") in _HOOKS:
+            self.hooks.extend(code for hook in args[1:2] if (code := code_of(hook)) is not None)
         return self._call(function, args, kwargs or {}, is_heard=not is_left_out(function))
 
     def _call(self, function: Any, args: Any, kwargs: Any, *, is_heard: bool) -> Any:
@@ -300,7 +315,7 @@ class UserLines:
         """Return the line, and the innermost module that runs."""
         code = module = None
         number = depth = 0
-        while frame is not None and depth < _DEEPEST:
+        while frame is not None and frame.f_code is not _RERUN and depth < _DEEPEST:
             is_users, is_forward = self._kind(frame.f_code)
             if code is None and is_users:
                 code, number = frame.f_code, frame.f_lineno
@@ -314,7 +329,7 @@ class UserLines:
         return (
             OperationLine(module=reference)
             if code is None
-            else OperationLine(code.co_filename, number, _function(code), reference)
+            else OperationLine(code.co_filename, number, function_name(code), reference)
         )
 
     def _kind(self, code: CodeType) -> tuple[bool, bool]:
@@ -337,8 +352,14 @@ def is_own_function(cls: Any) -> bool:
 
 
 def _code_of(cls: Any, name: str) -> CodeType | None:
-    method = next((vars(base)[name] for base in mro_of(cls) if name in vars(base)), None)
-    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    return code_of(next((vars(base)[name] for base in mro_of(cls) if name in vars(base)), None))
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Return the code of a function or method, also where some of its arguments are given; None where it has none in Python."""
+    if type(function) is partial:
+        function = function.func
+    code = getattr(function.__func__ if type(function) in _METHODS else function, "__code__", None)
     return code if type(code) is CodeType else None
 
 
@@ -348,7 +369,8 @@ def is_left_out(function: Any) -> bool:
     return name in _NOT_AGAIN or (name == "__get__" and getattr(function.__self__, "__name__", "") not in _ATTRIBUTES)
 
 
-def _function(code: CodeType) -> str:
+def function_name(code: CodeType) -> str:
+    """Return the name of a function with its class."""
     name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know `co_qualname`
     return name.rpartition("<locals>.")[2]
 
@@ -363,4 +385,14 @@ def module_name(models: list[Any], module: Any) -> tuple[str, str, str] | None:
 
 
 def _mapped(values: Any, act: Any) -> Any:
+    """Return values with `act` of each tensor in its place; as the pytree does, which takes many times as long."""
+    cls = type(values)
+    if cls in _PLAIN:
+        return values
+    if torch.Tensor in mro_of(cls):
+        return act(values)
+    if cls in (tuple, list):
+        return cls([_mapped(value, act) for value in values])
+    if cls is dict:
+        return {key: _mapped(value, act) for key, value in values.items()}
     return _tree.tree_map_only(torch.Tensor, act, values)

@@ -247,7 +247,7 @@ class StepReplay:
             elif maker.is_finite:  # written to since, through another tensor of the same memory
                 later = [step for step in self._steps[order[id(maker)] + 1 :] if not step.is_finite]
                 waiting.extend(later[0].call.makes if later else ())
-            elif not maker.broken or _is_softmax_of_nothing(maker, self._slots):
+            elif not maker.broken or self._is_softmax_of_nothing(maker, makers):
                 is_late = _is_mask(maker.call, maker.made)
                 found.append(
                     (
@@ -261,6 +261,24 @@ class StepReplay:
         if not found:
             raise NotPossibleError("where it came from was not found in the step")
         return min(found, key=lambda each: each[:2])[2]
+
+    def _is_softmax_of_nothing(self, step: _Step, makers: Mapping[int, _Step]) -> bool:
+        """Say whether a softmax got rows of nothing but minus infinity, which a mask has put in."""
+        if step.call.name not in _SOFTMAXES:
+            return False
+        seen: set[int] = set()
+        waiting = list(step.broken)
+        while waiting:
+            slot = waiting.pop()
+            tensor, maker = self._slots[slot], None if slot in self._given else makers.get(slot)
+            if bool((tensor.isnan() | (tensor == torch.inf)).any()):
+                return False
+            if maker is not None and not maker.broken and not _is_mask(maker.call, maker.made):
+                return False
+            if maker is not None and slot not in seen:
+                waiting.extend(maker.broken)
+            seen.add(slot)
+        return True
 
     def _backward(self, slots: tuple[int, ...]) -> FoundOperation | None:
         """Return the operation that makes a gradient which is not finite of finite ones."""
@@ -334,12 +352,6 @@ def _is_mask(call: OperationCall | None, made: list[Any]) -> bool:
     """Say whether values are those of a mask, which a softmax takes in its stride: minus infinity, put in on purpose."""
     is_put_in = call is None or call.name in ("masked_fill", "where", "full", "full_like", "fill", "tensor", "triu", "setitem")
     return is_put_in and all(not bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in made)
-
-
-def _is_softmax_of_nothing(step: _Step, slots: dict[int, Any]) -> bool:
-    """Say whether a softmax got rows of nothing but minus infinity: a mask that leaves nothing."""
-    read = [slots[slot] for slot in step.broken]
-    return step.call.name in _SOFTMAXES and all(not bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in read)
 
 
 def _tensors(values: Any) -> list[Any]:

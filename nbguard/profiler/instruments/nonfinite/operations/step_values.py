@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class RecordedStep:
     names: dict[_Name, tuple[int, Any, Any]]  # slot, shape and type of tensors that no gradient goes through
     until: int  # operations up to the loss: those that follow are between the backward pass and the step
     gradients: dict[int, tuple[int, int]] = field(default_factory=dict)  # slots after the backward pass and at the step
+    hooks: list[CodeType] = field(default_factory=list)  # of its tensors
 
     @classmethod
     def of(cls, trace: StepTrace, loss: Any, variables: dict[_Name, Any]) -> RecordedStep | None:
@@ -43,7 +44,7 @@ class RecordedStep:
         slot = trace.slot_of(loss)
         if slot is None or not trace.is_whole:
             return None
-        step = cls(program=trace.program, loss=slot, names={}, until=len(trace.program.calls))
+        step = cls(program=trace.program, loss=slot, names={}, until=len(trace.program.calls), hooks=trace.hooks)
         step.note(trace, variables)
         return step
 
@@ -80,9 +81,16 @@ class StepValues:
             weight = self._weights.get(id(step.program.tensor(number)))
             if weight is not None:
                 values[number] = weight
-        for name, (slot, shape, dtype) in step.names.items():
+        held = {slot: step.program.tensor(slot) for slot in step.program.outside}
+
+        def is_the_same(item: tuple[_Name, tuple[int, Any, Any]]) -> bool:
+            """Say whether a variable still has its tensor, as an item of a list of batches has."""
+            name, (slot, *_) = item
+            return slot in held and held[slot] is self.variables.get(name)
+
+        for name, (slot, shape, dtype) in sorted(step.names.items(), key=is_the_same):
             value = self.variables.get(name)
-            if value is None or slot in values:
+            if value is None or value.requires_grad or slot in values:  # a graph has made it since
                 continue
             if value.shape != shape or value.dtype != dtype:
                 return None
@@ -106,7 +114,7 @@ def named_tensors(arguments: Iterable[Any]) -> dict[_Name, Any]:
     with torch._C.DisableTorchFunction():
         for number, argument in enumerate(arguments):
             found.update(_tensors(("call", number), argument, _DEEPEST))
-        for frame in _frames():
+        for frame in user_frames():
             for name, value in frame_locals(frame).items():
                 found.update(_tensors((frame.f_code.co_filename, frame.f_code.co_name, name), value, _DEEPEST))
                 if name == "self" and (attributes := attributes_of(value)) is not None:
@@ -115,7 +123,7 @@ def named_tensors(arguments: Iterable[Any]) -> dict[_Name, Any]:
     return found
 
 
-def _frames() -> Iterator[FrameType]:
+def user_frames() -> Iterator[FrameType]:
     """Yield the frames that have led here, without nbguard's own and the shell's."""
     own = library_paths()[-1]
     frame: FrameType | None = sys._getframe(1)
