@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import statistics
 from itertools import pairwise
@@ -24,8 +25,8 @@ SLOWEST_MS = 600
 CLICKS = 4, 12
 """At least and at most so many."""
 
-GIL = "import ctypes; ctypes.PyDLL(None).sleep(8)"
-"""One native call that never lets go of the GIL: unlike several, it leaves no gap for a tick on a fast machine."""
+GIL = "import ctypes, os; ctypes.PyDLL(None).read(os.open('told', os.O_RDWR), ctypes.create_string_buffer(1), 1)"
+"""One native call that never lets go of the GIL until it is told: unlike several, it leaves no gap for a tick."""
 
 
 @pytest.fixture
@@ -149,8 +150,12 @@ def test_a_native_call_that_keeps_the_gil(desk: Desk, server: Server) -> None:
     tab = desk.open(notebook)
     tab.run(0)
     tab.wait_for_ticks()
+    pipe = notebook.file("told")
+    os.mkfifo(pipe)
     tab.start(1)
     expect(tab.panel).to_contain_text("kernel not responding", use_inner_text=True)
+    pipe.write_bytes(b"!")
+    pipe.unlink()
     tab.wait_for_end(1)
     tab.wait_for_ticks(2)
     expect(tab.panel).not_to_contain_text("kernel not responding", use_inner_text=True)
