@@ -30,6 +30,11 @@ exec(compile(open(sys.argv[2]).read(), sys.argv[2], "exec"), audit := {"__file__
 audit.pop("install")()
 exec(sys.argv[1])
 import ipykernel.ipkernel, ipykernel.zmqshell, IPython.core.completer, jedi
+os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # a line about frozen modules that nobody reads
+# what each kernel would import at its start
+import ipykernel.debugger, sqlite3, IPython.core.completerlib, IPython.core.oinspect, IPython.extensions.storemagic
+import tornado.platform.asyncio, tornado.queues
+del os.environ["PYDEVD_DISABLE_FILE_VALIDATION"]
 from ipykernel.kernelapp import IPKernelApp
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print("ready", flush=True)
@@ -172,7 +177,8 @@ class Kernel:
         temporary = self.cwd / "tmp"  # a kernel that is killed leaves there what it would have removed
         temporary.mkdir()
         # sockets in the folder, not ports: two kernels never ask for the same one
-        connection, _ = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=str(self.cwd / "socket"))
+        place = str(self.cwd / "socket")
+        connection, found = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=place)
         self.pid = zygote.fork(
             connection=connection,
             cwd=self._folder.name,
@@ -181,15 +187,18 @@ class Kernel:
         )
         self.client = BlockingKernelClient(connection_file=connection)
         self.client.load_connection_file()
+        sockets = [Path(f"{place}-{number}") for name, number in found.items() if name.endswith("_port")]
+        wait_until(lambda: all(map(Path.exists, sockets)), "the kernel's sockets", 60)  # else ZeroMQ tries every 0.1 s
         self.client.start_channels()
         self._wait_until_heard()
 
     def _wait_until_heard(self) -> None:
         """Return when the kernel answers and what it prints arrives. The client's own `wait_for_ready` takes 0.2 s more."""
-        for _ in range(100):
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
             self.client.kernel_info(reply=True, timeout=60)
             with contextlib.suppress(queue.Empty):
-                self.client.get_iopub_msg(timeout=0.2)
+                self.client.get_iopub_msg(timeout=0.02)
                 return
         raise AssertionError("what the kernel prints does not arrive")
 

@@ -26,19 +26,14 @@ def test_json(plain_kernel: Kernel) -> None:
     assert '"kind": "diagnosis"' in ran.text
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_wrong_name_is_one_line(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard\nlearn = 3").ok()
+    for line, message in (
         ("lern", "name 'lern' does not exist: did you mean learn?"),
         ("learn more", "unrecognized arguments: more"),
         ("learn", "this int is neither a Learner nor a model"),
-    ],
-)
-def test_a_wrong_name_is_one_line(kernel: Kernel, line: str, message: str) -> None:
-    kernel.run("%load_ext nbguard\nlearn = 3").ok()
-    ran = kernel.run(f"%nbguard doctor {line}")
-
-    assert message in str(ran.error)
+    ):
+        assert message in str(kernel.run(f"%nbguard doctor {line}").error)
 
 
 def test_the_line_that_initialises_cuda_is_awaited(kernel: Kernel) -> None:
@@ -59,6 +54,7 @@ learn = Learner(dls, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(),
 
 
 def test_determinism_is_tried_fixed_and_undone(kernel: Kernel) -> None:
+    """By its command, and when nbguard is unloaded. A fix that is refused changes nothing."""
     kernel.run("%load_ext nbguard").ok()
     kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
     kernel.run("%nbguard doctor learn --determinism -o found").ok()
@@ -72,6 +68,15 @@ def test_determinism_is_tried_fixed_and_undone(kernel: Kernel) -> None:
     assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
     again = kernel.run("%nbguard fix determinism --undo")
     assert "there is nothing to undo" in str(again.error)
+
+    kernel.run("%nbguard fix determinism learn --seed 3").ok()
+    state = "torch.get_deterministic_debug_mode(), torch.initial_seed(), learn.dls.train.fake_l.generator.initial_seed()"
+    before = kernel.value(state)
+    for refused in ("%nbguard fix determinism lern", "%nbguard fix determinism learn --seed -1"):
+        assert kernel.run(refused).error is not None
+        assert kernel.value(state) == before
+    kernel.run("%unload_ext nbguard").ok()
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
 
 
 def fixes(kernel: Kernel) -> set[str]:
@@ -110,29 +115,6 @@ def test_the_doctor_is_content_after_its_own_fixes_in_any_order(kernel: Kernel) 
     kernel.run("%nbguard fix determinism --undo").ok()
     assert kernel.value("torch.get_deterministic_debug_mode(), learn.dls.train.fake_l.generator") == (0, None)
     assert fixes(kernel) == {fix, f"{fix} --warn-only"}
-
-
-@pytest.mark.parametrize("line", ["%nbguard fix determinism lern", "%nbguard fix determinism learn --seed -1"])
-def test_a_fix_that_is_refused_changes_nothing(kernel: Kernel, line: str) -> None:
-    kernel.run("%load_ext nbguard").ok()
-    kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
-    kernel.run("%nbguard fix determinism learn --seed 3").ok()
-    before = kernel.value(
-        "torch.get_deterministic_debug_mode(), torch.initial_seed(), learn.dls.train.fake_l.generator.initial_seed()"
-    )
-
-    assert kernel.run(line).error is not None
-    assert before == kernel.value(
-        "torch.get_deterministic_debug_mode(), torch.initial_seed(), learn.dls.train.fake_l.generator.initial_seed()"
-    )
-
-
-def test_unloading_undoes_determinism(kernel: Kernel) -> None:
-    kernel.run("%load_ext nbguard\nimport torch").ok()
-    kernel.run("%nbguard fix determinism").ok()
-    kernel.run("%unload_ext nbguard").ok()
-
-    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
 
 
 def test_a_repaired_copy_lands_in_a_variable(kernel: Kernel) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.kernel.conftest import held
 from tests.kernels import Kernel, wait_until
 from tests.panels import Panel, settle
-from tests.thorough import half_in_ci
+from tests.thorough import THOROUGH, half_in_ci
 
 _THREADS = "sorted(t.name for t in __import__('threading').enumerate() if t.name.startswith('nbguard'))"
 _TRACES = """(
@@ -195,7 +195,7 @@ def test_a_flood_of_requests_costs_few_looks(kernel: Kernel, panel: Panel, chann
     ticks = len(panel.data("tick"))
     began = time.monotonic()
 
-    for number in range(1000):
+    for number in range(1000 if THOROUGH else 400):
         match number % 4:
             case 0:
                 panel.ask("refresh", way={"channel": channel})

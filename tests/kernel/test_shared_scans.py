@@ -12,7 +12,7 @@ from tests.panels import Panel, settle
 
 _COUNT = """
 import nbguard.scan.scan as _scanning, nbguard.scan.devices.counters as _counting
-_counting._SLOW = 60  # on a busy machine, too, malloc is asked
+_counting._OFTEN = 1 << 60  # on a busy machine, too, malloc is asked, and if it has been given up already
 _scan_of_nbguard, scans = _scanning._scan_without_collecting, []
 def _counted(*args):
     scans.append(args[0].is_running)

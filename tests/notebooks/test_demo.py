@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.kernels import Zygote
+from tests.ui.servers import Forks
 
 _FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -41,7 +46,21 @@ def _shown_lines() -> list[str]:
     return [line.partition(" · …")[0] for line in block.splitlines()]
 
 
+@pytest.fixture
+def forked_kernels(fastai_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels that have made fastai's imports already."""
+    (tmp_path / "forks").mkdir()
+    forks = Forks(fastai_zygote, tmp_path / "forks")
+    spec = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text(json.dumps({"argv": forks.argv, "display_name": "forked", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    yield
+    forks.stop()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_kernels")
 def test_the_profile_names_what_is_slow_and_shows_what_a_change_has_brought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +78,7 @@ def test_the_profile_names_what_is_slow_and_shows_what_a_change_has_brought(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_kernels")
 def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
 
@@ -74,6 +94,7 @@ def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_kernels")
 def test_a_run_is_tried_and_put_right(tmp_path: Path) -> None:
     import nbformat
 

@@ -35,42 +35,39 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def ranks(folder: Path, numbers: tuple[int, ...], seconds: int, port: int) -> list[tuple[str, str]]:
-    """Run some ranks of a job of two; return what each has printed and logged."""
+def start(folder: Path, number: int, seconds: int, port: int) -> subprocess.Popen[str]:
+    """Start a rank of a job of two."""
     script = folder / "train.py"
     script.write_text(_RANK)
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(seconds)],
-            env={**os.environ, **place, "RANK": str(number), "TMPDIR": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in numbers
-    ]
-    return [process.communicate(timeout=240) for process in processes]
+    return subprocess.Popen(
+        [sys.executable, str(script), str(seconds)],
+        env={**os.environ, **place, "RANK": str(number), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-@pytest.mark.parametrize(
-    ("rank", "says"),
-    [(1, "rank 1 waits in `init_process_group` for rank 0 at 127.0.0.1:{}, where nobody listens"), (0, "for rank 1")],
-)
 def test_a_rank_that_waits_for_one_that_never_comes_says_so_while_it_waits(
-    rank: int, says: str, tmp_path: Path, torch_process: None
+    tmp_path_factory: pytest.TempPathFactory, torch_process: None
 ) -> None:
-    """Seen: twenty seconds of silence, then PyTorch's traceback."""
-    port = free_port()
-    ((printed, logged),) = ranks(tmp_path, (rank,), 8, port)
+    """Seen: twenty seconds of silence, then PyTorch's traceback. Each rank is of another job; both wait at once."""
+    ports = free_port(), free_port()
+    jobs = [start(tmp_path_factory.mktemp("job"), rank, 8, ports[rank]) for rank in (0, 1)]
+    says = "for rank 1", f"rank 1 waits in `init_process_group` for rank 0 at 127.0.0.1:{ports[1]}, where nobody listens"
+    for rank, job in enumerate(jobs):
+        printed, logged = job.communicate(timeout=240)
 
-    assert f"('rendezvous', ({1 - rank},), 'init_process_group') train.py:9" in printed, logged
-    assert logged.count(f"nbguard, rank {rank}: ") == 1
-    assert says.format(port) in logged
+        assert f"('rendezvous', ({1 - rank},), 'init_process_group') train.py:9" in printed, logged
+        assert logged.count(f"nbguard, rank {rank}: ") == 1
+        assert says[rank] in logged
 
 
 def test_ranks_that_meet_say_nothing(tmp_path: Path, torch_process: None) -> None:
-    for printed, logged in ranks(tmp_path, (0, 1), 120, free_port()):
+    port = free_port()
+    for job in [start(tmp_path, rank, 120, port) for rank in (0, 1)]:
+        printed, logged = job.communicate(timeout=240)
         assert "rendezvous" not in printed or "waits in" in logged  # a machine that stalls may make one wait for the other
         assert "Error" not in printed
 

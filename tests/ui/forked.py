@@ -1,6 +1,6 @@
 """What a Jupyter server starts as a kernel: asks for a forked one, and lives, hears signals and ends as it does.
 
-python -I -S forked.py SOCKET CONNECTION_FILE
+python -I -S forked.py SOCKET CONNECTION_FILE [OPTION of the kernel: ignored]…
 """
 
 import contextlib
@@ -31,4 +31,4 @@ def main(address: str, connection: str) -> None:
         select.select([kernel], [], [])
 
 
-main(*sys.argv[1:])
+main(*sys.argv[1:3])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, left_out_by_ci
 from tests.ui.pages import App
 
 THEMES = ("JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast")
@@ -24,6 +24,13 @@ WIDTHS = (245, 700)
 lab_only = pytest.mark.lab_only
 """For what Notebook 7 does not have: several notebooks in a page, a status bar."""
 both_hosts = pytest.mark.both_hosts
+
+
+def hosts(in_ci: App) -> pytest.MarkDecorator:
+    """Run a test, which takes its `app`, in both hosts; in CI, which shares the tests among the two, in one of them."""
+    apps: tuple[App, ...] = ("lab", "notebook")
+    marked = [pytest.param(app, marks=() if app == in_ci else left_out_by_ci) for app in apps]
+    return pytest.mark.parametrize("app", marked)
 
 
 @dataclass(frozen=True)

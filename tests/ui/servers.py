@@ -35,10 +35,11 @@ class Forks:
         (folder / "tmp").mkdir()
         self._env = {"IPYTHONDIR": str(folder / "ipython"), "TMPDIR": str(folder / "tmp"), **(env or {})}
         self._pids: list[int] = []
-        self.address = str(folder / "forks")
+        address = str(folder / "forks")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self.address)
+        self._socket.bind(address)
         self._socket.listen()
+        self.argv = [sys.executable, "-I", "-S", str(_PROXY), address, "{connection_file}"]
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -167,7 +168,7 @@ class Server:
 
     def add_kernelspec(self, name: str, forks: Forks) -> None:
         """Offer kernels that are forked instead of started."""
-        self._specify(name, [sys.executable, "-I", "-S", str(_PROXY), forks.address, "{connection_file}"], "python")
+        self._specify(name, forks.argv, "python")
 
     def add_program(self, name: str, program: str, language: str = "python") -> None:
         """Offer kernels that a program of Python is, which gets the connection file as its argument."""

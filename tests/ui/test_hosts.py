@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import expect
 
 from tests.kernels import wait_until
 from tests.ui.axe import view_findings
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
-from tests.ui.looks import THEMES, WIDTHS, lab_only
+from tests.ui.looks import THEMES, WIDTHS, hosts, lab_only
 from tests.ui.pages import App
 from tests.ui.servers import Server
 
@@ -46,7 +45,7 @@ def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
             assert view_findings(tab.page) == [], f"{theme}, {width} px"
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@hosts(in_ci="notebook")
 def test_widget_in_an_output_cell(desk: Desk, server: Server, app: App) -> None:
     notebook = desk.notebook(server, [SIDEBAR, BUSY])
     notebook.kernel.run(WEIGHTS).ok()

@@ -7,13 +7,13 @@ import io
 import re
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.kernels import wait_until
 from tests.ui.axe import view_findings
 from tests.ui.cells import LOAD, STOP_FILE
 from tests.ui.conftest import Desk
+from tests.ui.looks import hosts
 from tests.ui.pages import App, Tab
 from tests.ui.servers import Server
 
@@ -59,7 +59,7 @@ def saved(tab: Tab, entry: str) -> Path:
     return Path(download.value.path())
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@hosts(in_ci="lab")
 def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     """Holders are of the cell before, or say of which they are; nothing is called now that is not."""
     cells = [ALLOCATE.format(n, 100 + n) for n in range(1, 9)]
@@ -114,7 +114,7 @@ def test_two_notebooks_on_one_device(shared_cuda_server: Server, desk: Desk) -> 
     tab.notebook.kernel.run(f"torch.empty({int(fits * GIB) - (8 << 20)}, dtype=torch.uint8, device='cuda')").ok()
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@hosts(in_ci="notebook")
 def test_marks_values_and_files(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     filler = [f"# {n}" for n in range(30)]
     tab = on_the_device(desk, fake_cuda_server, [SPIKE, OOM, *filler, "'the end'"], app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import statistics
 from itertools import pairwise
@@ -24,8 +25,8 @@ SLOWEST_MS = 600
 CLICKS = 4, 12
 """At least and at most so many."""
 
-GIL = "import ctypes; ctypes.PyDLL(None).sleep(8)"
-"""One native call that never lets go of the GIL: unlike several, it leaves no gap for a tick on a fast machine."""
+GIL = "import ctypes, os; ctypes.PyDLL(None).read(os.open('told', os.O_RDWR), ctypes.create_string_buffer(1), 1)"
+"""One native call that never lets go of the GIL until it is told: unlike several, it leaves no gap for a tick."""
 
 
 @pytest.fixture
@@ -65,7 +66,19 @@ def stop(tab: Tab) -> None:
     )
 
 
-def test_ticks_while_training(training: Tab) -> None:
+def test_while_a_fit_trains(training: Tab) -> None:
+    """It ticks, handles clicks, cleans up beside the fit, and waits with what the fit needs: one after the other."""
+    expect_ticks(training)
+    expect_clicks_to_be_handled(training)
+    expect_a_cleanup_beside_the_fit(training)
+    training.notebook.file(STOP_FILE).unlink()
+    training.start(0)
+    expect(training.heading("Fit")).to_be_visible()
+    expect(training.heading("Just done")).to_be_hidden()
+    expect_the_training_learner_to_wait(training)
+
+
+def expect_ticks(training: Tab) -> None:
     times = training.times(seconds=4)
     assert training.prompt(0) == "[*]:"
     assert len(times) > 2
@@ -74,11 +87,9 @@ def test_ticks_while_training(training: Tab) -> None:
     expect(fit).to_contain_text(re.compile(r"epoch \d+ of 100,?000"))
     before = fit.inner_text()
     wait_until(lambda: fit.inner_text() != before, "the fit's progress")
-    stop(training)
-    expect(training.heading("Fit")).to_be_hidden()
 
 
-def test_clicks_are_handled_while_training(training: Tab) -> None:
+def expect_clicks_to_be_handled(training: Tab) -> None:
     handled: list[float] = []
     least, most = CLICKS
     while len(handled) < least or (min(handled) >= HANDLED_MS and len(handled) < most):
@@ -92,7 +103,7 @@ def test_clicks_are_handled_while_training(training: Tab) -> None:
     assert min(handled) < HANDLED_MS, handled
 
 
-def test_clean_stale_while_training(training: Tab) -> None:
+def expect_a_cleanup_beside_the_fit(training: Tab) -> None:
     """What the last error and a displayed result hold goes beside the fit; the Learner that trains is not touched."""
     training.button(re.compile("^Clean stale · ")).click()
     training.button(re.compile("^Free ")).click()
@@ -101,6 +112,7 @@ def test_clean_stale_while_training(training: Tab) -> None:
     fit = training.part("Fit").inner_text()
     wait_until(lambda: training.part("Fit").inner_text() != fit, "the fit to go on")
     stop(training)
+    expect(training.heading("Fit")).to_be_hidden()
     assert training.notebook.kernel.value(ALIVE) == [0, 0]
     losses = training.notebook.kernel.value("[loss.item() for loss in learn.recorder.losses]")
     assert losses
@@ -108,18 +120,7 @@ def test_clean_stale_while_training(training: Tab) -> None:
     assert training.notebook.kernel.subshells() == []
 
 
-def test_without_control_channel_it_runs_when_the_cell_ends(training_by_shell: Tab) -> None:
-    tab = training_by_shell
-    tab.button("release… losses").click()
-    expect(tab.panel).to_contain_text(WAITS, use_inner_text=True)
-    assert tab.prompt(0) == "[*]:"
-    expect(tab.heading(re.compile("plan"))).to_be_hidden()
-    stop(tab)
-    expect(tab.heading(re.compile("plan"))).to_be_visible()
-    expect(tab.panel).not_to_contain_text(WAITS, use_inner_text=True)
-
-
-def test_the_training_learner_waits_for_the_end(training: Tab) -> None:
+def expect_the_training_learner_to_wait(training: Tab) -> None:
     """Asked to let go what trains, nbguard waits: the fit goes on as if nobody had asked."""
     training.button("release… learn").first.click()
     expect(training.part("Release learn: the plan")).to_contain_text("Runs when the cell ends.")
@@ -133,13 +134,28 @@ def test_the_training_learner_waits_for_the_end(training: Tab) -> None:
     assert training.notebook.kernel.value("'learn' in dir()") is False
 
 
+def test_without_control_channel_it_runs_when_the_cell_ends(training_by_shell: Tab) -> None:
+    tab = training_by_shell
+    tab.button("release… losses").click()
+    expect(tab.panel).to_contain_text(WAITS, use_inner_text=True)
+    assert tab.prompt(0) == "[*]:"
+    expect(tab.heading(re.compile("plan"))).to_be_hidden()
+    stop(tab)
+    expect(tab.heading(re.compile("plan"))).to_be_visible()
+    expect(tab.panel).not_to_contain_text(WAITS, use_inner_text=True)
+
+
 def test_a_native_call_that_keeps_the_gil(desk: Desk, server: Server) -> None:
     notebook = desk.notebook(server, [LOAD, GIL], "python3")
     tab = desk.open(notebook)
     tab.run(0)
     tab.wait_for_ticks()
+    pipe = notebook.file("told")
+    os.mkfifo(pipe)
     tab.start(1)
     expect(tab.panel).to_contain_text("kernel not responding", use_inner_text=True)
+    pipe.write_bytes(b"!")
+    pipe.unlink()
     tab.wait_for_end(1)
     tab.wait_for_ticks(2)
     expect(tab.panel).not_to_contain_text("kernel not responding", use_inner_text=True)

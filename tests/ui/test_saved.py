@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 import nbformat
-import pytest
 from nbconvert import HTMLExporter
 from playwright.sync_api import expect
 
 from tests.kernels import wait_until
 from tests.ui.cells import LOAD
 from tests.ui.conftest import Desk
+from tests.ui.looks import hosts
 from tests.ui.pages import App, Notebook, Tab
 from tests.ui.servers import Server
 
@@ -33,7 +33,7 @@ def saved_picture(notebook: Notebook) -> str:
     return "".join(output.data.get("text/html", "") for output in outputs)
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@hosts(in_ci="lab")
 def test_the_picture_of_the_end_stays_with_the_notebook(desk: Desk, server: Server, app: App) -> None:
     server.set_options(openOnData=False)
     notebook = desk.notebook(server, [NAME, SIDEBAR, LATER])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.kernels import wait_until
 from tests.ui.axe import view_findings
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
-from tests.ui.looks import lab_only
+from tests.ui.looks import hosts, lab_only
 from tests.ui.pages import App, Tab
 from tests.ui.servers import Server
 
@@ -70,7 +69,7 @@ def y(tab: Tab) -> float:
     return box["y"]
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@hosts(in_ci="lab")
 def test_the_header_names_the_notebook_and_keeps_its_height(desk: Desk, server: Server, app: App) -> None:
     notebook = desk.notebook(server, [BUSY])
     notebook.kernel.run(LOAD).ok()
@@ -90,7 +89,7 @@ def test_the_header_names_the_notebook_and_keeps_its_height(desk: Desk, server: 
     expect(title).to_have_text(renamed)
 
 
-@pytest.mark.parametrize("app", ["lab", "notebook"])
+@hosts(in_ci="notebook")
 def test_a_click_on_a_holder_goes_to_its_cell(desk: Desk, server: Server, app: App) -> None:
     cells = [LOAD, "import torch; first = torch.ones(8 << 18)", "second = torch.ones(4 << 18)", "1 + 1"]
     notebook = desk.notebook(server, cells)
