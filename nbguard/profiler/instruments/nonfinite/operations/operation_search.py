@@ -120,6 +120,10 @@ class OperationSearch:
         self._end_left()
         if self._step is not None:
             self._step.program.let_go()
+        if self._is_first and self._passes:  # no step was taken since: gradients add up, or nobody steps
+            self.changes_gradients = True
+            self._leave_first()
+            return
         if self._parameters:  # of a step that was not taken
             self._end_trace()
         if self._trace is None and torch.is_grad_enabled() and not has_compiled():
