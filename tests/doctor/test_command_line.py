@@ -63,7 +63,7 @@ def test_without_a_target_it_says_how_one_is_named_in_a_shell(capsys: pytest.Cap
     main(["doctor"])
 
     text = capsys.readouterr().out
-    assert text.count("was given: name one, as in  nbguard doctor train:learn") == 3
+    assert text.count("was given: name one, as in  nbguard doctor train:learn") == 2
     assert "%nbguard" not in text
 
 
@@ -97,7 +97,7 @@ def test_without_strict_a_problem_is_no_failure_in_a_shell(folder: Path) -> None
 @pytest.mark.usefixtures("folder")
 def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "train:make", "--environment"]) == 0
-    assert capsys.readouterr().out.startswith("Linear: ")
+    assert capsys.readouterr().out.splitlines()[0].endswith("Linear")
 
 
 @pytest.mark.parametrize(

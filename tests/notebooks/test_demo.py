@@ -86,8 +86,8 @@ def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureF
 
     text = capsys.readouterr().out
     _, small, large, largest, savings, refused = re.split(r"In \[\d+\]: %gpumem predict", text)
-    assert "it fits: " in large
-    assert "does not fit" in small or "is not known" in small
+    assert "It fits on " in large
+    assert "does not fit" in small or "not known" in small
     assert re.search(r"largest batch: \d+ is sure to fit; up to \d+ may", largest)
     assert "learn.to_bf16()" in savings
     assert "the model is a DataParallel: its replicas" in refused

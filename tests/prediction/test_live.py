@@ -90,7 +90,7 @@ def test_a_profile_of_a_tight_fit_has_predicted_bytes_and_the_fit_its_line(fake_
     kernel = fake_cuda_kernel(fastai=True, bytes=3000 * MIB, context=100 * MIB)
     kernel.run_silently("%load_ext nbguard\nimport torch, warnings; warnings.filterwarnings('ignore')\n" + _TIGHT)
     kernel.run("%gpumem predict learn", timeout=250).ok()
-    profiled = kernel.run("%%profile_fit\nwith learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=280).ok()
+    profiled = kernel.run("%%profile_fit --all\nwith learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=280).ok()
 
     text = profiled.text
     assert re.search(r"smaller batch, gradient accumulation: predicted: [\d.]+ [MG]iB less, a peak of", text), text

@@ -347,7 +347,7 @@ def test_refusals_name_the_module_or_the_operator(model: Any, match: str) -> Non
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"gpu": "GTX1"}, "gpu is one of T4"),
+        ({"gpu": "GTX1"}, "no GPU is known as 'GTX1'"),
         ({"gpu": "100MiB"}, "no room beside a CUDA context"),
         ({"batch_size": 0}, "above 0"),
         ({"settings": "nonsense:1"}, "nonsense"),

@@ -194,8 +194,8 @@ def test_settings_and_fraction_decide() -> None:
     ("args", "more", "match"),
     [
         (("16 bananas",), {}, "is not a size"),
-        ((1.5,), {}, "capacity is a size"),
-        ((-1,), {}, "capacity is a size"),
+        ((1.5,), {}, "capacity is a GPU or a size"),
+        ((-1,), {}, "capacity is a GPU or a size"),
         ((0,), {}, "leaves no memory"),
         (("1GiB",), {"context": "2GiB"}, "leaves no memory"),
         (("1GiB",), {"fraction": 2}, "share of the device"),
@@ -310,7 +310,9 @@ def test_a_report_names_holders_and_re_adds() -> None:
         assert sum(part.nbytes for part in device.parts) == device.total == 1024 * MIB
         assert {part.name: part.nbytes for part in device.parts}["context"] == 300 * MIB
         assert sum(pool.space.reserved for pool in device.pools) == sim.memory_reserved()
-        assert all(missing.reason.startswith("assumed: ") for missing in report.unavailable)
+        assumptions, *more = (missing.reason for missing in report.unavailable)
+        assert assumptions.startswith(f"{len(sim.figures().assumptions)} assumptions (")
+        assert all(reason.startswith("assumed: ") for reason in more)
         del hidden
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.memory import advice
-from nbguard.profiler.analysis.report import Ending, FitReport, MemoryReport
+from nbguard.profiler.analysis.report import Ending, FitReport, LoaderVerdict, MemoryReport
 from nbguard.profiler.render.chart import step_picture
 from nbguard.profiler.render.memory import memory_blocks, memory_line
 from nbguard.profiler.render.rows import (
@@ -60,14 +60,21 @@ def _brief(report: FitReport) -> Iterator[Block]:
         yield finding_points(problems)
     yield from brief_time_blocks(report.timing)
     yield memory_line(report.memory)
-    if report.loader is not None and report.loader.trials:
-        yield from loader_blocks(report.loader, is_said=True)
+    if report.loader is not None:
+        yield from _brief_loader(report.loader, is_said=any(report.loader.sentence in sentence for sentence in report.first))
     if report.ranks is not None:
         yield from rank_blocks(report.ranks)
     if report.comparison is not None:
         yield from comparison_blocks(report.comparison)
     if report.files:
         yield FactLines((("written", " · ".join(report.files)),))
+
+
+def _brief_loader(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
+    if loader.trials or loader.tuning:
+        yield from loader_blocks(loader, is_said=is_said)
+    elif not is_said:
+        yield FactLines((("verdict", loader.sentence),))
 
 
 def _unsaid(report: FitReport) -> str:
