@@ -44,6 +44,7 @@ def test_each_public_name_has_its_entry() -> None:
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="argparse words its help otherwise")
+@pytest.mark.usefixtures("torch_process")  # the monitor is a callback of fastai's
 def test_what_is_made_in_the_pages_is_current() -> None:
     make_help = docs_program("make_help")
     stale = [page.name for page in make_help.pages() if make_help.current(text := page.read_text("utf-8")) != text]

@@ -75,6 +75,7 @@ def test_each_kind_of_finding_is_known_by_what_suffers_from_it() -> None:
         "growth",
         "no_grad",
         "rank memory",
+        "unfrozen",
         "worker memory",
     }
 
