@@ -8,9 +8,9 @@ before it starts: `predict`; whether this machine is set up for a fit, whether i
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
 what a run was made of: `run_record`, and what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and
 `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its last report. `watch_ranks` says which rank of a
-distributed job hangs, in which collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder,
-`launch_errors` whose error came first when a launch has failed. `engines` shows the memory of the engines of an ipyparallel
-cluster in one table.
+distributed job hangs, in which collective and at which line; `load_ranks` says the same from dumps of PyTorch's flight
+recorder, `launch_errors` whose error came first when a launch failed. `engines` shows the memory of the engines of an
+ipyparallel cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 

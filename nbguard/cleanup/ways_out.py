@@ -1,4 +1,4 @@
-"""Ways out: for each holder the line that ends it, or why there is none. Findings and cleanups show the same one. Pure."""
+"""Ways out: each holder's line that ends it, or the reason why there is none. Findings and cleanups show the same. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
 
 
 def _is_made_class(root: Root) -> bool:
-    """Say whether a root is a class that a library has made while the code ran, as of a mock: it goes with its objects."""
+    """Say whether a root is a class that a library made while the code ran, such as a mock's. It goes with its objects."""
     return root.is_class and not root.module
 
 
@@ -164,7 +164,7 @@ def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:
 
 
 def _is_handle(facts: Facts, root: Root) -> bool:
-    """Say whether a name stands for one object that is no experiment itself, and no container of the user's."""
+    """Say whether a name stands for one object that is neither an experiment nor a container of the user's."""
     nodes = [facts.graph.nodes[node] for node in root.nodes]
     may_contain = root.kind == "library"
     return all(node.kind in ("object", "code", "cell") and (may_contain or node.type_name not in _CONTAINERS) for node in nodes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nbguard.errors import NbguardError
-from nbguard.memory.gpu_models import GpuModel, gpu_model, gpu_model_in, gpu_size
+from nbguard.memory.gpu_models import gpu_model, gpu_model_in, gpu_size
 from nbguard.units import format_bytes
 
 _CONTEXT = 600 * 2**20
@@ -38,16 +38,6 @@ class Gpu:
         return 32 * 2**20 if self.architecture[0] in (9, 10, 12) else 8_519_680
 
 
-def _of_model(model: GpuModel) -> Gpu:
-    return Gpu(
-        name=model.name,
-        capacity=model.capacity,
-        multiprocessors=model.multiprocessors,
-        threads=model.threads,
-        architecture=model.architecture,
-    )
-
-
 def gpu_of(text: str | None) -> Gpu:
     """Return the GPU of that name, or an A100 with that many bytes ("16GiB"); None: an A100 without end.
 
@@ -57,7 +47,7 @@ def gpu_of(text: str | None) -> Gpu:
     if text is None:
         return Gpu(name="a GPU of any size")
     if model := gpu_model(text):
-        return _of_model(model)
+        return Gpu(**model._asdict())
     try:
         capacity = gpu_size(text)
     except ValueError as error:
@@ -73,7 +63,7 @@ def gpu_of(text: str | None) -> Gpu:
 def gpu_named(product: str) -> Gpu:
     """Return the GPU that the driver calls so, such as "NVIDIA H100 80GB HBM3"; one like an A100 if it is not known."""
     model = gpu_model_in(product)
-    return Gpu(name=product) if model is None else _of_model(model)
+    return Gpu(name=product) if model is None else Gpu(**model._asdict())
 
 
 def with_context(gpu: Gpu, context: int) -> Gpu:

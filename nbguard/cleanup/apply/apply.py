@@ -128,7 +128,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
 
 
 def _may_have_changed(plan: Plan, done: Sequence[Action], expired: set[int], facts: Facts) -> bool:
-    """Say whether a cleanup calls for a second look: not where the collector found nothing, and no private pool may be free."""
+    """Say whether a cleanup needs a second scan. It does not if nothing was collected and no private pool may be free."""
     has_done = plan.request.hard or plan.request.workers or any(action.kind != "collect" for action in done)
     return bool(has_done or plan.promised or plan.at_least or expired or facts.changed or facts.pools or plan.doubtful)
 

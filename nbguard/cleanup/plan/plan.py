@@ -109,9 +109,9 @@ class LeftHolder:
     """A holder that a cleanup has left alone."""
 
     label: str  # what the user calls it
-    nbytes: int  # bytes that it alone holds; 0: others hold all of it, too
+    nbytes: int  # bytes that no other holder has; 0: others have all of them
     what: str  # the object in a few words
-    advice: Advice = NONE  # the line that ends it, or why there is none; only of the `LEFT_SHOWN` largest
+    advice: Advice = NONE  # its way out; only the `LEFT_SHOWN` largest have one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def _short(checks: Iterable[Check]) -> Iterator[tuple[str, str]]:
-    """Yield what is in order, in a line, and what was not checked, a line for each reason."""
+    """Yield a line of the checks that are in order, and one for each reason why others were not made."""
     fine = [check.name for check in checks if check.state == "ok"]
     if fine:
         yield "in order", ", ".join(fine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.memory import advice
-from nbguard.profiler.analysis.report import Ending, FitReport, LoaderVerdict, MemoryReport
+from nbguard.profiler.analysis.report import Ending, FitReport, MemoryReport
 from nbguard.profiler.render.chart import step_picture
 from nbguard.profiler.render.memory import memory_blocks, memory_line
 from nbguard.profiler.render.rows import (
@@ -60,21 +60,30 @@ def _brief(report: FitReport) -> Iterator[Block]:
         yield finding_points(problems)
     yield from brief_time_blocks(report.timing)
     yield memory_line(report.memory)
-    if report.loader is not None:
-        yield from _brief_loader(report.loader, is_said=any(report.loader.sentence in sentence for sentence in report.first))
-    if report.ranks is not None:
-        yield from rank_blocks(report.ranks)
-    if report.comparison is not None:
-        yield from comparison_blocks(report.comparison)
+    yield from _loader(report, whole=False)
+    yield from _others(report)
     if report.files:
         yield FactLines((("written", " · ".join(report.files)),))
 
 
-def _brief_loader(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
-    if loader.trials or loader.tuning:
+def _loader(report: FitReport, *, whole: bool) -> Iterator[Block]:
+    """Yield the verdict on the loader, unless the first sentences say it; of trials, or where `whole`, all that is known."""
+    loader = report.loader
+    if loader is None:
+        return
+    is_said = any(loader.sentence in sentence for sentence in report.first)
+    if whole or loader.trials or loader.tuning:
         yield from loader_blocks(loader, is_said=is_said)
     elif not is_said:
         yield FactLines((("verdict", loader.sentence),))
+
+
+def _others(report: FitReport) -> Iterator[Block]:
+    """Yield the comparison with other ranks and with the run before, where there are any."""
+    if report.ranks is not None:
+        yield from rank_blocks(report.ranks)
+    if report.comparison is not None:
+        yield from comparison_blocks(report.comparison)
 
 
 def _unsaid(report: FitReport) -> str:
@@ -88,17 +97,13 @@ def _figures(report: FitReport) -> Iterator[Block]:
     yield from time_blocks(timing)
     if not (isinstance(memory, MemoryReport) and len(memory.points) > 1):
         yield Picture(step_picture(timing.rows))
-    if report.loader is not None:
-        yield from loader_blocks(report.loader, is_said=any(report.loader.sentence in sentence for sentence in report.first))
+    yield from _loader(report, whole=True)
     yield from memory_blocks(memory, timing.epochs)
     if report.findings:
         yield finding_points(report.findings)
     if report.remedies:
         yield remedy_points(report.remedies)
-    if report.ranks is not None:
-        yield from rank_blocks(report.ranks)
-    if report.comparison is not None:
-        yield from comparison_blocks(report.comparison)
+    yield from _others(report)
     yield from epoch_blocks(timing.epochs)
     if report.settings:
         yield settings_table(report.settings)

@@ -7,7 +7,7 @@ import linecache
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -80,8 +80,13 @@ def operations_in(code: CodeType) -> Iterator[tuple[str, int]]:
 
 
 def _tree(file: str) -> ast.Module | None:
+    return _parsed("".join(linecache.getlines(file)))
+
+
+@lru_cache(maxsize=4)  # each function of a file asks
+def _parsed(source: str) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return ast.parse(source)
     except (SyntaxError, ValueError):
         return None
 
