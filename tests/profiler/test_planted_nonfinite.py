@@ -798,3 +798,13 @@ def test_modes_of_torch_are_as_the_user_left_them(fails: bool) -> None:
         assert operation.name == "acos"
     assert set(seen) == {0}
     assert _get_current_function_mode_stack() == []
+
+
+def test_a_step_that_cannot_be_recorded_is_a_step_all_the_same() -> None:
+    """Only gradients that add up, or that code changes, are looked at after each backward pass: not those of a usual loop."""
+    model = nn.Linear(2, 1)
+    data = DataLoader(TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), 2)
+    watch = FiniteWatch()
+    with torch.overrides.BaseTorchFunctionMode(), recording(watch):  # under another mode no step is recorded
+        loop(model, nn.functional.mse_loss, data)
+        assert not watch._search.changes_gradients

@@ -187,6 +187,7 @@ class OperationSearch:
 
     def steps(self) -> None:
         """Record no further than to the step, which follows."""
+        passes, self._passes = self._passes, 0
         if not self._parameters:
             return
         parameters, step = self._parameters, self._step
@@ -197,8 +198,7 @@ class OperationSearch:
                 last = None if gradient is None else trace.slot_of(gradient)
                 step.gradients[slot] = before, last or before
             is_changed = any(before != last for before, last in step.gradients.values())
-            self.changes_gradients = is_changed or self._passes > 1
-            self._passes = 0
+            self.changes_gradients = is_changed or passes > 1
             if len(step.program.calls) > step.until:
                 step.note(trace, named_tensors(()))
             if self._is_first:
