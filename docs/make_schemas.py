@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.plain_data import Within
-from nbguard.render.json import SCHEMA
-from nbguard.render.result import Result
+from nbguard.render.result import SCHEMA, Result
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "nbguard" / "schemas"

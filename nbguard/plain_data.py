@@ -1,13 +1,16 @@
-"""Plain data of a file as frozen dataclasses: each value is checked against its annotation, and numbers have bounds."""
+"""Frozen dataclasses as plain data for JSON, and back: values are checked by their annotations, and numbers have bounds."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Union
+from operator import attrgetter
+from typing import Annotated, Any, Literal, TypeAlias, Union
 
 from nbguard.errors import DamagedDataError
 
@@ -26,6 +29,76 @@ class Within:
 
     least: int
     most: int
+
+
+_ATOMS = frozenset({str, int, bool, type(None)})
+
+
+def to_plain(value: Any, *, tables: bool = False) -> Any:
+    """Return a value as JSON can hold it: a dataclass as a dict, a tuple or set as a list, NaN and infinity as text.
+
+    The metadata of a field may say `json`, its name in JSON, which readers depend on, or False where it is left out; and
+    `plain`, the function that writes its value.
+
+    Args:
+        value: a dataclass, or a container of such, or immutable data.
+        tables: a tuple of dataclasses becomes a table: its columns once, and a row for each.
+    """
+    kind: Any = type(value)
+    if kind in _ATOMS or (kind is float and math.isfinite(value)):
+        return value
+    if kind is float:
+        return str(value)
+    if tables and kind is tuple and value and (form := _form(type(value[0]))):
+        return {COLUMNS: list(form[0]), ROWS: [_values(item, form, tables) for item in value]}
+    # A message goes out four times a second, and most of its values are atoms: no call for these.
+    if isinstance(value, (tuple, list)):
+        return [item if type(item) in _ATOMS else to_plain(item, tables=tables) for item in value]
+    if form := _form(kind):
+        return dict(zip(form[0], _values(value, form, tables), strict=True))
+    if isinstance(value, Mapping):
+        return {name: to_plain(item, tables=tables) for name, item in value.items()}
+    return sorted(value) if isinstance(value, (set, frozenset)) else value
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as they are: what `json` asks for where it meets an object that it does not know."""
+    form = _form(type(value))
+    if form is None:
+        raise TypeError(f"{type(value).__name__} is no part of a message")
+    return dict(zip(form[0], form[2](value), strict=True))
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """Return plain data as JSON text."""
+    return json.dumps(data, indent=1, ensure_ascii=False)
+
+
+_Writer: TypeAlias = Callable[[Any], Any]
+_Form: TypeAlias = tuple[tuple[str, ...], tuple[_Writer | None, ...], _Writer]
+"""Of a dataclass: the names of its fields in JSON, the functions that write them, and one that reads all at once."""
+
+
+@functools.cache
+def _form(kind: Any) -> _Form | None:
+    """Return the form of a dataclass; None for other types."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
+    read = attrgetter(*(field.name for field in fields))
+    return (
+        tuple(field.metadata.get("json", field.name) for field in fields),
+        tuple(field.metadata.get("plain") for field in fields),
+        read if len(fields) > 1 else lambda value: (read(value),),
+    )
+
+
+def _values(value: Any, form: _Form, tables: bool) -> list[Any]:
+    _, writers, read = form
+    return [
+        write(item) if write else item if type(item) in _ATOMS else to_plain(item, tables=tables)
+        for write, item in zip(writers, read(value), strict=True)
+    ]
 
 
 def from_plain(annotation: Any, data: Any, where: str = "", text: Callable[[str], str] = str) -> Any:

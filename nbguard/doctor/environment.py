@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,14 @@ def environment_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.
 
 def _torch_facts(torch: Any) -> TorchFacts:
     """Return PyTorch's build and switches; no device is asked."""
-    flags = reading(lambda: torch._C._cuda_getArchFlags(), "") or ""
+    build, flags = library_versions(torch), reading(lambda: torch._C._cuda_getArchFlags(), "") or ""
     return TorchFacts(
         version=str(torch.__version__),
-        **asdict(library_versions(torch)),
+        cuda=build.cuda,
+        hip=build.hip,
+        cudnn_built=build.cudnn_built,
+        cudnn_loaded=build.cudnn_loaded,
+        nccl=build.nccl,
         architectures=tuple(str(flags).split()),
         threads=torch.get_num_threads(),
         matmul_precision=reading(lambda: str(torch.get_float32_matmul_precision()), "set by fp32_precision"),

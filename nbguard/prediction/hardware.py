@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nbguard.errors import NbguardError
-from nbguard.memory.gpu_models import gpu_model, gpu_model_in, gpu_size
+from nbguard.memory.gpu_models import GpuModel, gpu_model, gpu_model_in, gpu_size
 from nbguard.units import format_bytes
 
 _CONTEXT = 600 * 2**20
@@ -47,7 +47,7 @@ def gpu_of(text: str | None) -> Gpu:
     if text is None:
         return Gpu(name="a GPU of any size")
     if model := gpu_model(text):
-        return Gpu(**model._asdict())
+        return _like(model)
     try:
         capacity = gpu_size(text)
     except ValueError as error:
@@ -63,7 +63,17 @@ def gpu_of(text: str | None) -> Gpu:
 def gpu_named(product: str) -> Gpu:
     """Return the GPU that the driver calls so, such as "NVIDIA H100 80GB HBM3"; one like an A100 if it is not known."""
     model = gpu_model_in(product)
-    return Gpu(name=product) if model is None else Gpu(**model._asdict())
+    return Gpu(name=product) if model is None else _like(model)
+
+
+def _like(model: GpuModel) -> Gpu:
+    return Gpu(
+        name=model.name,
+        capacity=model.capacity,
+        multiprocessors=model.multiprocessors,
+        threads=model.threads,
+        architecture=model.architecture,
+    )
 
 
 def with_context(gpu: Gpu, context: int) -> Gpu:

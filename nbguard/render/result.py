@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from nbguard.render.blocks import Block
 
+SCHEMA = 1
+"""The number of the schemas of all results in JSON."""
+
 
 class Result:
     """A frozen dataclass with a view: a function that returns its blocks. `print` shows it; `repr` and equality are its own.
@@ -51,7 +54,7 @@ class Result:
 
     def json_bundle(self) -> dict[str, Any]:
         """Return the result as {'text/plain': JSON text, 'application/json': data}."""
-        from nbguard.render.json import to_json
+        from nbguard.plain_data import to_json
 
         data = self.to_data()
         return {"text/plain": to_json(data), "application/json": data}
@@ -60,9 +63,9 @@ class Result:
         """Return the result as JSON-ready data; sizes in bytes."""
         from pkgutil import resolve_name
 
-        from nbguard.render.json import SCHEMA, fields_as_data
+        from nbguard.plain_data import to_plain
 
-        fields: dict[str, Any] = resolve_name(self.data)(self) if self.data else fields_as_data(self)
+        fields: dict[str, Any] = resolve_name(self.data)(self) if self.data else to_plain(self)
         return {"schema": SCHEMA, "kind": self.kind, **fields}
 
     def display_metadata(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from nbguard.allocator.replay.data import WhatIfData, whatif_data
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SnapshotError
-from nbguard.render.json import fields_as_data
+from nbguard.plain_data import to_plain
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap
 from nbguard.snapshots.load import Progress, load_named, site_of
@@ -63,7 +63,7 @@ class DiagnosisData(TypedDict):
 def diagnosis_data(diagnosis: SnapshotDiagnosis) -> DiagnosisData:
     """Return the fields of the JSON: those of the parts, each with its kind."""
     return {
-        "refusals": [fields_as_data(refusal) for refusal in diagnosis.refusals],
+        "refusals": [to_plain(refusal) for refusal in diagnosis.refusals],
         "trials": [whatif_data(trial) for trial in diagnosis.trials],
         "untried": list(diagnosis.untried),
         "report": diagnosis.report.to_data(),

@@ -14,7 +14,7 @@ MIB = 1024**2
 CONTEXT = 300 * MIB
 READER = """
 import time
-from nbguard.sidebar.builtins import to_builtins
+from nbguard.plain_data import to_plain
 from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.sidebar.hub import device_reader as ticking
 reader = ticking.DeviceReader()
@@ -22,7 +22,7 @@ def tick():
     reading = reader.read()
     devices, t = device_readings(reading), time.time()
     points = line_points(t, reading, devices)
-    return to_builtins(build_tick("b", 1, t, reading, devices=devices, points=points, look=LastLook(), busy=False))
+    return to_plain(build_tick("b", 1, t, reading, devices=devices, points=points, look=LastLook(), busy=False))
 """
 OPENED = "[len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in (0, 1)]"
 
@@ -150,7 +150,7 @@ def test_a_driver_that_says_less_is_not_guessed_at(notebook: Notebook, nvml: str
 LOOK = """
 import os, time
 from dataclasses import asdict
-from nbguard.sidebar.builtins import to_builtins as plain
+from nbguard.plain_data import to_plain as plain
 from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup

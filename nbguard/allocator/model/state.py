@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict
 from typing import Any
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, BlockPool, ModelBlock, Range
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.plain_data import to_plain
 
 Json = dict[str, Any]
 
@@ -24,7 +24,7 @@ def save(model: CachingAllocator) -> Json:
     """Return the state of a model as dicts, lists, numbers and strings, without its events."""
     driver = model.driver
     return {
-        "settings": asdict(model.settings),
+        "settings": to_plain(model.settings),
         "capacity": model.capacity,
         "fraction": model.fraction,
         "torch_version": model.torch_version,
@@ -86,7 +86,7 @@ def _driver(driver: SimulatedDriver) -> Json:
         "used": driver.used,
         "calls": driver.calls,
         "given": list(driver.given),
-        "addresses": asdict(driver.addresses),
+        "addresses": to_plain(driver.addresses),
     }
 
 

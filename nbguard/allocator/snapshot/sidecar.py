@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.snapshot.snapshot import Sidecar
-from nbguard.errors import SnapshotError
+from nbguard.errors import DamagedDataError, SnapshotError
 from nbguard.files import read_file
+from nbguard.plain_data import from_plain, to_plain
 
 _SUFFIX = ".nbguard.json"
 LARGEST_SIDECAR = 1 << 20
@@ -27,7 +28,7 @@ def sidecar_path(path: str | Path) -> Path:
 
 def sidecar_data(sidecar: Sidecar) -> dict[str, Any]:
     """Return the content of a sidecar file as JSON-ready data; a writer may add other keys."""
-    return {"nbguard": 1} | asdict(sidecar)
+    return {"nbguard": 1} | to_plain(sidecar)
 
 
 def read_sidecar(path: str | Path) -> Sidecar:
@@ -41,36 +42,13 @@ def read_sidecar(path: str | Path) -> Sidecar:
         raw = json.loads(read_file(place, LARGEST_SIDECAR))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
-        version = _one(raw, "torch_version", str)
+        known = {field.name: raw[field.name] for field in fields(Sidecar) if field.name in raw}
+        sidecar: Sidecar = from_plain(Sidecar, known)
+        version = sidecar.torch_version
         if version is not None and (len(version) > _LONGEST_VERSION or not parse_version(version)):
             raise ValueError("torch_version")
-        return Sidecar(
-            torch_version=version,
-            settings=_one(raw, "settings", str),
-            totals=_many(raw, "totals", int),
-            frees=_many(raw, "frees", int),
-            fractions=_many(raw, "fractions", float),
-            names=_many(raw, "names", str),
-        )
+        return sidecar
     except FileNotFoundError:
         return Sidecar()
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, DamagedDataError):
         raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
-
-
-def _one(raw: dict[str, Any], key: str, kind: type) -> Any:
-    value = raw.get(key)
-    if value is not None and type(value) is not kind:
-        raise ValueError(key)
-    return value
-
-
-def _many(raw: dict[str, Any], key: str, kind: type) -> Any:
-    values = raw.get(key, [])
-    if not isinstance(values, list) or any(
-        type(value) not in (kind, int) or (kind is str) != (type(value) is str) for value in values
-    ):
-        raise ValueError(key)
-    if any(not 0 <= value < 2**60 for value in values if kind is not str):
-        raise ValueError(key)
-    return tuple(kind(value) for value in values)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, TypeAlias
 
 from nbguard.allocator.model.policy import PoolId
 from nbguard.allocator.snapshot.events import Event
 from nbguard.allocator.snapshot.stacks import Stacks
+from nbguard.plain_data import Within
+
+_Bytes: TypeAlias = Annotated[int, Within(0, 2**60)]
+_Share: TypeAlias = Annotated[float, Within(0, 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +60,9 @@ class Sidecar:
 
     torch_version: str | None = None  # `torch.__version__`; None: not known
     settings: str | None = None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; None: not known
-    totals: tuple[int, ...] = ()  # bytes of each device (`mem_get_info()[1]`)
-    frees: tuple[int, ...] = ()  # free bytes of each device when the snapshot was taken (`mem_get_info()[0]`)
-    fractions: tuple[float, ...] = ()  # share of each device that the process may take (`get_per_process_memory_fraction`)
+    totals: tuple[_Bytes, ...] = ()  # bytes of each device (`mem_get_info()[1]`)
+    frees: tuple[_Bytes, ...] = ()  # free bytes of each device when the snapshot was taken (`mem_get_info()[0]`)
+    fractions: tuple[_Share, ...] = ()  # share of each device that the process may take (`get_per_process_memory_fraction`)
     names: tuple[str, ...] = ()  # of each device (`get_device_name`)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.memory.facts import Unavailable
-from nbguard.plain_data import from_plain
+from nbguard.plain_data import from_plain, to_plain
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
@@ -24,10 +24,9 @@ from nbguard.profiler.analysis.loader.tried import LoaderRun
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
-from nbguard.profiler.analysis.plain_data import to_plain
 from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.time.gpu import GpuObservations
-from nbguard.profiler.analysis.time.packed_log import unpack_log
+from nbguard.profiler.analysis.time.packed_log import pack_log, unpack_log
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.runs.analysis.record import RunRecord
@@ -72,7 +71,7 @@ class FitObservations:
     ending: Ending = "complete"  # the way in which the fit ended
     error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
     failure: Failure = ""  # the cause of that exception, where it is one of those known
-    log: Annotated[PhaseLog, unpack_log]  # the phases of the fit, with the boundaries of its batches
+    log: Annotated[PhaseLog, unpack_log] = field(metadata={"plain": pack_log})  # phases, with the boundaries of batches
     mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of what else is done in each batch
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
     subject: SubjectFacts = field(default_factory=SubjectFacts)  # names of the models that were trained
@@ -102,7 +101,8 @@ class FitObservations:
 
     def to_json(self) -> str:
         """Return the observations as one line of JSON."""
-        return json.dumps({"kind": KIND, "version": VERSION, **to_plain(self)}, allow_nan=False, separators=(",", ":"))
+        data = {"kind": KIND, "version": VERSION, **to_plain(self, tables=True)}
+        return json.dumps(data, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> FitObservations:

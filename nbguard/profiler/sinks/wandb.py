@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbguard.errors import NbguardError
+from nbguard.plain_data import to_json
 from nbguard.profiler.analysis.figures import Figure, figures, summary
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.sinks.sink import library, numbers_of, own_random
-from nbguard.render.json import to_json
 
 _PROJECT = "nbguard"
 

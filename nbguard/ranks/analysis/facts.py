@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from nbguard.errors import DamagedDataError, RankFactsError
-from nbguard.plain_data import Within, from_plain
+from nbguard.plain_data import Within, from_plain, to_plain
 from nbguard.render.words import clean
 
 RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]
@@ -76,7 +76,7 @@ class JobFacts:
 
 def to_text(facts: RankFacts) -> str:
     """Return the facts of a rank as JSON text."""
-    return json.dumps({"nbguard_rank": _FORMAT, **asdict(facts)})
+    return json.dumps({"nbguard_rank": _FORMAT, **to_plain(facts)})
 
 
 def from_text(text: str | bytes) -> RankFacts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbguard.sidebar.builtins import to_builtins
+from nbguard.plain_data import to_plain
 
 if TYPE_CHECKING:
     from nbguard.sidebar.protocol.state import LineHistory, MemoryState, OutcomeView, PlanView, Tick, WhyView
@@ -112,9 +112,9 @@ _OPS: dict[type, str] = {kind: op for table in (ANSWERS, BROADCASTS) for op, kin
 
 def message_of(answer: Answer | Broadcast) -> dict[str, Any]:
     """Return a message as it goes over the wire."""
-    return {name: to_builtins(field) for name, field in unpacked_message(answer).items()}
+    return {name: to_plain(field) for name, field in unpacked_message(answer).items()}
 
 
 def unpacked_message(answer: Answer | Broadcast) -> dict[str, Any]:
     """Return the same with its dataclasses in it, for those who pack them."""
-    return {"op": _OPS[type(answer)], **answer._asdict()}
+    return {"op": _OPS[type(answer)], **dict(zip(answer._fields, answer, strict=True))}

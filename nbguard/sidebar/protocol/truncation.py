@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
-from nbguard.sidebar.builtins import to_builtins
+from nbguard.plain_data import to_plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,7 +40,7 @@ def _shown(character: str) -> str:
 
 def json_bytes(message: DataclassInstance) -> int:
     """Return the bytes that a view takes as JSON, as Jupyter writes it."""
-    return len(json.dumps(to_builtins(message), ensure_ascii=False).encode(errors="replace"))
+    return len(json.dumps(to_plain(message), ensure_ascii=False).encode(errors="replace"))
 
 
 def fitting(rows: Iterable[Found], room: int) -> tuple[Found, ...]:

@@ -12,7 +12,7 @@ import pytest
 from nbguard.memory.counters import Counted, TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts
 from nbguard.memory.segments.requests import NewMemory, RequestLimits
-from nbguard.sidebar.builtins import to_builtins
+from nbguard.plain_data import to_plain
 from nbguard.sidebar.hub.tick_source import TickSource
 from nbguard.sidebar.protocol.ticks import LastLook
 from nbguard.units import GiB
@@ -75,17 +75,17 @@ def test_a_tick_makes_few_calls() -> None:
         feed.tick(LastLook(), n, ())
     limits = RequestLimits(cached=0, as_it_is=_NEW, flushed=_NEW, is_bound=False)
     look = LastLook(counted=COUNTED.counted, limits={"cuda:0": limits})
-    to_builtins(feed.tick(LastLook(), None, ()))
+    to_plain(feed.tick(LastLook(), None, ()))
 
     def count(_frame: types.FrameType, event: str, _: object) -> None:
         calls[event] += 1
 
     sys.setprofile(count)
-    tick = to_builtins(feed.tick(look, None, ()))
+    tick = to_plain(feed.tick(look, None, ()))
     sys.setprofile(None)
     feed.close()
 
-    assert tick["devices"][0]["fits"] == (4 * GiB, 4 * GiB)
+    assert tick["devices"][0]["fits"] == [4 * GiB, 4 * GiB]
     assert tick["devices"][0]["line"][4] == 2 * GiB
     assert [mark["label"] for mark in tick["marks"]] == [f"In[{n}]" for n in range(95, 100)]
     assert calls["call"] < 300

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client.session import Session
 
-from nbguard.sidebar.builtins import to_builtins
+from nbguard.plain_data import to_plain
 from nbguard.sidebar.hub.channels.unasked import UnaskedSender
 from nbguard.sidebar.protocol.state import DevicePeak, JobStatus, TimeMark
 
@@ -48,7 +48,7 @@ def test_a_message_is_the_one_that_the_session_would_have_sent() -> None:
     content = {"comm_id": "nbguard", "data": {"op": "tick", "marks": (_MARK,), "jobs": (JobStatus("r", "Look", "running"),)}}
     assert sender.send(content)
     assert sender.send(content)
-    plain = {"comm_id": "nbguard", "data": {name: to_builtins(field) for name, field in content["data"].items()}}  # type: ignore[attr-defined]
+    plain = {"comm_id": "nbguard", "data": {name: to_plain(field) for name, field in content["data"].items()}}  # type: ignore[attr-defined]
     kernel.session.send(kernel.iopub_socket, "comm_msg", plain, ident=b"comm-nbguard")
 
     assert {parts[0] for parts in kernel.iopub_socket.sent} == {b"comm-nbguard"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from nbguard.plain_data import from_plain
+from nbguard.plain_data import from_plain, to_plain
 from nbguard.profiler.analysis.distributed.agreement import RankDigests, disagreements
 from nbguard.profiler.analysis.distributed.skew import skews
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
@@ -41,7 +41,7 @@ class Pulse:
 
 def to_text(message: RankMessage) -> str:
     """Return a message as text, to be sent."""
-    return json.dumps(asdict(message))
+    return json.dumps(to_plain(message))
 
 
 def from_text(text: str) -> RankMessage | None:

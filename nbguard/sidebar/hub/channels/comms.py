@@ -13,7 +13,7 @@ from typing import Any
 
 from comm.base_comm import BaseComm
 
-from nbguard.sidebar.builtins import to_builtins
+from nbguard.plain_data import to_plain
 from nbguard.sidebar.hub.channels.unasked import UnaskedSender
 
 
@@ -36,7 +36,7 @@ class ThreadSafeComm(BaseComm):
         parent = self._kernel.get_parent() if msg_type == "comm_open" else getattr(self._answered, "message", {})
         if msg_type == "comm_msg" and not (parent or metadata or buffers) and self._unasked.send(content):
             return
-        content["data"] = {name: to_builtins(field) for name, field in content["data"].items()}
+        content["data"] = {name: to_plain(field) for name, field in content["data"].items()}
         self._kernel.session.send(
             self._kernel.iopub_socket, msg_type, content, metadata=metadata, parent=parent, ident=self.topic, buffers=buffers
         )

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from itertools import count
 from typing import Any
 
-from nbguard.sidebar.builtins import fields_of
+from nbguard.plain_data import fields_of
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=fields_of)
 _NOTHING = b"{}"
