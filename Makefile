@@ -90,7 +90,7 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 	@$(IN_VENV) ansible-playbook --syntax-check --inventory localhost, setup/machine.yml \
 	  || $(call stop,Ansible cannot read setup/machine.yml or its role. On Debian setup/test plays them.)
 	@$(call say,messages of the sidebar in TypeScript)
-	@$(VENV)/bin/python -m nbguard.sidebar.protocol.generate_ts --check $(PROTOCOL) \
+	@$(VENV)/bin/python docs/make_protocol.py --check $(PROTOCOL) \
 	  || $(call stop,$(PROTOCOL) is not what the Python types say. Run: make protocol)
 	@$(call say,eslint and tsc)
 	@$(IN_VENV) npm run --silent lint || $(call stop,TypeScript. Mend the lines above.)
@@ -100,7 +100,7 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 	  || $(call stop,package-lock.json names registry hosts. Run: rm package-lock.json && npm install)
 
 protocol: $(STAMPS)/extra-lint ## write the sidebar's messages for TypeScript anew, from their Python types
-	@$(VENV)/bin/python -m nbguard.sidebar.protocol.generate_ts $(PROTOCOL)
+	@$(VENV)/bin/python docs/make_protocol.py $(PROTOCOL)
 
 docs: $(STAMPS)/extra-docs ## the documentation as a site, in build/site; every link is checked
 	@$(call say,the site)

@@ -3,7 +3,7 @@
 `Tick` is whole and small: a view that joins late, or misses one, is right at the next. `MemoryState` needs a scan; it is sent
 when it has changed, and to every view that says hello without it. docs/protocol.md has the messages around them, and the
 other direction. A `NamedTuple` is a list on the wire, in the order of its fields. `labextension/src/view/protocol.ts` is made
-from these types by `generate_ts`, comments included.
+from these types by `docs/make_protocol.py`, comments included.
 """
 
 from __future__ import annotations

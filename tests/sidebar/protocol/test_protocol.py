@@ -14,8 +14,10 @@ import pytest
 
 from nbguard.memory.breakdown import Part
 from nbguard.plain_data import to_plain
-from nbguard.sidebar.protocol import answers, generate_ts, messages, state
+from nbguard.sidebar.protocol import answers, messages, state
+from tests.programs import docs_program
 
+maker = docs_program("make_protocol")
 PROTOCOL = Path(__file__).parents[3] / "labextension" / "src" / "view" / "protocol.ts"
 TEXT = PROTOCOL.read_text(encoding="utf-8")
 
@@ -23,11 +25,11 @@ TEXT = PROTOCOL.read_text(encoding="utf-8")
 def test_the_file_in_the_repository_is_what_the_types_say(tmp_path: Path) -> None:
     written = tmp_path / "protocol.ts"
 
-    assert generate_ts.protocol_ts() == TEXT, "make protocol writes it anew"
-    assert generate_ts.main([str(written)]) == 0
-    assert generate_ts.main(["--check", str(written)]) == 0
+    assert maker.protocol_ts() == TEXT, "make protocol writes it anew"
+    assert maker.main([str(written)]) == 0
+    assert maker.main(["--check", str(written)]) == 0
     written.write_text(TEXT.replace("boot: string", "boot: number"), encoding="utf-8")
-    assert generate_ts.main(["--check", str(written)]) == 1
+    assert maker.main(["--check", str(written)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,18 +114,18 @@ class _Word(Enum):
     ],
 )
 def test_a_type_in_typescript(hint: Any, written: str, check: str) -> None:
-    assert (generate_ts._type(hint), generate_ts._check_of(hint)) == (written, check)
+    assert (maker._type(hint), maker._check_of(hint)) == (written, check)
 
 
 @pytest.mark.parametrize("hint", [dict[str, int], bytes, Any])
 def test_a_type_without_a_form_is_refused(hint: Any) -> None:
     with pytest.raises(TypeError, match="has no form in TypeScript"):
-        generate_ts._type(hint)
+        maker._type(hint)
 
 
 def test_comments_go_along() -> None:
-    assert generate_ts._comments(state.Piece) == {}
-    assert generate_ts._comments(state.FixRow)["nbytes"] == "it gives back"
+    assert maker._comments(state.Piece) == {}
+    assert maker._comments(state.FixRow)["nbytes"] == "it gives back"
     assert "/** It gives back. */\n  nbytes: number | null;" in TEXT
     assert "`stale`: Clean stale would\n * cut it." in TEXT
 

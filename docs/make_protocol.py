@@ -1,6 +1,6 @@
 """Generator of `labextension/src/view/protocol.ts`: the messages' types, and a check for each, from the Python classes.
 
-`python -m nbguard.sidebar.protocol.generate_ts FILE` writes it (`make protocol`), with `--check` it compares (`make lint`).
+`python docs/make_protocol.py FILE` writes it (`make protocol`), with `--check` it compares (`make lint`).
 Comments of classes and fields go along.
 """
 
