@@ -121,7 +121,7 @@ def _moved(storage: StorageFact, places: Mapping[int, int], sizes: Mapping[int, 
 class SimulationState(Result):
     """The answer of `%gpumem simulate`: whether it is on, in words, and the figures of the device."""
 
-    kind: ClassVar[str] = "simulationstate"
+    kind: ClassVar[str] = "simulation_state"
     view: ClassVar[str] = "nbguard.memory.views.simulated:state_blocks"
 
     words: str

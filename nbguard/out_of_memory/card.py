@@ -27,7 +27,7 @@ _HOLDERS = 5
 class OomCard(Result):
     """The card of `%gpumem oom`. Frozen numbers and words: keeping one keeps nothing else alive. All sizes are bytes."""
 
-    kind: ClassVar[str] = "oomcard"
+    kind: ClassVar[str] = "oom_card"
     view: ClassVar[str] = "nbguard.out_of_memory.card_view:oom_blocks"
 
     asked: OomFact  # the error itself, by its text and its observer

@@ -148,7 +148,7 @@ class ForeseenFit:
 class CellPrediction(Result):
     """The memory of the fits that a cell would start, or of a script's first."""
 
-    kind: ClassVar[str] = "cellprediction"
+    kind: ClassVar[str] = "cell_prediction"
     view: ClassVar[str] = "nbguard.prediction.prediction_view:cell_blocks"
 
     executed: str  # what has run, in words

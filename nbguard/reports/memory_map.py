@@ -99,7 +99,7 @@ class DeviceMap:
 class MemoryMap(Result):
     """The map of `%gpumem map`. Frozen numbers and words: keeping one keeps nothing else alive."""
 
-    kind: ClassVar[str] = "memorymap"
+    kind: ClassVar[str] = "memory_map"
     view: ClassVar[str] = "nbguard.reports.map_view:map_blocks"
 
     tracked: str  # kind of device whose tensors are tracked

@@ -39,7 +39,7 @@ class RefusedRequest:
 class SnapshotDiagnosis(Result):
     """All that one snapshot file tells about why its memory ran out, or how full it was."""
 
-    kind: ClassVar[str] = "snapshotdiagnosis"
+    kind: ClassVar[str] = "snapshot_diagnosis"
     view: ClassVar[str] = "nbguard.snapshots.diagnosis_view:diagnosis_blocks"
     data: ClassVar[str] = "nbguard.snapshots.diagnosis:diagnosis_data"
 

@@ -338,12 +338,12 @@ def test_diagnose_as_json_has_all_its_parts(tmp_path: Path, capsys: pytest.Captu
     ooms = [
         event for event in oracle.read(next(path for path in RUNS if "2.11.0_49" in path.name))["events"] if event[0] == "oom"
     ]
-    assert found["kind"] == "snapshotdiagnosis"
+    assert found["kind"] == "snapshot_diagnosis"
     (refusal,) = found["refusals"]
     assert (refusal["free"], refusal["size"], refusal["refusals"]) == (ooms[0][1], ooms[0][2], len(ooms))
     assert found["trials"][0]["events"] == found["trials"][0]["reproduced"]
     assert found["report"]["kind"] == "saved"
-    assert found["map"]["kind"] == "memorymap"
+    assert found["map"]["kind"] == "memory_map"
 
 
 def test_diagnose_of_a_trace_without_a_request_does_not_say_that_none_failed(

@@ -54,7 +54,7 @@ def test_the_first_fit_is_foreseen_and_does_not_run(
     assert main(["predict", "train.py", "--gpu", gpu, "--json"]) == status
 
     found = json.loads(capsys.readouterr().out)
-    assert found["kind"] == "cellprediction"
+    assert found["kind"] == "cell_prediction"
     assert found["fits"][0]["prediction"]["fits"] is (status == 0)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
 

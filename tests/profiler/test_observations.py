@@ -193,7 +193,7 @@ def changed(*path: str, to: Any) -> str:
 REFUSED = {
     "no JSON": (lambda: "{", "it holds no JSON"),
     "deep": (lambda: "[" * 200_000, "it holds no JSON"),
-    "something else": (lambda: json.dumps({"schema": 1, "kind": "fitreport"}), "it holds something else"),
+    "something else": (lambda: json.dumps({"schema": 1, "kind": "fit_report"}), "it holds something else"),
     "a list": (lambda: "[]", "it holds something else"),
     "another version": (lambda: changed("version", to=2), "(its format is 2, this version reads 1)"),
     "no version": (lambda: changed("version", to=...), "(its format is None, this version reads 1)"),

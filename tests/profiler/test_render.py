@@ -441,7 +441,7 @@ def test_a_trial_that_was_stopped_is_among_the_trials() -> None:
 def test_a_profile_is_a_result_like_others() -> None:
     data = rich().json_bundle()["application/json"]
 
-    assert (data["schema"], data["kind"]) == (1, "fitreport")
+    assert (data["schema"], data["kind"]) == (1, "fit_report")
     assert data["timing"]["wall"] == rich().timing.wall
     assert type(data["memory"]["peak"]) is int
     assert (data["memory"]["growth"]["holder"], data["memory"]["growth"]["held"]) == ("losses", 799 * MiB)

@@ -80,11 +80,11 @@ def test_json_without_a_field_or_with_another_is_not(example: Result) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        (["diagnose", "FILE"], "snapshotdiagnosis"),
-        (["map", "FILE"], "memorymap"),
+        (["diagnose", "FILE"], "snapshot_diagnosis"),
+        (["map", "FILE"], "memory_map"),
         (["diff", "FILE", "FILE"], "diff"),
         (["replay", "FILE"], "replay"),
-        (["whatif", "FILE", "--set", "expandable_segments:True"], "devicewhatif"),
+        (["whatif", "FILE", "--set", "expandable_segments:True"], "device_whatif"),
         (["gpus"], "gpus"),
     ],
 )
@@ -103,7 +103,7 @@ def test_commands_print_what_their_schema_says(
 def test_the_command_line_prints_schemas(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert capsys.readouterr().out.split() == KINDS
-    assert main(["schema", "memorymap"]) == 0
-    assert capsys.readouterr().out == (SCHEMAS / "memorymap.json").read_text(encoding="utf-8")
+    assert main(["schema", "memory_map"]) == 0
+    assert capsys.readouterr().out == (SCHEMAS / "memory_map.json").read_text(encoding="utf-8")
     assert main(["schema", "../gpus"]) == 2
     assert "nbguard: there is no kind '../gpus'" in capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_what_has_no_segments_says_why() -> None:
 def test_json_holds_bytes() -> None:
     data = build_map(Analysis(losses_in_every_segment()), 320 * MiB).json_bundle()["application/json"]
 
-    assert data["kind"] == "memorymap"
+    assert data["kind"] == "memory_map"
     (device,) = data["devices"]
     assert device["pinners"][0]["gives_back"] == 20 * MiB
     assert device["release"]["names"] == ["losses"]

@@ -40,7 +40,7 @@ class Difference:
 class DeviceReplay(Result):
     """The replay of one device under the recorded settings."""
 
-    kind: ClassVar[str] = "devicereplay"
+    kind: ClassVar[str] = "device_replay"
     view: ClassVar[str] = "nbguard.allocator.replay.view:device_replay_blocks"
     data: ClassVar[str] = "nbguard.allocator.replay.data:replay_data"
     label: ClassVar[str] = "replay of a recorded trace"

@@ -49,7 +49,7 @@ class WhatIfRow:
 class WhatIf(Result):
     """The results of one device's recorded program under several settings."""
 
-    kind: ClassVar[str] = "devicewhatif"
+    kind: ClassVar[str] = "device_whatif"
     view: ClassVar[str] = "nbguard.allocator.replay.view:whatif_blocks"
     data: ClassVar[str] = "nbguard.allocator.replay.data:whatif_data"
     label: ClassVar[str] = "what if the allocator had other settings"

@@ -341,7 +341,7 @@ class Overhead:
 class FitReport(Result):
     """The whole report."""
 
-    kind: ClassVar[str] = "fitreport"
+    kind: ClassVar[str] = "fit_report"
     view: ClassVar[str] = "nbguard.profiler.render.fit:fit_blocks"
     label: ClassVar[str] = "profile of a fit"
 
