@@ -56,3 +56,14 @@ def test_the_picture_of_the_rooms_is_current() -> None:
 
     assert rooms.PAGE.read_text(encoding="utf-8") == rooms.page()
     assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.picture()
+
+
+def test_every_room_has_a_row_for_those_who_are_new() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = (
+        file.parent
+        for file in (ROOT / "nbguard").glob("*/*")
+        if file.suffix in (".py", ".json") and file.parent.name != "labextension"
+    )
+
+    assert [room for room in sorted({f"nbguard/{room.name}" for room in rooms}) if f"| `{room}`" not in page] == []
