@@ -38,7 +38,7 @@ def nan_repair(model: Any, subject: str) -> NanRepair:
     """
     if _last is None:
         raise NbguardError(
-            "no profile has met a NaN yet: profile the fit with  %%profile_fit --stop-on-nan  and try again, or give a batch, "
+            "no profile has seen a NaN yet: profile the fit with  %%profile_fit --stop-on-nan  and try again, or give a batch, "
             "as in  %nbguard fix nan learn --batch xb"
         )
     first, made_by = _last

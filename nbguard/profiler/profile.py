@@ -64,14 +64,14 @@ class FitProfile:
     def report(self) -> FitReport:
         """Return the report. NbguardError while the profile runs."""
         if self._report is None:
-            raise NbguardError("the profile has not ended yet: its report is there after the `with` block")
+            raise NbguardError("the profile is still running; its report is available after the `with` block")
         return self._report
 
     @property
     def observations(self) -> FitObservations:
         """Return everything that the instruments saw: the report follows from it. NbguardError while the profile runs."""
         if self._observations is None:
-            raise NbguardError("the profile has not ended yet: its observations are there after the `with` block")
+            raise NbguardError("the profile is still running; its observations are available after the `with` block")
         return self._observations
 
     @staticmethod
@@ -140,7 +140,7 @@ class FitProfile:
         failure = self._attempt("why it failed", lambda: failure_of(error), unknown_failure)
         observations = replace(observations, failure=failure)
         analysis = self._attempt(
-            "what is worth a second look",
+            "findings",
             lambda: self._observe_more(FitAnalysis(observations), instruments, key),
             FitAnalysis(observations),
         )

@@ -177,7 +177,7 @@ def fit(scale):
 def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
     kernel.run("%load_ext nbguard").ok()
     kernel.run(_OVERFLOWS).ok()
-    assert "no profile has met a NaN yet" in str(kernel.run("%nbguard fix nan").error)
+    assert "no profile has seen a NaN yet" in str(kernel.run("%nbguard fix nan").error)
     profiled = kernel.run("%%profile_fit\nfit(1); fit(1); fit(900)").ok()
     assert "let the module 1 (Overflows) compute in float32: %nbguard fix nan" in " ".join(profiled.text.split())
 

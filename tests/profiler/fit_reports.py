@@ -311,7 +311,7 @@ def rich() -> FitReport:
         settings=settings,
         ranks=ranks,
         comparison=comparison,
-        notes=("torch.compile was seen: what it fuses counts as forward",),
+        notes=("torch.compile was seen: fused operations count as forward",),
         files=("fit.json", "trace.json"),
     )
 
@@ -408,9 +408,7 @@ def partial() -> FitReport:
         timing=timing,
         overhead=Overhead(405, 31, 0, 0.0001),
         error="KeyboardInterrupt",
-        loader=LoaderVerdict(
-            bound="unknown", sentence="no training batch of a steady state was seen: what the fit waits for is not known"
-        ),
+        loader=LoaderVerdict(bound="unknown", sentence="not known, because no training batch ran after the warm-up"),
         memory=Unavailable("cuda", "CUDA was not initialised in this process"),
         notes=("the loop was left in mid-epoch",),
     )

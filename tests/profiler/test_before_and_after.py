@@ -88,7 +88,7 @@ def test_text_that_a_callback_keeps_is_not_blamed_on_fastais_losses() -> None:
     assert report.memory.growth.holder == ""
     assert not any("recorder" in sentence for sentence in report.first)
     (growth,) = [finding for finding in report.findings if finding.kind == "growth"]
-    assert growth.what.endswith("who holds it is not known")
+    assert growth.what.endswith("its holder is not known")
 
 
 RUNNING_SUM = """

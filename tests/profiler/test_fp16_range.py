@@ -63,7 +63,7 @@ def test_a_layer_near_the_end_of_the_range_is_named() -> None:
     assert facts.largest.layer == "2"
     (finding,) = range_findings(facts)
     assert (finding.kind, finding.severity) == ("range", "advice")
-    assert "the module `2` (Linear) comes near the end of float16's range" in finding.what
+    assert finding.what.startswith("the module `2` (Linear)")
 
 
 def test_gradients_that_vanish_are_named() -> None:
@@ -76,7 +76,7 @@ def test_gradients_that_are_zero_throughout_are_counted(factor: float) -> None:
     facts = looked(loss=lambda out: out.float().square().mean() * factor)
     assert facts.empty
     (finding,) = range_findings(facts)
-    assert f"{facts.empty} of {facts.gradients} gradients that were looked at are zero throughout" in finding.what
+    assert f"{facts.empty} of {facts.gradients} sampled gradients are all zero" in finding.what
 
 
 def test_a_scale_of_the_loss_is_taken_into_account() -> None:

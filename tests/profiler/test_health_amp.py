@@ -120,7 +120,7 @@ def test_a_model_whose_every_step_was_skipped_was_not_trained(scaler: Any, given
 def test_a_scale_that_is_too_high_is_said_to_be() -> None:
     facts = train(None, torch.amp.GradScaler("cpu", init_scale=2.0**120), bad=tuple(range(1, 17)), steps=16)
 
-    assert "GradScaler()` begins at 65536" in amp_findings(facts)[0].change
+    assert "GradScaler()` starts at 65536" in amp_findings(facts)[0].change
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_scale_that_is_too_high_is_said_to_be() -> None:
     [
         ((1, 2, 3), []),
         ((1, 2, 3, 4), []),
-        (tuple(range(1, 13)), ["12 of 20 steps were skipped: their gradients were not finite"]),
+        (tuple(range(1, 13)), ["12 of 20 steps were skipped because their gradients were not finite"]),
     ],
 )
 def test_a_fit_that_skips_more_than_half_of_its_steps_has_a_problem(bad: tuple[int, ...], what: list[str]) -> None:

@@ -356,7 +356,7 @@ def test_another_thread_is_left_alone() -> None:
     report = profiled(cell)
 
     assert report.timing.batches == 0
-    assert [note for note in report.notes if note.startswith("another thread asked a loader")]
+    assert [note for note in report.notes if note.startswith("another thread also asked a loader")]
 
 
 def test_a_profile_that_comes_late_says_so() -> None:

@@ -168,7 +168,7 @@ def test_one_batch_that_computes_for_long() -> None:
     report = profiled(fit)
 
     assert report.first[0].startswith("training batch 31 takes ")
-    assert "it computed all that time: look for a larger batch" in report.first[0]
+    assert "it computed all that time" in report.first[0]
 
 
 def test_starting_many_workers_for_few_items() -> None:  # foreign.md 03

@@ -94,7 +94,7 @@ def test_where_it_cannot_be_saved_is_said_before_the_fit() -> None:
 
 
 def test_there_are_no_observations_before_the_end() -> None:
-    with profile_fit(show=False) as profile, pytest.raises(NbguardError, match="has not ended yet"):
+    with profile_fit(show=False) as profile, pytest.raises(NbguardError, match="still running"):
         _ = profile.observations
 
 

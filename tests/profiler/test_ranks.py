@@ -67,7 +67,7 @@ def test_the_rank_whose_data_is_late_is_the_straggler_though_all_steps_are_as_lo
     assert found.what == "Rank 1 is the straggler"
     assert found.time is not None
     assert 10e6 < found.time < 40e6  # planted: 20 ms
-    assert "of the difference is waiting for data. The others wait for it: their backward pass takes" in found.evidence
+    assert "of the difference is waiting for data. The others wait for it, so their backward pass takes" in found.evidence
     assert (second.backward or 0) < (first.backward or 0)
 
 
@@ -102,12 +102,12 @@ def test_a_rank_that_hangs_is_named_with_what_it_did_last(folder: Path) -> None:
     found = _finding(report, "hangs")
 
     assert found.what == "Rank 1 hangs in batch 5, after loss"
-    assert "next comes the backward pass, in which ranks wait for each other" in found.evidence
+    assert "next comes the backward pass" in found.evidence
     assert re.search(rf"py-spy dump --pid {report.rows[1].pid}\b", found.change)
     assert re.fullmatch(r"no progress for \d\.\d\d s in batch 5, after loss", report.rows[1].state)
     assert float((folder / "hangs-0.seconds").read_text()) < 3 * WAIT
     said = (folder / "hangs-0.log").read_text()
-    assert re.search(r"nbguard: no rank here has come further for .+: rank 0 in batch 5, after loss; rank 1 in batch 5", said)
+    assert re.search(r"nbguard: no rank here made progress for .+: rank 0 in batch 5, after loss; rank 1 in batch 5", said)
 
 
 def test_the_watch_of_ranks_is_on_and_names_the_call_that_is_waited_for(folder: Path) -> None:

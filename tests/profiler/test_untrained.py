@@ -167,7 +167,7 @@ def test_an_optimizer_of_a_frozen_part_beside_one_that_trains() -> None:
 
     report, found = profiled(lambda: fit(well=False))
     assert found == ["frozen: Adam trains nothing: 4 parameters, all frozen"]
-    assert "`requires_grad_(True)` of that part" in report.first[0]
+    assert "`requires_grad_(True)`" in report.first[0]
     assert is_silent(lambda: fit(well=True))
     assert is_silent(lambda: train(*new_head("ho", freezes=True)))  # frozen on purpose: the optimizer has the head alone
 
@@ -227,7 +227,7 @@ def test_gradients_that_are_cleared_before_the_step(keeps: bool, by_model: bool)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         cleared_between(model, optimizer, lambda: (model if by_model else optimizer).zero_grad(set_to_none=not keeps))
 
-    assert "`zero_grad` stands between the backward pass and the step: `optimizer.zero_grad()` before" in first_of(fit)
+    assert "`optimizer.zero_grad()` before" in first_of(fit)
 
 
 SCHEDULERS: list[Callable[[Any], Any]] = [

@@ -65,7 +65,7 @@ def _phases(now: FitSamples, before: FitSamples) -> Iterator[RunChange]:
 
 def _sentence(now: FitSamples, before: FitSamples, changes: list[RunChange]) -> str:
     if not changes or changes[0].name != STEP:
-        return "No step of both runs is known, so there is nothing to compare: a run needs batches after its warm-up"
+        return "No step of both runs is known, so there is nothing to compare. Each run needs batches after its warm-up"
     step, fewest = changes[0], min(len(now.steps), len(before.steps))
     if step.is_significant is None:
         why = f"{fewest} batches are too few" if fewest < ENOUGH else "the times drift too much within a run"

@@ -54,7 +54,7 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     One sentence where nothing stands out, with the largest parts of the time.
     """
     if not timing.batches:
-        return ("nothing was trained here: no backward pass and no optimizer step were seen on this thread",)
+        return ("nothing was trained here; this thread ran no backward pass and no optimizer step",)
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):

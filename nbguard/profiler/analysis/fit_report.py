@@ -322,9 +322,9 @@ class FitAnalysis:
         """Yield, in words, the parts of the fit that the profile has not seen."""
         missed = self.observations.subject.missed
         if missed:
-            yield f"the loop had given {counted(missed, 'batch', 'batches')} before the profile began, not counted here"
+            yield f"the loop ran {counted(missed, 'batch', 'batches')} before the profile began; they are not counted here"
         if self.observations.has_other_threads:
-            yield "another thread asked a loader for batches, too: a profile is of the thread that it began in"
+            yield "another thread also asked a loader for batches, but a profile follows only the thread that started it"
 
 
 def _with_trials(advice: tuple[FitFinding, ...], tuning: WorkerTuning, loader: LoaderFacts | None) -> tuple[FitFinding, ...]:

@@ -77,7 +77,7 @@ class RankWatchdog:
         elif not self._is_stuck:
             self._is_stuck = True
             places = "; ".join(f"rank {pulse.rank} {where(pulse)}" for pulse in pulses.values())
-            _log.warning("nbguard: no rank here has come further for %s: %s", format_time(least), places)
+            _log.warning("nbguard: no rank here made progress for %s: %s", format_time(least), places)
 
 
 def _wake_at_end(pid: int, wakers: select.poll, until: ExitStack) -> None:

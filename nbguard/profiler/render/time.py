@@ -134,7 +134,7 @@ def _facts(timing: Timing) -> Iterator[tuple[str, str]]:
         fits = f"in {timing.fits} fits: " if timing.fits > 1 else ""
         yield "epochs", fits + " · ".join(_epochs(timing.epochs))
     if timing.busy is None and timing.busy_note:
-        yield "GPU", f"how busy it was is not known: {timing.busy_note}"
+        yield "GPU", f"utilization not known: {timing.busy_note}"
     elif timing.busy is not None:
         note = f" ({timing.busy_note})" if timing.busy_note else ""
         yield "GPU", f"busy for {100 * timing.busy:.1f} % of the steady state{note}"
@@ -142,7 +142,7 @@ def _facts(timing: Timing) -> Iterator[tuple[str, str]]:
 
 def _step(timing: Timing) -> Iterator[str]:
     if timing.step is None:
-        yield "how long one takes is not known: too few batches to tell"
+        yield "not known, because there were too few batches"
     else:
         p95 = "" if timing.step_p95 is None else f", p95 {format_time(timing.step_p95)}"
         yield f"{format_time(timing.step)} (median{p95})"

@@ -73,7 +73,7 @@ def test_a_cache_that_is_emptied_costs_more_than_the_call() -> None:
 
     first, second = first_steps(whole, waits, (emptied,))
 
-    assert first.startswith("In[3], line 2 empties the allocator's cache in every batch: take the call out")
+    assert first.startswith("In[3], line 2 empties the allocator's cache in every batch: remove the call")
     assert first.endswith(" (at least 8.00 ms of each batch, 80.0 ms of the fit)")
     assert second == "Python-bound"
 

@@ -194,7 +194,7 @@ def test_an_eps_of_zero_comes_before_the_nan_that_it_makes() -> None:  # foreign
 def test_a_nan_gradient_is_not_said_to_be_mended_by_clipping() -> None:  # foreign.md 36
     (nan,), (infinite,) = (nan_findings(_first("gradient", value, "gradient")) for value in ("NaN", "infinite"))
 
-    assert "clipping cannot mend a NaN" in nan.change
+    assert "clipping cannot repair a NaN" in nan.change
     assert "clip_grad_norm_" not in nan.change
     assert "clip_grad_norm_" in infinite.change
 
@@ -217,7 +217,7 @@ def test_a_call_of_synchronize_is_to_be_taken_out() -> None:  # foreign.md g06
     site = SyncSite(where="In[5], line 8", own="", methods=("synchronize",), calls=20, batches=20, waited=10**8)
     (finding,) = sync_findings(SyncFacts((site,), 20), 10**7)
 
-    assert finding.change.startswith("take the call out")
+    assert finding.change.startswith("remove the call")
     assert "detach" not in finding.change
 
 
@@ -237,7 +237,7 @@ def test_steps_that_were_too_long_are_told_from_a_faulty_layer() -> None:
     (layer,) = nan_findings(FiniteFacts(9, 1, nan(first_loss=0.7, last_loss=0.6, largest=3.0)))
     (steps,) = nan_findings(FiniteFacts(9, 1, nan(first_loss=0.7, last_loss=1e19, largest=1e12)))
 
-    assert "look at what `4` (Linear)" in layer.change
+    assert "`4` (Linear)" in layer.change
     assert steps.change.startswith("a lower learning rate (it is 0.01)")
     assert "the loss before it was 1e+19" in steps.evidence
 

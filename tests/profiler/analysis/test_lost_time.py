@@ -171,7 +171,7 @@ def test_code_that_is_at_work_in_usual_batches_too_does_not_stall(usually: int, 
 @pytest.mark.parametrize("phase", [phases.FORWARD, phases.BACKWARD, phases.STEP])
 @pytest.mark.parametrize(
     ("processor", "words"),
-    [(1.0, "it computed all that time: "), (0.0, "it waited for something and did not compute: "), (0.5, "run it again: ")],
+    [(1.0, "it computed all that time"), (0.0, "it waited"), (0.5, "run it again")],
 )
 def test_one_batch_whose_computing_takes_long(phase: str, processor: float, words: str) -> None:
     moments = tuple(at * MS for at in range(0, 1000, 10))
@@ -181,14 +181,14 @@ def test_one_batch_whose_computing_takes_long(phase: str, processor: float, word
     assert finding.what == f"training batch 31 takes 600 ms more than usual, most of it in {phase}"
     assert finding.change.startswith(words)
     (unknown,) = lost(WORK, steps=(*(10,) * 30, 610, *(10,) * 9), rest=phase)
-    assert unknown.change.startswith("run it again: ")
+    assert unknown.change.startswith("run it again")
 
 
 def test_a_long_batch_that_was_held_up_for_a_part_of_it_has_computed_in_the_rest() -> None:
     moments = tuple(at * MS for at in range(0, 1500, 10))
     stacks = StackSamples(moments=moments, ran=tuple(at // 2 for at in moments), waits=tuple(at // 2 for at in moments))
     (finding,) = lost(WORK, steps=(*(10,) * 30, 910, *(10,) * 9), rest=phases.BACKWARD, stacks=stacks)
-    assert finding.change.startswith("it computed all that time: ")
+    assert finding.change.startswith("it computed all that time")
 
 
 def test_a_batch_that_the_machine_held_up_does_not_stall() -> None:

@@ -80,7 +80,7 @@ def test_the_straggler_is_told_from_those_who_wait_for_it() -> None:
     assert (found.what, found.time) == ("Rank 2 is the straggler", 20 * MS)
     assert found.evidence == (
         "40.0 ms per batch outside the backward pass, the other ranks 20.0 ms; 20.0 ms of the difference is waiting for data. "
-        "The others wait for it: their backward pass takes 20.0 ms longer than its own"
+        "The others wait for it, so their backward pass takes 20.0 ms longer than its own"
     )
     assert "num_workers" in found.change
 
@@ -89,7 +89,7 @@ def test_a_straggler_that_computes_longer_is_not_sent_to_its_data() -> None:
     found = _only(_report(_row(0), _row(1), _row(2), _row(3, step=50 * MS)))
 
     assert "waiting for data" not in found.evidence
-    assert found.change == "look for what else runs on cuda:0 of one, and for work that only this rank does"
+    assert found.change == "look for other programs on cuda:0 of one, and for work that only this rank does"
 
 
 def test_a_longer_part_that_nobody_waits_for_is_no_straggler() -> None:

@@ -100,12 +100,12 @@ def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[Ran
     if not pulse.is_alive:
         state, what = f"died {at}", f"Rank {rank} died {at}"
         evidence = f"its process {pulse.pid} is gone; its last sign of life was {ago} before this report"
-        change = "its own output says why; where there is none it was killed, and `dmesg` tells if the host ran out of memory"
+        change = "read its own output; if there is none, it was killed, and `dmesg` shows whether the host ran out of memory"
         finding = _finding("problem", what, evidence, change)
     elif pulse.age >= max(_PERIOD, waited // 2):
         state, what = f"no progress for {ago} {at}", f"Rank {rank} hangs {at}"
-        evidence = f"its process {pulse.pid} is alive, but for {ago} it has come no further{_next(pulse.phase)}"
-        finding = _finding("problem", what, evidence, f"`py-spy dump --pid {pulse.pid}` shows the line in which it waits")
+        evidence = f"its process {pulse.pid} is alive, but it made no progress for {ago}{_next(pulse.phase)}"
+        finding = _finding("problem", what, evidence, f"`py-spy dump --pid {pulse.pid}` shows the line where it waits")
     else:
         state, what = f"still running, {at}", f"Rank {rank} still runs"
         evidence = f"its last sign of life came {ago} before this report, {at}"
@@ -123,7 +123,7 @@ def where(pulse: Pulse) -> str:
 def _next(phase: str) -> str:
     """Return the next phase in words, where it explains why a rank waits."""
     before_backward = phase in (phases.FORWARD, phases.LOSS)
-    return "; next comes the backward pass, in which ranks wait for each other" if before_backward else ""
+    return "; next comes the backward pass, where ranks wait for each other" if before_backward else ""
 
 
 def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:

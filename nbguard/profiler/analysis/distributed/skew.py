@@ -41,11 +41,11 @@ def _straggler(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
     if data > excess / 2:
         evidence += f"; {format_time(data)} of the difference is waiting for data"
     if waiting > excess / 2:
-        evidence += f". The others wait for it: their backward pass takes {format_time(waiting)} longer than its own"
-    change = "make its data come as fast as theirs: transforms, disk, `num_workers`, cores"
+        evidence += f". The others wait for it, so their backward pass takes {format_time(waiting)} longer than its own"
+    change = "make its data as fast as theirs (check transforms, disk, `num_workers` and cores)"
     if data <= excess / 2:
         place = f"{row.device} of {row.host}" if row.device else row.host
-        change = f"look for what else runs on {place}, and for work that only this rank does"
+        change = f"look for other programs on {place}, and for work that only this rank does"
     yield FitFinding(
         kind="straggler",
         severity="advice",
@@ -69,7 +69,10 @@ def _memory(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
     more = row.peak - usual
     if more > max(MiB, _NOTICED * usual):
         evidence = f"peak {format_bytes(row.peak)}, the other ranks {format_bytes(usual)}: {format_bytes(more)} more"
-        change = "look for what only this rank holds: other ranks' tensors loaded to its device (`map_location`), logs, metrics"
+        change = (
+            "look for data that only this rank holds, such as other ranks' tensors loaded to its device "
+            "(`map_location`), logs or metrics"
+        )
         yield FitFinding(
             kind="rank memory",
             severity="advice",
@@ -85,5 +88,5 @@ def _batches(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
     if len({row.batches for row in rows}) > 1:
         evidence = ", ".join(f"rank {row.rank}: {row.batches}" for row in rows)
         change = "give every rank the same number: `DistributedSampler`, or `drop_last=True`"
-        what = "The ranks have run different numbers of batches: one of them waits for the others in vain"
+        what = "The ranks ran different numbers of batches, so one of them waits forever for the others"
         yield FitFinding(kind="rank", severity="problem", what=what, evidence=evidence, change=change)

@@ -24,7 +24,7 @@ _NEVER = 10**6
 _LOOK_IN_FLOAT16 = (
     "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
 )
-_LOOK = "look for the operation whose gradient is not finite: `torch.autograd.set_detect_anomaly(True)` names a NaN's"
+_LOOK = "look for the operation whose gradient is not finite; for a NaN, `torch.autograd.set_detect_anomaly(True)` names it"
 _SMALLER_GRADIENTS = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
 _OF_ANY_OPERATION = (_LOOK_IN_FLOAT16, _LOOK, _SMALLER_GRADIENTS)
 """Advice that helps only as long as the operation is not known."""
@@ -127,9 +127,8 @@ def _missing(facts: AmpFacts) -> Iterator[FitFinding]:
             kind="amp",
             severity="problem",
             what="float16 without a GradScaler",
-            evidence=f"{count} of the batches looked at ran under autocast in float16; gradients below 6e-8 became 0, "
-            "as nothing scales "
-            "the loss",
+            evidence=f"{count} of the sampled batches ran under autocast in float16; gradients below 6e-8 became 0 "
+            "because nothing scales the loss",
             change="`scaler = torch.amp.GradScaler()`, `scaler.scale(loss).backward()`, `scaler.step(optimizer)`, "
             "`scaler.update()`; "
             "or `dtype=torch.bfloat16`, which needs none",
@@ -143,10 +142,9 @@ def _needless(facts: AmpFacts) -> Iterator[FitFinding]:
             kind="amp",
             severity="advice",
             what="a GradScaler with bfloat16 is not needed",
-            evidence=f"{count} of the batches looked at ran in bfloat16, which has the range of float32; the scaler "
-            "looks at every "
-            "gradient for nothing",
-            change="`GradScaler(enabled=False)`, or take it out",
+            evidence=f"{count} of the sampled batches ran in bfloat16, which has the range of float32, so the scaler "
+            "checks every gradient for nothing",
+            change="`GradScaler(enabled=False)`, or remove it",
         )
 
 
@@ -158,13 +156,13 @@ def _skips(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, optimiz
     elif nan is not None:
         return  # the scale and its steps go by that
     elif len(scaler.skipped) > max(_SKIPS, scaler.updates / 2):
-        what = f"{len(scaler.skipped)} of {scaler.updates} steps were skipped: their gradients were not finite"
+        what = f"{len(scaler.skipped)} of {scaler.updates} steps were skipped because their gradients were not finite"
         yield _problem(what, scaler, _smaller_scale(scaler, facts))
     elif len(late_skips) > allowed:
-        what = f"{len(late_skips)} steps skipped after the warm-up: their gradients were not finite"
+        what = f"{len(late_skips)} steps skipped after the warm-up because their gradients were not finite"
         yield _problem(what, scaler, _SMALLER_GRADIENTS)
     elif scaler.last < 1:
-        what = f"the loss scale has fallen to {scaler.last:g}: below 1 it makes small gradients smaller instead of keeping them"
+        what = f"the loss scale fell to {scaler.last:g}: below 1 it shrinks small gradients instead of protecting them"
         yield _problem(what, scaler, _finite_gradients(facts))
 
 
@@ -188,9 +186,9 @@ def _not_trained(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, o
 def _smaller_scale(scaler: ScalerFacts, facts: AmpFacts) -> str:
     """Return what to do about a scale under which gradients are not finite."""
     if scaler.last >= _USUAL and (scaler.initial > _USUAL or scaler.stays):
-        return f"a scale of {scaler.last:g} is too high: `torch.amp.GradScaler()` begins at 65536 and finds its level"
+        return f"a scale of {scaler.last:g} is too high; `torch.amp.GradScaler()` starts at 65536 and adapts"
     if scaler.is_static:
-        return "leave the scale to the GradScaler: `scaler.update()` lowers it after a step that was skipped"
+        return "leave the scale to the GradScaler; `scaler.update()` lowers it after a skipped step"
     return _finite_gradients(facts)
 
 

@@ -46,11 +46,11 @@ def compile_findings(facts: CompileFacts, wall: int) -> Iterator[FitFinding]:
         what = f"`{code.name}` ({line_words(code.place, code.line, '')}) is compiled {counted(code.times, 'time')}"
         reason = f"; the last time because of `{code.reason[:_LONGEST].replace('`', '')}`" if code.reason else ""
         if is_size:
-            what += ", as its inputs have other sizes"
+            what += "because the sizes of its inputs change"
             change = "`torch.compile(model, dynamic=True)` compiles it once for all sizes; or pad batches to a few sizes"
         else:
-            what += ", as a value that it reads changes"
-            change = "pass numbers that change as tensors, or keep them out of what is compiled"
+            what += "because a value that it reads changes"
+            change = "pass changing numbers as tensors, or keep them out of the compiled code"
         yield FitFinding(
             kind="recompile",
             severity="advice",

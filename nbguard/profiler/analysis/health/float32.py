@@ -45,12 +45,12 @@ def words_of(trial: Float32Trial) -> str:
     if trial.note:
         return f"it was not tried in float32: {trial.note}"
     if trial.largest is None:
-        return f"in float32 it is not finite either: that it computes in {trial.dtype} is not the cause"
+        return f"in float32 it is not finite either, so {trial.dtype} is not the cause"
     limit = LARGEST[trial.dtype]
     beyond = f", more than {trial.dtype} can hold ({limit:g})" if trial.largest > limit else ""
     values = f"in float32 it returns finite values on this batch (up to {trial.largest:.3g}{beyond})"
     if not trial.is_finite:
-        return f"{values}, and what follows it in {trial.dtype} is still not finite"
+        return f"{values}, but later layers in {trial.dtype} are still not finite"
     more = f", and with {trial.names} in float32 the model's output is finite" if len(trial.layers) > 1 else ""
     return f"{values}{more}"
 

@@ -62,9 +62,11 @@ def _near_the_end(facts: RangeFacts) -> Iterator[FitFinding]:
     yield FitFinding(
         kind="range",
         severity="advice",
-        what=f"{layer} comes near the end of float16's range: it returned up to {largest.value:,.0f} of {limit:,.0f}",
-        evidence=f"the largest magnitude of the {facts.batches} batches that were looked at; beyond the end it is infinite",
-        change="compute in bfloat16, or normalise what the layer gets; `--stop-on-nan` stops before it reaches the parameters",
+        what=f"{layer} comes close to the limit of float16; it returned up to {largest.value:,.0f} of {limit:,.0f}",
+        evidence=f"the largest magnitude in {facts.batches} sampled batches; above the limit it is infinite",
+        change=(
+            "compute in bfloat16, or normalise the layer's input; `--stop-on-nan` stops before infinity reaches the parameters"
+        ),
     )
 
 
@@ -73,15 +75,15 @@ def _vanishing(facts: RangeFacts) -> Iterator[FitFinding]:
     is_coarse = lost is not None and lost.coarse >= _COARSE
     if lost is not None and is_coarse and lost.zeros >= _LOST:
         parameter = f"`{lost.parameter}`" if lost.parameter else "a parameter"
-        what = f"{lost.zeros:.0%} of the gradient of {parameter} are zero: float16 is too coarse for it"
+        what = f"{lost.zeros:.0%} of the gradient of {parameter} are zero because float16 is too coarse for it"
     elif facts.empty and (is_coarse or facts.empty == facts.gradients):
-        what = f"{facts.empty} of {facts.gradients} gradients that were looked at are zero throughout: float16 is too coarse"
+        what = f"{facts.empty} of {facts.gradients} sampled gradients are all zero because float16 is too coarse"
     if what:
         others = "" if lost is None else f"{lost.coarse:.0%} of the other values lie below {SMALLEST_NORMAL:.1e}; "
         yield FitFinding(
             kind="range",
             severity="advice",
             what=what,
-            evidence=f"{others}there float16 loses digits, and below 6e-8 all of them; seen in {counted(facts.steps, 'step')}",
+            evidence=f"{others}there float16 loses digits, and below 6e-8 all of them (seen in {counted(facts.steps, 'step')})",
             change="a larger scale of the loss (`torch.amp.GradScaler(init_scale=2.0**20)`), or bfloat16",
         )

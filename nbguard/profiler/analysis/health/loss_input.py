@@ -52,18 +52,20 @@ _MODULES = {
 def _squashed(fact: SquashedLogits) -> FitFinding:
     loss, layer = f"`{_MODULES[fact.loss]}`", f", here `{fact.layer}`," if fact.layer else ""
     if fact.loss == "nll_loss" and fact.by:
-        what = f"{loss} takes log-probabilities, and the softmax{layer} gives probabilities"
-        evidence = "it is minus the probability of the right class: it lies between -1 and 0, and its gradients are small"
-        change = "leave the softmax out, and take `nn.CrossEntropyLoss()`"
+        what = f"{loss} expects log-probabilities, but the softmax{layer} gives probabilities"
+        evidence = (
+            "the loss is minus the probability of the right class, so it lies between -1 and 0 and its gradients are small"
+        )
+        change = "remove the softmax and use `nn.CrossEntropyLoss()`"
     elif fact.loss == "nll_loss":
-        what = f"{loss} takes log-probabilities, and a layer's raw output is given"
-        evidence = "it is minus the output of the right class, which falls without end"
+        what = f"{loss} expects log-probabilities, but gets a layer's raw output"
+        evidence = "the loss is minus the output of the right class, so it falls without end"
         change = "`nn.CrossEntropyLoss()`, which takes raw outputs"
     else:
-        what = f"a {fact.by}{layer} stands before {loss}, which has one of its own"
-        evidence = "values between 0 and 1 go into the second one, which makes them nearly equal: the loss cannot fall below "
+        what = f"a {fact.by}{layer} comes before {loss}, which already applies one"
+        evidence = "the second one gets values between 0 and 1 and makes them nearly equal, so the loss cannot fall below "
         evidence += "0.31 for two classes, 1.46 for ten" if fact.loss == "cross_entropy" else "0.31 for 1, 0.69 for 0"
-        change = f"train on what comes before the {fact.by}, and apply it to predictions only"
+        change = f"train on the outputs before the {fact.by}, and apply it to predictions only"
         if fact.by == "sigmoid" and fact.loss != "cross_entropy":
             change += "; or `nn.BCELoss()`"
     return FitFinding(kind="loss input", severity="problem", what=what, evidence=evidence, change=change)
@@ -77,7 +79,7 @@ def _broadcast(facts: LossInputFacts) -> Iterator[FitFinding]:
         yield FitFinding(
             kind="loss input",
             severity="problem",
-            what=f"the loss compares every prediction with every target: shapes {outputs} and {targets} broadcast",
+            what=f"the loss compares every prediction with every target because the shapes {outputs} and {targets} broadcast",
             evidence=f"{fact.items} × {fact.items} {pairs} for {fact.items} items: their mean is the best answer for all",
             change="`output.squeeze(1)` before the loss" if fact.is_column else "`output.unsqueeze(1)` before the loss",
         )

@@ -45,8 +45,9 @@ def nan_repair_blocks(repair: NanRepair) -> Iterator[Block]:
     elif repair.copy:
         owner = f"{repair.subject} " if repair.subject else "the model "
         yield Line(
-            f"`{repair.copy}` is a copy of the model in which these layers compute in float32. It shares its parameters with "
-            f"{owner}and the optimizer, and has no hooks: train it in the place of the model, which is as it was."
+            f"`{repair.copy}` is a copy of the model whose layers named above compute in float32. It shares its parameters "
+            "with "
+            f"{owner}and the optimizer, and has no hooks. Train it instead of the model, which is unchanged."
         )
     else:
         if repair.line:

@@ -257,13 +257,15 @@ def evidence_of(origin: Origin) -> str:
     where = {
         "input": f"the batch itself has values that are not finite: the input of {layer}{_places(origin.items)}",
         "target": f"the batch itself has values that are not finite: `{origin.name}`{_places(origin.items)}, made by no model",
-        "layer": f"first in {layer}: what it was given was finite, what it returned was not",
-        "code": f"first in the code of `forward` around {layer}: what other layers had returned was finite",
-        "loss": f"the output of {layer} is finite for this batch: what makes the loss of it is to blame",
-        "step": f"{layer} is not finite any more: the optimizer step before has broken it, and what comes before it with it",
-        "weights": f"{layer} came so: a checkpoint, or an earlier fit, has left it not finite",
-        "gradient": f"the loss was finite, the gradient of {layer} is not: its backward pass, or what follows it, made that",
-        "unknown": f"where it came from was not found: {origin.note}",
+        "layer": f"first in {layer}; its input was finite, its output was not",
+        "code": f"first in the code of `forward` around {layer}; the outputs of the other layers were finite",
+        "loss": f"the output of {layer} is finite for this batch, so the loss function is the cause",
+        "step": f"the previous optimizer step made {layer} non-finite, and maybe other parameters",
+        "weights": f"{layer} was not finite from the start, as a checkpoint or an earlier fit left it",
+        "gradient": (
+            f"the loss was finite, but the gradient of {layer} is not, so its backward pass or a later layer's is the cause"
+        ),
+        "unknown": f"the cause was not found: {origin.note}",
     }[origin.kind]
     return f"{where}; {trial}" if trial else where
 
@@ -294,18 +296,18 @@ def _change(first: NotFinite) -> str:
 
 def _usual_change(first: NotFinite) -> str:
     origin = first.origin
-    clipping = "clipping cannot mend a NaN" if first.value == "NaN" else "`clip_grad_norm_` makes a NaN of an infinity"
+    clipping = "clipping cannot repair a NaN" if first.value == "NaN" else "`clip_grad_norm_` makes a NaN of an infinity"
     return {
         "input": f"its data are not finite{_places(origin.items)}: look for such samples, `torch.isfinite(x).all()` over the "
         "dataset; fill or drop them",
         "target": f"`{origin.name}` is not finite{_places(origin.items)}: look for such samples, `torch.isfinite(y).all()` "
         "over the dataset; fill or drop them",
-        "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
-        "code": f"look at what that code computes in {first.place.words}",
-        "loss": "look at how the loss is made of the model's output, and at callbacks that change the output",
-        "step": "look at the gradients of the batch before: where they are finite, the step was too long for its learning "
-        "rate, and where they are not, no clipping mends them",
-        "weights": "make the model anew, or load other weights: of finite ones `all(p.isfinite().all() for p in "
+        "layer": f"check the input of {origin.layer}; keep it in the range of its dtype and away from invalid values",
+        "code": f"check that code's values in {first.place.words}",
+        "loss": "check how the loss is computed from the model's output, and callbacks that change the output",
+        "step": "check the gradients of the previous batch; if they were finite, the learning rate made its step too long, and "
+        "if not, clipping cannot repair them",
+        "weights": "create the model again, or load other weights; for finite ones `all(p.isfinite().all() for p in "
         "model.parameters())` is true",
         "gradient": f"look at its backward pass, usually at a root, a norm or a division at 0: {clipping}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",

@@ -45,11 +45,11 @@ class FailedOperation:
             masked = " (`torch.where`, or a product with 0, does not stop it)" if self.is_masked else ""
             return f"the backward pass of `{name}`{at}{masked}{self._precision}"
         if name in _CREATES:
-            return f"`{name}`, which puts in a value that is not finite"
+            return f"`{name}`, which inserts a value that is not finite"
         if self.is_empty:
             return f"`{name}` of no values"
         if self.has_only_minus_infinity:
-            return f"`{name}` of minus infinity only, as a mask leaves nothing of a row"
+            return f"`{name}` of minus infinity only, because a mask hides a whole row"
         if name == "div" and value is not None and other is not None:
             return f"division of {_number(value)} by {_number(other)}{self._precision}"
         if name == "pow" and value is not None and other is not None:
@@ -84,7 +84,7 @@ class FailedOperation:
                 "`.float()` on its operands, or scale these down"
             )
         place = f" at {self.line}" if self.line else ""
-        return f"look at what `{self.name}` gets{place}: keep its operands in the range in which it is finite"
+        return f"check the operands of `{self.name}`{place}, and keep them in the range where its result is finite"
 
     @property
     def _remedy(self) -> str:
@@ -131,13 +131,13 @@ def _has_far_power(operation: FailedOperation) -> bool:
 
 
 _RULES = (
-    _Rule(_CREATES, "take this value out, or a large finite one in its place"),
+    _Rule(_CREATES, "remove this value, or use a large finite one instead"),
     _Rule(
         frozenset(),
-        "take this value out, or a large finite one in its place",
+        "remove this value, or use a large finite one instead",
         lambda of: of.other is not None and not math.isfinite(of.other),
     ),
-    _Rule(frozenset(), "leave out batches of which nothing is selected before `{name}`", lambda of: of.is_empty),
+    _Rule(frozenset(), "skip batches with no element selected for `{name}`", lambda of: of.is_empty),
     _Rule(
         frozenset(),
         "leave one entry of each row unmasked, or mask with a large finite number: `masked_fill(mask, -1e4)`",
@@ -156,7 +156,7 @@ _RULES = (
     ),
     _Rule(
         _of("norm cdist pdist dist pairwise_distance normalize matrix_norm cosine_similarity triplet_margin_loss"),
-        "its gradient at 0 is not finite: add to what is under the root, `(x.square().sum(-1) + {tiny}).sqrt()`",
+        "its gradient at 0 is not finite; add a little under the root, `(x.square().sum(-1) + {tiny}).sqrt()`",
         _is_backward,
     ),
     _Rule(
@@ -173,31 +173,34 @@ _RULES = (
         lambda of: of.is_backward or of.other is None or abs(of.other) < _NOTHING,
     ),
     _Rule(_of("reciprocal"), "keep its input away from 0: `x.clamp_min({tiny})`", lambda of: not of.value),
-    _Rule(_of("pow"), "a negative number has no such power: `x.clamp_min(0)`, or `x.abs()`, before it", _has_far_power),
+    _Rule(_of("pow"), "a negative number has no such power; use ` x.clamp_min(0)`, or `x.abs()`, before it", _has_far_power),
     _Rule(_of("pow"), "keep its base away from 0: `x.clamp_min({tiny})`", lambda of: of.value == 0),
     _Rule(
         _of("std var std_mean var_mean"),
-        "the spread of one value is NaN, and that of equal ones has no gradient: `correction=0`, and an eps under the root",
+        (
+            "the spread of one value is NaN, and the spread of equal values has no gradient; use `correction=0` "
+            "and an eps under the root"
+        ),
     ),
     _Rule(_of("atan2 hypot"), "both of its operands are 0: add {small} to one of them", _is_backward),
-    _Rule(_of("inv det logdet slogdet solve pinv lstsq"), "the matrix is singular: add `{small} * torch.eye(n)` to it"),
+    _Rule(_of("inv det logdet slogdet solve pinv lstsq"), "the matrix is singular; add `{small} * torch.eye(n)` to it"),
     _Rule(
         _of("linalg_svd svd linalg_eigh linalg_eig linalg_qr qr"),
-        "its gradient needs values that differ from each other: add a little noise to the matrix, or use no vectors",
+        "its gradient needs distinct values; add a little noise to the matrix, or use no vectors",
         _is_backward,
     ),
     _Rule(
         _of("layer_norm batch_norm group_norm instance_norm rms_norm normalize"),
-        "nothing varies there: an `eps` above 0, e.g. `eps={small}`",
+        "all values are equal there; use an `eps` above 0, e.g. `eps={small}`",
         lambda of: not of.is_backward and (of.largest or 0) < _LARGE,
     ),
     _Rule(
         _of("cross_entropy nll_loss"),
-        "none of its targets counts (`ignore_index`, weights of 0): leave such batches out",
+        "all of its targets are ignored (`ignore_index`, weights of 0); skip such batches",
         lambda of: of.result == "NaN" and not of.is_backward,
     ),
     _Rule(_of("lgamma digamma polygamma"), "keep its input away from 0 and the negative integers: `x.clamp_min({small})`"),
-    _Rule(_of("empty empty_like new_empty"), "its memory is not set: `torch.zeros`"),
+    _Rule(_of("empty empty_like new_empty"), "its memory is uninitialised; use `torch.zeros`"),
 )
 _NOTHING = 1e-30
 """Magnitude of a divisor that is as good as 0."""

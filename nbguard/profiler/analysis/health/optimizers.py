@@ -206,8 +206,8 @@ def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFin
             severity="advice",
             what=f"{counted(len(names), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
             evidence=f"{unused.share:.0%} of all values with gradients",
-            change=f"`requires_grad_(False)` of what is frozen, e.g. `model.{names[0].partition('.')[0]}`; what is to learn "
-            "belongs in the optimizer",
+            change=f"`requires_grad_(False)` for frozen parts, e.g. `model.{names[0].partition('.')[0]}`; parts that "
+            "should learn belong in the optimizer",
             time=round(times.get(phases.BACKWARD, 0) * unused.share / 2) or None,
         )
 

@@ -85,7 +85,7 @@ def _copied(site: SyncSite, batches: int, step: int | None, gainable: int | None
         severity="advice" if is_worth_it else "note",
         what=f"{site.where} copies the same tensor to the GPU in every batch",
         evidence=f"{site.calls} times in {batches} training batches; {time / 1e6:.2f} ms per batch",
-        change="copy it once, before the loop; what belongs to a model is moved with it after `register_buffer`",
+        change="copy it once, before the loop; if it belongs to a model, `register_buffer` makes it move with the model",
         time=lost,
     )
 
@@ -101,13 +101,14 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
     else:
         evidence += f"; {time / 1e6:.2f} ms per batch are waited there"
     if set(site.methods) == {"synchronize"}:
-        change = "take the call out: a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
+        change = "remove the call, because a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
     elif is_emptying:
         change = (
-            "take the call out: the allocator keeps the memory for the next batch, which has to ask the driver for it again"
+            "remove the call; without it the allocator keeps the memory for the next batch, which "
+            "otherwise has to ask the driver again"
         )
     else:
-        change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
+        change = "leave it on the device and read it once per epoch or every 50th batch; for a loss, keep `loss.detach()`"
     lost = None if time is None else _lost(time, gainable)
     is_worth_it = lost is not None and step is not None and lost >= _SHARE * step
     what = f"{site.where} {'waits for the GPU' if time is not None else 'reads a value of a tensor'} in {how_often}"

@@ -51,15 +51,15 @@ def _without_gradients(optimizer: OptimizerFacts, facts: OptimizersFacts) -> Fit
     count = counted(without, "parameter")
     if optimizer.emptied * 2 > optimizer.steps:
         return _finding(
-            f"{optimizer.name} trains nothing: `zero_grad` stands between the backward pass and the step",
-            f"at {optimizer.emptied} of {counted(optimizer.steps, 'step')} its {count} had no gradient any more",
+            f"{optimizer.name} trains nothing because `zero_grad` runs between the backward pass and the step",
+            f"at {optimizer.emptied} of {counted(optimizer.steps, 'step')} its {count} no longer had a gradient",
             "`optimizer.zero_grad()` before `loss.backward()`, or after the step",
         )
     if optimizer.foreign == optimizer.trainable:
-        others = f"; gradients came to {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
+        others = f"; gradients reached {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
         return _finding(
             f"{optimizer.name} trains nothing: none of its {count} is in a model that ran",
-            f"none of them ever had a gradient{others}: a model or layer was made anew after the optimizer",
+            f"none of them ever had a gradient{others}; a model or layer was recreated after the optimizer",
             f"make the optimizer after the model and its layers: {_make(optimizer)}",
         )
     return _finding(
@@ -74,9 +74,9 @@ def _left_behind(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFindin
     if not optimizer.left or optimizer.left < optimizer.trainable or not facts.untaught:
         return None
     return _finding(
-        f"{optimizer.name} trains nothing any more: none of its {counted(optimizer.left, 'parameter')} is in the model that "
+        f"{optimizer.name} no longer trains anything; none of its {counted(optimizer.left, 'parameter')} is in the model that "
         "runs now",
-        f"they belong to the model before; gradients came to {_shown(facts.untaught)}, which no optimizer has",
+        f"they belong to the previous model; gradients reached {_shown(facts.untaught)}, which no optimizer has",
         f"make the optimizer after the model and its layers: {_make(optimizer)}",
     )
 
@@ -86,7 +86,7 @@ def _replaced(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding |
     unused, gone = facts.unused, optimizer.foreign + optimizer.left
     if optimizer.looks < _LOOKS or not gone or unused is None:
         return None
-    since = "that never got a gradient" if optimizer.foreign else "that get no gradient any more"
+    since = "that never got a gradient" if optimizer.foreign else "that no longer get a gradient"
     return _finding(
         f"{_shown(unused.parameters)} {'is' if len(unused.parameters) == 1 else 'are'} not trained: the optimizer was made "
         "before that layer",
@@ -106,16 +106,16 @@ def _frozen(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | N
     if any(other.trainable for other in facts.optimizers):
         found = _finding(
             f"{optimizer.name} trains nothing: {counted(optimizer.parameters, 'parameter')}, all frozen",
-            f"`requires_grad` is False of all of them at each look, and it steps; "
+            f"`requires_grad` was False for all of them whenever they were checked, and it steps; "
             f"{', '.join(sorted({other.name for other in facts.optimizers if other.trainable}))} trains others",
-            "`requires_grad_(True)` of that part if it is to learn; else leave its optimizer out",
+            "`requires_grad_(True)` for that part if it should learn; otherwise remove its optimizer",
         )
         return replace(found, kind="frozen", severity="advice")
-    others = f"; gradients came to {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
+    others = f"; gradients reached {_shown(facts.untaught)}, which no optimizer has" if facts.untaught else ""
     return _finding(
         f"{optimizer.name} trains nothing: {counted(optimizer.parameters, 'parameter')}, all frozen",
-        f"`requires_grad` is False of all of them{others}",
-        "`model.requires_grad_(True)`, or of the part that is to learn",
+        f"`requires_grad` is False for all of them{others}",
+        "`model.requires_grad_(True)`, or only for the part that should learn",
     )
 
 
@@ -127,7 +127,7 @@ def _rate(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | Non
     if not rate.highest:
         return _finding(
             f"{optimizer.name} trains nothing: its learning rate is 0",
-            f"at all {rate.steps} steps that were looked at",
+            f"at all {rate.steps} sampled steps",
             f"`{optimizer.name}(…, lr=1e-3)`, or another rate" if not optimizer.is_fastai else "`learn.fit(1, 1e-3)`",
         )
     by_batch = [name for name, calls in facts.schedulers if calls >= _OFTEN * facts.losses]
@@ -138,7 +138,7 @@ def _rate(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | Non
         change = f"`scheduler.step()` once per epoch, or settings of `{by_batch[0]}` that count batches"
         evidence = f"`{by_batch[0]}.step()` was called {dict(facts.schedulers)[by_batch[0]]} times for {facts.losses} losses"
     else:
-        change, evidence = "look at the schedule of the learning rate", f"the highest was {rate.highest:g}"
+        change, evidence = "check the learning rate schedule", f"the highest was {rate.highest:g}"
     return _finding(
         f"the learning rate falls from {rate.highest:g} to {rate.last:.2g}: {small} of {rate.batches} batches train nothing",
         evidence,
@@ -153,7 +153,7 @@ def _unchanged(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding 
     rate = "" if optimizer.rate is None else f", with a learning rate of {optimizer.rate.last:g}"
     if optimizer.emptied * 2 > optimizer.steps:
         change = "`optimizer.zero_grad()` before `loss.backward()`, or after the step"
-        cause = ": `zero_grad` stands between the backward pass and the step"
+        cause = " because `zero_grad` runs between the backward pass and the step"
     else:
         change, cause = (
             "look for gradients that are all 0, and for a learning rate that is too small for the parameters' dtype",

@@ -96,7 +96,10 @@ def _reading(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding
         f"each batch waits for {format_bytes(stored)} of files, which come at {speed} a second",
         f"{format_time(blocked)} of the {format_time(made)} that making a batch takes is waiting for storage{spread}; "
         f"the fit waits {format_time(context.wait)} per batch",
-        "read less: smaller or compressed files, only what is used; or copy the files to a faster disk or into memory first",
+        (
+            "read less (smaller or compressed files, only the parts you use), or first copy the files to a faster "
+            "disk or into memory"
+        ),
         min(context.wait, blocked // max(1, loader.workers)),
     )
 
@@ -110,10 +113,14 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
     if (function.library or not function.is_users) and context.wait * context.timing.batches < _NOTICED:
         return  # a library's work is as it is: only a long fit may want it done elsewhere
     where = line_words(function.file.rpartition("/")[2], function.line, "")
-    what = {"transform": "the slowest transform", "collate": "the collate function", "dataset": "reading the dataset"}
+    what = {
+        "transform": "the slowest transform",
+        "collate": "the collate function",
+        "dataset": "the slow part of reading the dataset",
+    }
     spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
-    where_else = "for all items at once" if slow.step.kind == "collate" else "once, before the fit, or per batch"
-    does, change = f"is {what[slow.step.kind]}", f"make `{slow.step.name}` cheaper: do its work {where_else}"
+    where_else = "for all items at once" if slow.step.kind == "collate" else "once before the fit, or once per batch"
+    does, change = f"is {what[slow.step.kind]}", f"do less in `{slow.step.name}`, or do its work {where_else}"
     if function.library:
         does = f"calls {function.library} for each item"
         change = "do that work once, before the fit, or for all items of a batch at once, in the loader's `collate_fn`"

@@ -63,7 +63,10 @@ def choose(trials: Sequence[WorkerTrial], current: int, step: int) -> tuple[int 
         return best.workers, f"{words}; {rest}, so nothing waits for data"
     if best.per_batch <= step:
         return best.workers, f"{words}; {rest}, hardly longer"
-    return best.workers, f"{words}; {rest}, so the fit still waits: the cost is in making a batch, not in the number of workers"
+    return (
+        best.workers,
+        f"{words}; {rest}, so the fit still waits, and the cost is in making a batch, not in the number of workers",
+    )
 
 
 def workers_words(count: int) -> str:

@@ -43,9 +43,7 @@ def verdict(
         faster_step: a way to make the optimizer's step take fewer calls, if there is one.
     """
     if not timing.step:
-        return LoaderVerdict(
-            bound="unknown", sentence="no training batch of a steady state was seen: what the fit waits for is not known"
-        )
+        return LoaderVerdict(bound="unknown", sentence="not known, because no training batch ran after the warm-up")
     medians = dict(timing.medians)
     medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
     bound, gain, sentence = _bound(
@@ -139,7 +137,7 @@ def _more_work(medians: dict[str, int], is_compiled: bool, faster_step: str) -> 
         change = "larger batches" if is_compiled else "larger batches or `torch.compile(model)`"
         return f"{change} give it more work at a time"
     if phase == phases.OTHER:
-        return "look at what the loop does between the calls of the model"
+        return "check the loop's own code between the model calls"
     return faster_step if phase == phases.STEP else ""
 
 

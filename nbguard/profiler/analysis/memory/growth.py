@@ -146,7 +146,7 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
     what = f"memory grows by {rate}: " if rate else ""
     evidence = f"{f'+{rate}, ' if rate else ''}seen over {growth.batches} training batches at the same point of each"
     if growth.held:
-        evidence += f"; `{where}` held {format_bytes(growth.held)} when it was looked at last"
+        evidence += f"; `{where}` held {format_bytes(growth.held)} at the last check"
     if is_graph:
         if growth.is_sum and slowing is not None:
             what = f"each batch takes longer than the one before ({format_time(slowing.first)} → {format_time(slowing.last)}): "
@@ -161,11 +161,11 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
         what += f"`{where}` keeps tensors of every batch"
         change = _fewer(growth)
     else:
-        what += "who holds it is not known"
-        change = f"look for what is appended to in the loop; {advice.REPORT.code} after the cell names who holds tensors"
+        what += "its holder is not known"
+        change = f"look for lists that the loop appends to; {advice.REPORT.code} after the cell shows who holds tensors"
     is_sure = is_graph or (growth.holder and growth.epochs > 1)
     if not is_graph and growth.epochs < 2:
-        evidence += "; only one epoch was seen: it may be a cache that fills"
+        evidence += "; only one epoch was seen, so it may be a cache that fills"
     return FitFinding(
         kind="graph" if is_graph else "growth",
         severity="problem" if is_sure else "advice",

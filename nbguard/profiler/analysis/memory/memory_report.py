@@ -96,12 +96,12 @@ def _notes(observed: MemoryObservations) -> list[str]:
     before = observed.start.peak
     if before is None:
         where = "in all batches" if observed.recorded is None else "outside the recorded batch"
-        notes.append(f"malloc keeps no peak: {where} this is the highest level that was seen at the ends of phases")
+        notes.append(f"malloc keeps no peak, so {where} this is the highest level seen at the ends of phases")
     elif not observed.has_own_peak:
         notes.append(
-            f"{format_bytes(before)} had been allocated at once before the fit, so its own peak is not counted: "
-            "this is the highest level that was seen (torch.cuda.reset_peak_memory_stats() in the cell before tells more)"
+            f"{format_bytes(before)} was allocated at once before the fit, which hides the fit's own peak; "
+            "this is the highest level that was seen (torch.cuda.reset_peak_memory_stats() in the previous cell tells more)"
         )
     if observed.stock is None:
-        notes.append("no optimizer has stepped twice: what the memory consists of was not looked at")
+        notes.append("the memory was not broken down because no optimizer stepped twice")
     return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _SAVE = "save less often: once an epoch, or where the validation has improved"
-_WRITE = "collect what is written, and write it once an epoch"
+_WRITE = "collect the output, and write it once an epoch"
 _GROW = "collect the parts in a list, and join them once, after the loop"
 _OF_LISTS = "of a list of arrays: `torch.from_numpy(np.stack(arrays))`; or make the tensors once, before the loop"
 _METRIC = "compute it once an epoch, from the collected predictions"

@@ -21,8 +21,8 @@ LARGE = 0.10
 _LESS: dict[HotKind, str] = {
     "hook": "take the hook out, or do less in it",
     "loss": "do less in it",
-    "inside": "it goes through tensors value by value: compute on whole tensors, or once, before the fit or in the loader",
-    "line": "look at this line: it runs between the calls of the model",
+    "inside": "it goes through tensors value by value; compute on whole tensors, or once, before the fit or in the loader",
+    "line": "check this line, which runs between the model calls",
 }
 """Remedies by the kind of code."""
 _ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"): "the metric"}
@@ -315,7 +315,7 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             yield _finding("workers start", timing, row.total, what, change)
         elif row.phase == phases.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"
-            change = "look at the code of the cell before, between and after the epochs; `%%prun` names its functions"
+            change = "check the cell's code before, between and after the epochs; `%%prun` names its functions"
             yield _finding("other code", timing, row.total, what, change)
 
 
@@ -385,7 +385,7 @@ def _why_long(stalled: Sequence[Batch], stacks: StackSamples) -> str:
     computed = [stacks.computed(*times) for times in ends]
     share = sum(time or 0 for time in computed) / max(1, sum(end - start - stacks.held_up(start, end) for start, end in ends))
     if None in computed or _IDLE < share < _BUSY:
-        return "run it again: what is long at the same batch again is its data's, what moves is the machine's"
+        return "run it again; if the same batch is slow again, suspect its data, otherwise the machine"
     if share >= _BUSY:
-        return "it computed all that time: look for a larger batch, or for shapes that something is compiled or tuned for anew"
-    return "it waited for something and did not compute: look at swapped memory, disks, locks and devices"
+        return "it computed all that time; look for a larger batch, or for new shapes that trigger compiling or tuning"
+    return "it waited and did not compute; check swapped memory, disks, locks and devices"

@@ -106,7 +106,7 @@ class _Process:
             self._pipe.send(workers)
             return self._pipe.recv() if self._pipe.poll(limit) else f"no figure in {limit:.0f} s"
         except (EOFError, OSError):
-            return "the process has died"
+            return "the process died"
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError, PermissionError):

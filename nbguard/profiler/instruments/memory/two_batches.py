@@ -23,7 +23,7 @@ class DeepWatch:
     def __init__(self, recorder: Recorder, counter: MemoryCounter, start: int) -> None:
         self.is_recording = False
         self.result: RecordedBatch | None = None
-        self.note = "no two training batches after the third came one after the other: none was recorded"
+        self.note = "no batch was recorded, because no two training batches after the third followed each other"
         self._recorder = recorder
         self._recording = recorder_for(counter)
         self._start = start

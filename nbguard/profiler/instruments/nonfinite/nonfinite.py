@@ -238,7 +238,7 @@ class FiniteWatch:
             return
         if is_late:
             origin = Origin(
-                kind="unknown", note="a device's values are read late, so as not to wait for it: that batch had gone"
+                kind="unknown", note="that batch was gone, because a device's values are read late to avoid waiting for it"
             )
         else:
             origin = self._origin()
@@ -383,4 +383,4 @@ class FiniteWatch:
         if self._learner is not None:
             fastai: Any = sys.modules["fastai.callback.core"]
             return fastai.CancelFitException(words)  # type: ignore[no-any-return]
-        return StoppedAtNaN(f"{words}. The parameters are those before this step")
+        return StoppedAtNaN(f"{words}. The parameters have their values from before this step")

@@ -37,7 +37,7 @@ class ForwardCall:
         try:
             return strong(self.args)
         except ArgumentsGoneError:
-            raise NotPossibleError("the batch's input is not there any more") from None
+            raise NotPossibleError("the batch's input is gone") from None
 
 
 def autocast_of(torch: Any, device: str) -> tuple[str, Any]:

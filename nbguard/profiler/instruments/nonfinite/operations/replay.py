@@ -163,7 +163,7 @@ class StepReplay:
                 warnings.simplefilter("ignore")  # they were given once
                 self._compute(self._program.calls[: self._until])
                 if any(slot not in self._slots for slot in results):
-                    raise NotPossibleError("a tensor of the step is not there any more")
+                    raise NotPossibleError("a tensor of the step is gone")
                 broken = [slot for slot in results if slot in self._slots and not is_finite(self._slots[slot])]
                 if broken:
                     return self._origin(broken)
@@ -203,7 +203,7 @@ class StepReplay:
             given = self._values.get(number)
             tensor = self._outside(number) if given is None else given
             if tensor is None:
-                raise NotPossibleError("a tensor of the step is not there any more")
+                raise NotPossibleError("a tensor of the step is gone")
             copy = tensor.detach().clone()
             like = self._outside(number)
             self._hold(number, copy.requires_grad_((tensor if like is None else like).requires_grad))

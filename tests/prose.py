@@ -1,0 +1,124 @@
+"""Patterns of English that a reader stumbles over, found in all texts that a user meets: `python -m tests.prose [ROOM...]`.
+
+Texts are the string literals of the package, the golden texts, README, the changelog and the pages of docs/. Docstrings are counted
+apart (`docstrings`): only their number is bounded.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "nbguard"
+
+_VERB = (
+    r"(?:is|are|was|were|isn't|aren't|has|have|had|does|do|did|can|cannot|could|will|would|may|must|needs?|takes?|took|makes?|made"
+    r"|gives?|gave|holds?|held|keeps?|kept|comes?|came|goes|went|frees?|fails?|failed|waits?|uses?|used|knows?|brings?|stays?)"
+)
+_SUBJECT = r"(?:it|its|they|their|this|that|these|those|he|the|a|an|each|every|no|all|both|some|another|other|nothing|none|nobody|what|whoever)"
+
+PATTERNS = {
+    "bare what": r"(?<!\b[Ss]ay )(?<!\bsays )(?<!\bsaid )(?<!\bsee )(?<!\b[Ss]how )(?<!\bshows )(?<!\btell )(?<!\btells )(?<!\blist )(?<!\blists )"
+    r"(?<!\bknow )(?<!\bknows )(?<!\bnames )(?<!\bask )(?<!\basks )(?<!\bexplains )(?<!\bexplain )(?<!\bdecides )(?<!\bexactly )(?<!\babout )"
+    r"(?<!-)\b[Ww]hat\b(?! (?:to|if|helps|about)\b)(?=,? [\w`%*])(?![^.:;]*\?)",
+    "that of": r"\b(?:that|those) of\b(?! (?:the|this|these) \w+ing\b)",
+    "preposition which": r"\b(?:of|by|in|for|from|with|to|after|before|under|through) (?:which|whose)\b",
+    "inverted": r"\b(?:is|are|was|were) (?:those|that (?:of|which))\b|\bits [\d.]+ [KMG]iB are\b|\bof (?:it|them) [\d.,]+ \w+\b"
+    r"|\b[KMG]iB of it are\b",
+    "telegram": r"(?:^|[;,.(] ?)(?:[Nn]one|empty|0|null)(?:,? otherwise)?: ",
+    "has done": r"\b(?:has|have|had) (?:failed|ended|left|come|gone|met|run out|begun|died|fallen|broken|given|lost|stopped|set|taken|closed)\b"
+    r"(?! (?:yet|already|since)\b)",
+    "look": r"\b(?:a|the|each|every|one|last|next|first|its|second|this|between|of|at|earlier|previous|long|short|later) looks?\b"
+    r"(?! like\b)|\b(?:is|are|was|were|been|not) looked (?:at|into)\b|\bof looking\b",
+    "idiom": r"\b(?:besides?|so many|so much hangs|nobody|in vain|anew|foreseen?|worth a word|goes with|go with"
+    r"|stands? (?:behind|before|above|for|alone|still|already)|on its way out"
+    r"|come further|other(?:s|wise) than|as it did|believes? to|what of it)\b|(?<!there )\bis none\b(?! [a-z])|\bis none of\b",
+    "colon": rf"(?:[\w`'\"().\[\]%=-]+ ){{1,12}}?{_VERB}\b[^:.;`·]*?: {_SUBJECT} (?:[\w`'\"().\[\]-]+ ){{0,6}}?{_VERB}\b",
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that a user may meet, as one line."""
+
+    file: str
+    line: int
+    text: str
+
+
+def _literal(node: ast.AST) -> str | None:
+    """Return the text of a string, of an f-string with a word for each value in it, or of a sum of such; None for all else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "losses" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _literal(node.left), _literal(node.right)
+        return None if left is None and right is None else f"{left or 'losses'}{right or 'losses'}"
+    return None
+
+
+def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each string below a node with its line, but for docstrings and strings below constants."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    text = _literal(node)
+    if text is not None:
+        yield getattr(node, "lineno", 0), text
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.FormattedValue):
+                yield from _strings(inner.value)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _strings(child)
+
+
+def strings_of(file: Path) -> Iterator[Text]:
+    """Yield the strings of a module that read as prose: three words and more."""
+    for line, text in _strings(ast.parse(file.read_bytes())):
+        if len(re.findall(r"[A-Za-z]{2,}", text)) >= 3 and " " in text:
+            yield Text(str(file.relative_to(ROOT)), line, " ".join(text.split()))
+
+
+def pages() -> Iterator[Text]:
+    """Yield the paragraphs of the pages, without code blocks, and each line of the golden texts."""
+    files = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for file in files:
+        text = re.sub(r"^( *)(```+).*?^ *\2 *$", lambda match: "\n" * match[0].count("\n"), file.read_text(), flags=re.M | re.S)
+        line = 1
+        for paragraph in re.split(r"(\n(?:[ \t]*\n|(?=[ \t]*[-*|#]))+)", text):
+            if paragraph.strip():
+                yield Text(str(file.relative_to(ROOT)), line, " ".join(paragraph.split()))
+            line += paragraph.count("\n")
+    for file in sorted((ROOT / "tests" / "golden").glob("*.txt")):
+        for number, row in enumerate(file.read_text().splitlines(), 1):
+            yield Text(str(file.relative_to(ROOT)), number, " ".join(row.split()))
+
+
+def found(texts: Iterator[Text]) -> Iterator[tuple[str, Text, str]]:
+    """Yield (name of the pattern, text, the words that match) for each hit."""
+    patterns = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
+    for text in texts:
+        for name, pattern in patterns.items():
+            for match in pattern.finditer(text.text):
+                yield name, text, match[0]
+
+
+def main() -> None:
+    """Print each hit; with names of rooms or files, theirs only."""
+    texts = [text for file in sorted(PACKAGE.rglob("*.py")) for text in strings_of(file)] + list(pages())
+    chosen = [text for text in texts if not sys.argv[1:] or any(text.file.startswith(name) for name in sys.argv[1:])]
+    hits = list(found(iter(chosen)))
+    for name, text, words in hits:
+        print(f"{text.file}:{text.line}: {name}: {words!r} in {text.text[:200]!r}")
+    print(Counter(name for name, _, _ in hits), len(hits))
+
+
+if __name__ == "__main__":
+    main()
