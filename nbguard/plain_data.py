@@ -49,7 +49,8 @@ def to_plain(value: Any, *, tables: bool = False) -> Any:
         return value
     if kind is float:
         return str(value)
-    if tables and kind is tuple and value and (form := _form(type(value[0]))):
+    first: Any = type(value[0]) if tables and kind is tuple and value else None
+    if first is not None and (form := _form(first)):
         return {COLUMNS: list(form[0]), ROWS: [_values(item, form, tables) for item in value]}
     # A message goes out four times a second, and most of its values are atoms: no call for these.
     if isinstance(value, (tuple, list)):
@@ -63,9 +64,10 @@ def to_plain(value: Any, *, tables: bool = False) -> Any:
 
 def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as they are: what `json` asks for where it meets an object that it does not know."""
-    form = _form(type(value))
+    kind: Any = type(value)
+    form = _form(kind)
     if form is None:
-        raise TypeError(f"{type(value).__name__} is no part of a message")
+        raise TypeError(f"{kind.__name__} is no part of a message")
     return dict(zip(form[0], form[2](value), strict=True))
 
 

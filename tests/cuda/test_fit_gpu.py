@@ -14,7 +14,7 @@ FIT = """
 import json, sys, torch
 from torch import nn
 from nbguard.profiler.analysis.time.gpu import gpu_facts
-from nbguard.profiler.instruments.health.gpu import GpuWatch
+from nbguard.profiler.instruments.gpu import GpuWatch
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 waits = []

@@ -10,10 +10,10 @@ _PRELUDE = """
 import math, torch
 from torch import nn
 from tests.profiler.recording import recording
-from nbguard.profiler.instruments.health.amp import AmpWatch
+from nbguard.profiler.checks.amp import AmpWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
-from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
-from nbguard.profiler.instruments.health.syncs import SyncWatch
+from nbguard.profiler.checks.optimizers import OptimizerWatch
+from nbguard.profiler.checks.syncs import SyncWatch
 from nbguard.errors import StoppedAtNaN
 fake = __import__("ctypes").CDLL("libcuda.so.1")
 model = nn.Linear(4, 1).cuda()
@@ -66,7 +66,7 @@ def test_reads_of_a_device_are_timed_and_those_of_the_host_do_not_count(fake_cud
     fake_cuda_run(
         _PRELUDE
         + """
-from nbguard.profiler.analysis.health.syncs import sync_findings
+from nbguard.profiler.checks.syncs import sync_findings
 watch = SyncWatch()
 with recording(watch):
     for loss in (1.0, 2.0, 3.0, 4.0):

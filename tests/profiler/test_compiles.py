@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.analysis.health.compiles import CompiledCode, CompileFacts, compile_findings
-from nbguard.profiler.instruments.health.compiles import CompileWatch
+from nbguard.profiler.checks.compiles import CompiledCode, CompileFacts, CompileWatch, compile_findings
 from tests.profiler.recording import recording
 
 S = 10**9

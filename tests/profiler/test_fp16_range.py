@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.analysis.health.fp16_range import RangeFacts, range_findings
-from nbguard.profiler.instruments.nonfinite.fp16_range import RangeWatch
+from nbguard.profiler.checks.fp16_range import RangeFacts, RangeWatch, range_findings
 from tests.profiler.recording import generators, recording, seed
 
 

@@ -433,10 +433,10 @@ def test_autocast_is_as_it_was() -> None:
 
 
 def test_nothing_of_the_users_is_kept() -> None:
-    from nbguard.profiler.instruments.health.amp import AmpWatch
-    from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
-    from nbguard.profiler.instruments.health.switches import SwitchWatch
-    from nbguard.profiler.instruments.health.syncs import SyncWatch
+    from nbguard.profiler.checks.amp import AmpWatch
+    from nbguard.profiler.checks.optimizers import OptimizerWatch
+    from nbguard.profiler.checks.switches import SwitchWatch
+    from nbguard.profiler.checks.syncs import SyncWatch
 
     def run() -> list[weakref.ref[Any]]:
         model, loader = net(), data()

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbguard.profiler.analysis.health.switches import switch_findings
 from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.instruments.health.switches import SwitchWatch, settings
+from nbguard.profiler.checks.switches import SwitchWatch, settings, switch_findings
 from tests.profiler.recording import recording
 
 

@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.health.loss_input import LossInputFacts, loss_input_findings
 from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.instruments.health.loss_input import LossInputWatch
+from nbguard.profiler.checks.loss_input import LossInputFacts, LossInputWatch, loss_input_findings
 from tests.profiler.recording import recording
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")

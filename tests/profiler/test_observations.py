@@ -28,7 +28,8 @@ from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.time.batches import divide
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
-from nbguard.profiler.instruments.health.amp import AmpWatch
+from nbguard.profiler.checks import CHECKS
+from nbguard.profiler.checks.amp import AmpWatch
 from nbguard.profiler.profile import FitProfile
 from nbguard.profiler.run_history import forget
 from nbguard.render.text import blocks_text
@@ -150,6 +151,16 @@ st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(int, numbers())
 st.register_type_strategy(str, st.text(max_size=12))
 
+CHECKED = st.fixed_dictionaries({}, optional={check.name: st.from_type(check.facts) for check in CHECKS})
+
+
+def observed() -> st.SearchStrategy[FitObservations]:
+    """Return observations with facts of any of the checks, whose types only `CHECKS` names."""
+    return st.builds(FitObservations, checks=CHECKED)
+
+
+st.register_type_strategy(FitObservations, observed())
+
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.from_type(FitObservations))
@@ -195,8 +206,8 @@ REFUSED = {
     "deep": (lambda: "[" * 200_000, "it holds no JSON"),
     "something else": (lambda: json.dumps({"schema": 1, "kind": "fit_report"}), "it holds something else"),
     "a list": (lambda: "[]", "it holds something else"),
-    "another version": (lambda: changed("version", to=2), "(its format is 2, this version reads 1)"),
-    "no version": (lambda: changed("version", to=...), "(its format is None, this version reads 1)"),
+    "another version": (lambda: changed("version", to=3), "(its format is 3, this version reads 2)"),
+    "no version": (lambda: changed("version", to=...), "(its format is None, this version reads 2)"),
     "an unknown field": (lambda: changed("subject", "colour", to=1), "a field 'subject.colour' that this version"),
     "a field too few": (lambda: changed("log", to=...), "its field 'log' is missing"),
     "another type": (lambda: changed("cores", to="two"), "its field 'cores' should be int, and is a value of type str"),

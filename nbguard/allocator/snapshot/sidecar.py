@@ -28,7 +28,8 @@ def sidecar_path(path: str | Path) -> Path:
 
 def sidecar_data(sidecar: Sidecar) -> dict[str, Any]:
     """Return the content of a sidecar file as JSON-ready data; a writer may add other keys."""
-    return {"nbguard": 1} | to_plain(sidecar)
+    data: dict[str, Any] = {"nbguard": 1} | to_plain(sidecar)
+    return data
 
 
 def read_sidecar(path: str | Path) -> Sidecar:

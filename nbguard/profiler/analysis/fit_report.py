@@ -11,12 +11,7 @@ from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
-from nbguard.profiler.analysis.health.amp import scale_settings
-from nbguard.profiler.analysis.health.compiles import compile_findings
 from nbguard.profiler.analysis.health.health import health
-from nbguard.profiler.analysis.health.loss_input import loss_input_findings
-from nbguard.profiler.analysis.health.optimizers import faster_step
-from nbguard.profiler.analysis.health.syncs import copied_time, reading_loops
 from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
 from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
@@ -47,6 +42,12 @@ from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
 from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share, without_models_work
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import slowing, steady_batches, timing_of
+from nbguard.profiler.checks.amp import AmpFacts, scale_settings
+from nbguard.profiler.checks.check import FitFigures
+from nbguard.profiler.checks.compiles import CompileFacts
+from nbguard.profiler.checks.optimizer_facts import OptimizersFacts, faster_step
+from nbguard.profiler.checks.switches import SwitchFacts
+from nbguard.profiler.checks.syncs import SyncFacts, copied_time, reading_loops
 from nbguard.units import counted
 
 _ON_STARTS = ("persistent_workers", "needless workers")
@@ -142,9 +143,9 @@ class FitAnalysis:
             observed.cores,
             self.has_gpu,
             library_share(self.hot_code, self.timing),
-            copied_time(observed.syncs),
+            copied_time(observed.of(SyncFacts)),
             is_compiled=observed.subject.is_compiled,
-            faster_step=faster_step(observed.optimizers),
+            faster_step=faster_step(observed.of(OptimizersFacts)),
         )
         tuning = observed.tuning
         if tuning is None:
@@ -163,7 +164,7 @@ class FitAnalysis:
     def hot_code(self) -> tuple[HotCode, ...]:
         """Return the code that time goes to beside the model's own work, by name."""
         code = hot_code(self.observations.stacks, self.batches, self.timing.rows)
-        return without_models_work(code, reading_loops(self.observations.syncs))
+        return without_models_work(code, reading_loops(self.observations.of(SyncFacts)))
 
     @property
     def may_keep_graphs(self) -> bool:
@@ -181,8 +182,9 @@ class FitAnalysis:
         findings = gravest_first(self._findings())
         ranks = None if observed.ranks is None else rank_report(observed.ranks)
         advice = (*findings, *self.loader.advice, *(ranks.findings if ranks else ()))
+        amp, switches = observed.of(AmpFacts), observed.of(SwitchFacts)
         context = remedy_context(
-            observed.optimizers, observed.amp, observed.switches, self.memory, is_learners=observed.subject.is_learners
+            observed.of(OptimizersFacts), amp, switches, self.memory, is_learners=observed.subject.is_learners
         )
         return FitReport(
             title=self._title,
@@ -195,7 +197,7 @@ class FitAnalysis:
             memory=observed.memory if isinstance(observed.memory, Unavailable) else self.memory,
             findings=findings,
             remedies=remedies(context),
-            settings=(*observed.switches.settings, *scale_settings(observed.amp)),
+            settings=(*switches.settings, *scale_settings(amp)),
             ranks=ranks,
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),
@@ -265,19 +267,8 @@ class FitAnalysis:
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()
-        yield from compile_findings(observed.compiles, timing.wall)
-        yield from loss_input_findings(observed.loss_input)
-        yield from health(
-            observed.finite,
-            observed.amp,
-            observed.optimizers,
-            observed.syncs,
-            observed.switches,
-            step=timing.step,
-            times=timing.medians,
-            fp16=observed.fp16,
-            gainable=timing.gainable,
-        )
+        figures = FitFigures(wall=timing.wall, step=timing.step, gainable=timing.gainable, times=timing.medians)
+        yield from health(observed.finite, observed.checks.values(), figures)
 
     def _failure(self) -> Iterator[FitFinding]:
         """Yield the cause of the error that ended the fit, where it is known."""
@@ -300,7 +291,7 @@ class FitAnalysis:
         Not what has a finding of its own: the start of workers, where the advice on loaders speaks of it, and batches that
         are long since code is compiled again in them.
         """
-        compiled = sum(code.again for code in self.observations.compiles.codes)
+        compiled = sum(code.again for code in self.observations.of(CompileFacts).codes)
         observed, is_said = self.observations, any(finding.kind in _ON_STARTS for finding in self.loader.advice)
         for finding in lost_time(self.timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks):
             if finding.kind == "stall" and 2 * compiled >= (finding.total or 0):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.memory.facts import Unavailable
-from nbguard.plain_data import from_plain, to_plain
+from nbguard.plain_data import check, from_plain, to_plain
+from nbguard.profiler import checks as fit_checks
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
-from nbguard.profiler.analysis.health.amp import AmpFacts
-from nbguard.profiler.analysis.health.compiles import CompileFacts
-from nbguard.profiler.analysis.health.fp16_range import RangeFacts
-from nbguard.profiler.analysis.health.loss_input import LossInputFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
-from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
-from nbguard.profiler.analysis.health.switches import SwitchFacts
-from nbguard.profiler.analysis.health.syncs import SyncFacts
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.analysis.loader.tried import LoaderRun
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
@@ -29,10 +24,13 @@ from nbguard.profiler.analysis.time.gpu import GpuObservations
 from nbguard.profiler.analysis.time.packed_log import pack_log, unpack_log
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.stacks import StackSamples
+from nbguard.profiler.checks.check import facts_of
 from nbguard.runs.analysis.record import RunRecord
 
+_Facts = TypeVar("_Facts")
+
 KIND = "fit observations"
-VERSION = 1
+VERSION = 2
 """Of the format in which observations are saved: another number whenever a field changes its meaning or goes."""
 
 _SHOWN = 20
@@ -63,6 +61,13 @@ class SubjectFacts:
         return " · ".join((self.kind, *self.names)) if self.names else ""
 
 
+def _read_checks(data: Any, where: str) -> dict[str, Any]:
+    """Return the facts of checks, by their names, from plain data; DamagedDataError where they are of something else."""
+    kinds = {check.name: check.facts for check in fit_checks.CHECKS}
+    check(type(data) is dict and kinds.keys() >= data.keys(), where, "facts of checks", data)
+    return {name: from_plain(kinds[name], facts, f"{where}.{name}") for name, facts in data.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitObservations:
     """One profile as its instruments saw it. Times are nanoseconds, sizes are bytes; no object of the user's is in it."""
@@ -78,14 +83,8 @@ class FitObservations:
     loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches
     gpu: GpuObservations = field(default_factory=GpuObservations)  # events in the GPU's stream
     memory: MemoryObservations | Unavailable  # counters and samples; Unavailable: the reason why there are none
-    amp: AmpFacts = field(default_factory=AmpFacts)  # dtypes of autocast, and scales of GradScalers
-    optimizers: OptimizersFacts = field(default_factory=OptimizersFacts)  # their steps and gradients
-    loss_input: LossInputFacts = field(default_factory=LossInputFacts)  # operations and shapes next to the first losses
-    syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
-    switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
-    compiles: CompileFacts = field(default_factory=CompileFacts)  # what torch.compile did
+    checks: Annotated[Mapping[str, Any], _read_checks] = field(default_factory=dict)  # facts of each check, by its name
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
-    fp16: RangeFacts = field(default_factory=RangeFacts)  # activations and gradients in float16
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
     library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which fastai does not train
     has_other_threads: bool = False  # another thread asked a loader for batches
@@ -98,6 +97,10 @@ class FitObservations:
     earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log
     before: FitSamples | None = None  # the run to compare with; None: there is none
     record: RunRecord | None = None  # of what the run was made of, where it is logged; None: not asked for
+
+    def of(self, kind: type[_Facts]) -> _Facts:
+        """Return the facts of one check; those of a fit of which it saw nothing where there are none."""
+        return facts_of(self.checks.values(), kind)
 
     def to_json(self) -> str:
         """Return the observations as one line of JSON."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.profiler.analysis.health.amp import AmpFacts
-from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
-from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.report import MemoryReport, Remedy
+from nbguard.profiler.checks.amp import AmpFacts
+from nbguard.profiler.checks.optimizer_facts import OptimizersFacts
+from nbguard.profiler.checks.switches import SwitchFacts
 from nbguard.units import MiB, format_bytes
 
 _TIGHT = 0.8

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.profiler.analysis.distributed.agreement import DIGEST, NONE, Feed, RankDigests, TensorName
-from nbguard.profiler.instruments.health.parameter_groups import groups_of
+from nbguard.profiler.checks.parameter_groups import groups_of
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import name_of

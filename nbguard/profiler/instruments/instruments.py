@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.health.amp import AmpFacts
-from nbguard.profiler.analysis.health.compiles import CompileFacts
-from nbguard.profiler.analysis.health.fp16_range import RangeFacts
-from nbguard.profiler.analysis.health.loss_input import LossInputFacts
+from nbguard.profiler import checks as fit_checks
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
-from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
-from nbguard.profiler.analysis.health.switches import SwitchFacts
-from nbguard.profiler.analysis.health.syncs import SyncFacts
 from nbguard.profiler.analysis.observations import FitObservations, SubjectFacts
 from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.time.gpu import GpuObservations
 from nbguard.profiler.analysis.time.phase_log import LogPosition, PhaseLog
 from nbguard.profiler.analysis.time.stacks import StackSamples
+from nbguard.profiler.checks.check import Instrument
 from nbguard.profiler.distributed.ranks import RankWatch
-from nbguard.profiler.instruments.health.amp import AmpWatch
-from nbguard.profiler.instruments.health.compiles import CompileWatch
-from nbguard.profiler.instruments.health.gpu import GpuWatch
-from nbguard.profiler.instruments.health.loss_input import LossInputWatch
-from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
-from nbguard.profiler.instruments.health.switches import SwitchWatch
-from nbguard.profiler.instruments.health.syncs import SyncWatch
+from nbguard.profiler.instruments.gpu import GpuWatch
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
-from nbguard.profiler.instruments.nonfinite.fp16_range import RangeWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.instruments.overhead import OverheadWatch
 from nbguard.profiler.instruments.run import RunWatch
@@ -45,23 +33,8 @@ from nbguard.profiler.record.torch_loop import TorchLoop
 from nbguard.scan.devices.cores import usable_cores
 
 _T = TypeVar("_T")
-Observed = TypeVar("Observed", covariant=True)
-
-
-class Instrument(Protocol[Observed]):
-    """Watches one thing during a fit. Its observations are a part of `FitObservations`: frozen, without live objects."""
-
-    watches: str
-    """The thing in plural, named in the report where the instrument fails; of the class."""
-
-    def start(self, recorder: Recorder) -> None:
-        """Subscribe and patch, on the thread of the fit. An exception switches it off, not the fit."""
-
-    def stop(self) -> None:
-        """Take everything down again; called once, however the fit has ended, and before anything is shown."""
-
-    def observe(self) -> Observed:
-        """Return its observations; called after `stop`."""
+_PER_FIT = ("nbguard.profiler.instruments.", "nbguard.profiler.checks.")
+"""Where the instruments of one fit are."""
 
 
 class FitInstruments:
@@ -73,15 +46,9 @@ class FitInstruments:
         self._subject = Subject(begun)
         self._gpu = GpuWatch()
         self._memory = MemoryWatch(options.memory, counter)
-        self._amp = AmpWatch()
-        self._optimizers = OptimizerWatch()
-        self._loss_input = LossInputWatch()
-        self._syncs = SyncWatch()
-        self._switches = SwitchWatch()
-        self._compiles = CompileWatch()
+        self._checks = tuple(check() for check in fit_checks.CHECKS)
         self._stacks = StackSampler()
         self._overhead = OverheadWatch()
-        self._range = RangeWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
         self._run = RunWatch(self.loaders.loader_of, is_wanted=bool(options.logs), has_code=options.code)
         self.mistakes: list[str] = []
@@ -91,15 +58,9 @@ class FitInstruments:
             self.loaders,
             self._gpu,
             self._memory,
-            self._amp,
-            self._optimizers,
-            self._loss_input,
-            self._syncs,
-            self._switches,
-            self._compiles,
+            *self._checks,
             self._stacks,
             self._overhead,
-            self._range,
             self._finite,  # last: at an event it may end the fit
         )
 
@@ -128,14 +89,8 @@ class FitInstruments:
             loaders=self._ask(self.loaders, ()),
             gpu=self._ask(self._gpu, GpuObservations()),
             memory=self._ask(self._memory, Unavailable("memory", "it could not be followed")),
-            amp=self._ask(self._amp, AmpFacts()),
-            optimizers=self._ask(self._optimizers, OptimizersFacts()),
-            loss_input=self._ask(self._loss_input, LossInputFacts()),
-            syncs=self._ask(self._syncs, SyncFacts()),
-            switches=self._ask(self._switches, SwitchFacts()),
-            compiles=self._ask(self._compiles, CompileFacts()),
+            checks={check.name: self._ask(check, check.facts()) for check in self._checks},
             finite=self._ask(self._finite, FiniteFacts()),
-            fp16=self._ask(self._range, RangeFacts()),
             stacks=self._ask(self._stacks, StackSamples()),
             mark_cost=self._ask(self._overhead, 0),
             record=self._ask(self._run, None),
@@ -232,7 +187,7 @@ class Instruments:
     def _stays(self, act: Callable[..., None]) -> bool:
         """Say whether a subscriber is not one of a single fit's instruments."""
         part = getattr(act, "__self__", None)
-        return not type(part).__module__.startswith(__package__)
+        return not type(part).__module__.startswith(_PER_FIT)
 
     def observe(self, log: PhaseLog, *, title: str, ending: Ending, error: str) -> FitObservations:
         """Return the observations of the last fit, with those of earlier ones in it; called after `stop`.

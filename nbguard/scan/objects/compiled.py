@@ -13,3 +13,8 @@ def has_compiled() -> bool:
     if module is None or type(known) is not dict:
         return module is not None
     return any(backend is not None for backend in known.values())  # None: code that is not to be compiled has run
+
+
+def name_in_model(name: str) -> str:
+    """Return the name of a submodule as in the model that was compiled: torch.compile puts a step of its own into names."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

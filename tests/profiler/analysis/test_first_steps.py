@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.profiler.analysis.first_steps import first_steps
-from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.profiler.analysis.report import FitFinding, LoaderVerdict, Timing
+from nbguard.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from tests.profiler.analysis.timings import MS, timing
 
 

@@ -7,8 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts, amp_findings
-from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.nonfinite import (
     BatchPosition,
@@ -21,15 +19,19 @@ from nbguard.profiler.analysis.health.nonfinite import (
     Origin,
     nan_findings,
 )
-from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, UnusedGradients, optimizer_findings
-from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
-from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.profiler.analysis.remedies import RemedyContext, remedies, remedy_context
 from nbguard.profiler.analysis.report import Category, FitFinding, MemoryReport
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.checks.amp import AmpFacts, ScalerFacts, amp_findings
+from nbguard.profiler.checks.check import FitFigures
+from nbguard.profiler.checks.fp16_range import RangeFacts
+from nbguard.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients, optimizer_findings
+from nbguard.profiler.checks.switches import SwitchFacts, switch_findings
+from nbguard.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.units import GiB, MiB
 
 MS = 1_000_000
+FIT = FitFigures(wall=0, times={})
 
 
 def severities(found: tuple[FitFinding, ...]) -> list[str]:
@@ -97,7 +99,7 @@ def test_findings_come_worst_first() -> None:
     site = SyncSite(where="a.py:1", own="", methods=("item",), calls=9, batches=9, waited=None)
     amp = AmpFacts((("bfloat16", 9),), (ScalerFacts(initial=1.0, growth=2.0, backoff=0.5, interval=2000, updates=9),))
 
-    found = health(FiniteFacts(9, 1, first), amp, OptimizersFacts(), SyncFacts((site,), 9), SwitchFacts())
+    found = health(FiniteFacts(9, 1, first), (amp, SyncFacts((site,), 9)), FIT)
     assert severities(found) == ["problem", "advice", "note"]
 
 
@@ -106,11 +108,11 @@ def test_gradients_of_steps_that_were_all_skipped_say_nothing_of_the_scale() -> 
         initial=2.0**120, growth=2.0, backoff=0.5, interval=2000, updates=16, skipped=tuple(range(1, 17)), idle=16
     )
     lost = RangeFacts(batches=1, steps=1, gradients=1, empty=1)
-    facts = FiniteFacts(), AmpFacts((("float16", 16),), (scaler,)), OptimizersFacts(), SyncFacts(), SwitchFacts()
+    amp = AmpFacts((("float16", 16),), (scaler,))
 
-    (found,) = health(*facts, fp16=lost)
+    (found,) = health(FiniteFacts(), (amp, lost), FIT)
     assert found.kind == "not trained"
-    (found,) = health(facts[0], replace(facts[1], scalers=(replace(scaler, skipped=(), idle=0),)), *facts[2:], fp16=lost)
+    (found,) = health(FiniteFacts(), (replace(amp, scalers=(replace(scaler, skipped=(), idle=0),)), lost), FIT)
     assert found.kind == "range"
 
 
@@ -184,8 +186,8 @@ def _first(of: str, value: str, kind: Kind, **more: str) -> FiniteFacts:
 
 def test_an_eps_of_zero_comes_before_the_nan_that_it_makes() -> None:  # foreign.md 21
     optimizers = OptimizersFacts(optimizers=(OptimizerFacts(name="Adam", steps=9, half_eps=((1e-8, 4),)),))
-    by_step = health(_first("loss", "NaN", "step"), AmpFacts(), optimizers, SyncFacts(), SwitchFacts())
-    by_data = health(_first("loss", "NaN", "input"), AmpFacts(), optimizers, SyncFacts(), SwitchFacts())
+    by_step = health(_first("loss", "NaN", "step"), (optimizers,), FIT)
+    by_data = health(_first("loss", "NaN", "input"), (optimizers,), FIT)
 
     assert [finding.kind for finding in by_step] == ["eps", "nan"]
     assert [finding.kind for finding in by_data] == ["nan", "eps"]
@@ -210,7 +212,7 @@ def test_an_infinite_scaled_loss_is_not_taken_for_the_loss() -> None:  # foreign
     assert "clamp_min" not in scaled.change
     assert plain.what.startswith("the loss is infinite")
     amp = AmpFacts((("float16", 9),), (scaler,))
-    assert health(facts, amp, OptimizersFacts(), SyncFacts(), SwitchFacts())[0] == scaled
+    assert health(facts, (amp,), FIT)[0] == scaled
 
 
 def test_a_call_of_synchronize_is_to_be_taken_out() -> None:  # foreign.md g06

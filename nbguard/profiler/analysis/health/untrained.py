@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
 from nbguard.profiler.analysis.report import FitFinding
+from nbguard.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts
 from nbguard.units import counted
 
 _LOOKS = 2

@@ -11,7 +11,7 @@ from nbguard.profiler.analysis.memory.categories import Shape, Stock
 from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.analysis.memory.unfrozen import Unfrozen
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.instruments.health.parameter_groups import groups_of
+from nbguard.profiler.checks.parameter_groups import groups_of
 from nbguard.profiler.instruments.memory.categories import Stocktaker
 from nbguard.profiler.instruments.memory.counters import HeapCounter, MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch

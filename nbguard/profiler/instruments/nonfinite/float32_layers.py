@@ -11,6 +11,7 @@ from torch import nn
 from nbguard.errors import NbguardError
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.objects.compiled import name_in_model
 
 _SMALL = (torch.float16, torch.bfloat16)
 
@@ -133,11 +134,6 @@ def in_float32(model: Any, *layers: str) -> Float32Layers:
         NbguardError: the model has no such layer.
     """
     return Float32Layers(model, *layers)
-
-
-def name_in_model(name: str) -> str:
-    """Return the name of a submodule as in the model that was compiled: torch.compile puts a step of its own into names."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _widened(value: Any) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.instruments.nonfinite.float32_layers import Float32Layers, name_in_model
+from nbguard.profiler.instruments.nonfinite.float32_layers import Float32Layers
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError
 from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.objects.compiled import name_in_model
 
 _MOST = 4
 """Layers that are tried together: where it takes more, the model as a whole does not fit the type."""

@@ -22,8 +22,8 @@ from nbguard.profiler.analysis.health.nonfinite import (
     evidence_of,
     what_of,
 )
-from nbguard.profiler.instruments.health.parameter_groups import groups_of
-from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
+from nbguard.profiler.checks.async_scalars import AsyncScalars
+from nbguard.profiler.checks.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
 from nbguard.profiler.instruments.nonfinite.failed_step import FailedStep, arguments_of, models_of
 from nbguard.profiler.instruments.nonfinite.looked_at import as_one_number, by_kind, has_gradient

@@ -10,7 +10,6 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
 from nbguard.profiler.instruments.nonfinite.float32_trial import tried_in_float32
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of, operation_of
@@ -19,6 +18,7 @@ from nbguard.profiler.instruments.nonfinite.operations.replay import Allowance, 
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
+from nbguard.scan.objects.compiled import name_in_model
 
 _DEEPEST = 3
 """Dataclasses in dataclasses that are looked into."""

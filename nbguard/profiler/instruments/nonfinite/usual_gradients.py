@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from nbguard.profiler.instruments.health.parameter_groups import groups_of
+from nbguard.profiler.checks.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.looked_at import has_gradient
 
 _SMALL = 2**14

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from nbguard.profiler.instruments.health.autocast import autocast_dtypes
-from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
+from nbguard.profiler.checks.amp import autocast_dtypes
 from nbguard.profiler.instruments.nonfinite.rerun import rerun
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import mro_of, name_of
+from nbguard.scan.objects.compiled import name_in_model
 from nbguard.scan.roots.frames import frame_locals
 
 _MOST = 50_000

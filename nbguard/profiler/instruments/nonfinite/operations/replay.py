@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nbguard.profiler.instruments.health.autocast import autocast_dtypes
+from nbguard.profiler.checks.amp import autocast_dtypes
 from nbguard.profiler.instruments.nonfinite.operations.operation_trace import (
     OperationCall,
     StepProgram,

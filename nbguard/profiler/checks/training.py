@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from nbguard.profiler.analysis.health.optimizers import NEGLIGIBLE, SMALL, RateFacts
-from nbguard.profiler.instruments.health.parameter_groups import Group
-from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
+from nbguard.profiler.checks.async_scalars import AsyncScalars
+from nbguard.profiler.checks.optimizer_facts import NEGLIGIBLE, SMALL, RateFacts
+from nbguard.profiler.checks.parameter_groups import Group
 
 _SMALL = 4096
 """Values of a parameter that is compared: all of them are."""

@@ -1,17 +1,20 @@
-"""Hidden synchronisations: lines that read values of tensors during training batches, and how long they wait."""
+"""Hidden synchronisations: lines that read values of tensors during training batches, and how long they wait for the device."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from nbguard.profiler.analysis.function_names import COMPREHENSIONS
-from nbguard.profiler.analysis.health.syncs import SAME_TENSOR, SyncFacts, SyncSite
+from nbguard.profiler.analysis.report import FitFinding
+from nbguard.profiler.checks.check import FitFigures
 from nbguard.profiler.record.batch_position import Bodies, Body
 from nbguard.profiler.record.on_line import CallsOnLines
 from nbguard.profiler.record.patches import Patches
@@ -20,7 +23,124 @@ from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.libraries import library_paths
 
-_READS = ("item", "cpu", "tolist", "numpy", "is_nonzero", "__bool__", "__float__", "__int__", "__index__")
+_ENOUGH = 3
+_LOOP = 16
+"""Reads of a function in a batch from which on it goes through a tensor value by value."""
+_SHARE = 0.05
+"""Of a step, what waiting at one line must take to be worth changing."""
+SAME_TENSOR = "copy of the same tensor"
+"""Stands for a method where a line copies the tensor to the device that it has copied in an earlier batch."""
+_READS = {"__bool__": "`if`", "__float__": "`float()`", "__int__": "`int()`", "__index__": "an index"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSite:
+    """One line, or something of fastai's or torch's own, that reads values of tensors in training batches."""
+
+    where: str  # e.g. "In[5], line 8"
+    own: str  # a callback of fastai's, `GradScaler`; empty: it is the user's line
+    methods: tuple[str, ...]  # that read there, e.g. "item", "__bool__"
+    calls: int  # in all batches that were looked at
+    batches: int  # in how many batches
+    waited: int | None  # nanoseconds in all; None: in host memory, where nothing waits
+    file: str = ""  # of the line, as in `StackLine`
+    function: str = ""  # that the line is in, without classes and functions around it
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFacts:
+    """All such lines, and how many training batches were looked at."""
+
+    sites: tuple[SyncSite, ...] = ()  # by line
+    batches: int = 0
+
+
+def sync_findings(facts: SyncFacts, step: int | None = None, gainable: int | None = None) -> tuple[FitFinding, ...]:
+    """Return the lines of the user's that wait in at least every other batch, the longest first.
+
+    Args:
+        facts: lines and their times.
+        step: nanoseconds of a batch.
+        gainable: nanoseconds of a batch that can be saved at all: to wait for a GPU that is at work costs nothing.
+    """
+    often = [site for site in facts.sites if not site.own and site.batches >= _ENOUGH and site.batches * 2 >= facts.batches]
+    often.sort(key=lambda site: (-(site.waited or 0), -site.calls))
+    return tuple(
+        _copied(site, facts.batches, step, gainable)
+        if site.methods == (SAME_TENSOR,)
+        else _finding(site, facts.batches, step, gainable)
+        for site in often
+    )
+
+
+def reading_loops(facts: SyncFacts) -> frozenset[tuple[str, str]]:
+    """Return the file and name of each function of the user's that reads many values in each batch: it loops over a tensor."""
+    calls: Counter[tuple[str, str]] = Counter()
+    for site in facts.sites:
+        if site.function and site.methods != (SAME_TENSOR,) and site.batches * 2 >= facts.batches:
+            calls[site.file, site.function] += site.calls // max(site.batches, 1)
+    return frozenset(function for function, count in calls.items() if count >= _LOOP)
+
+
+def copied_time(facts: SyncFacts) -> int:
+    """Return the nanoseconds per batch in which lines copy the same tensors to the device again."""
+    sites = (site for site in facts.sites if site.methods == (SAME_TENSOR,))
+    return sum(site.waited or 0 for site in sites) // max(facts.batches, 1)
+
+
+def _lost(time: int, gainable: int | None) -> int:
+    return time if gainable is None else min(time, gainable)
+
+
+def _copied(site: SyncSite, batches: int, step: int | None, gainable: int | None) -> FitFinding:
+    time = (site.waited or 0) // batches
+    lost = _lost(time, gainable)
+    is_worth_it = step is None or lost >= _SHARE * step
+    return FitFinding(
+        kind="copy",
+        severity="advice" if is_worth_it else "note",
+        what=f"{site.where} copies the same tensor to the GPU in every batch",
+        evidence=f"{site.calls} times in {batches} training batches; {time / 1e6:.2f} ms per batch",
+        change="copy it once, before the loop; if it belongs to a model, `register_buffer` makes it move with the model",
+        time=lost,
+    )
+
+
+def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | None) -> FitFinding:
+    time = None if site.waited is None else site.waited // batches
+    is_emptying = set(site.methods) == {"empty_cache"}
+    how_often = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
+    reads = ", ".join(_READS.get(method, f"`.{method}()`") for method in site.methods)
+    evidence = f"{reads}: {site.calls} times in {batches} training batches ({site.calls / batches:.3g} per batch)"
+    if time is None:
+        evidence += "; where the tensor is on a GPU, each waits for it"
+    else:
+        evidence += f"; {time / 1e6:.2f} ms per batch are waited there"
+    if set(site.methods) == {"synchronize"}:
+        change = "remove the call, because a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
+    elif is_emptying:
+        change = (
+            "remove the call; without it the allocator keeps the memory for the next batch, which "
+            "otherwise has to ask the driver again"
+        )
+    else:
+        change = "leave it on the device and read it once per epoch or every 50th batch; for a loss, keep `loss.detach()`"
+    lost = None if time is None else _lost(time, gainable)
+    is_worth_it = lost is not None and step is not None and lost >= _SHARE * step
+    what = f"{site.where} {'waits for the GPU' if time is not None else 'reads a value of a tensor'} in {how_often}"
+    if is_emptying:
+        what = f"{site.where} empties the allocator's cache in {how_often}"
+    return FitFinding(
+        kind="cache" if is_emptying else "sync",
+        severity="advice" if is_worth_it else "note",
+        what=what,
+        evidence=evidence,
+        change=change,
+        time=lost,
+    )
+
+
+_READERS = ("item", "cpu", "tolist", "numpy", "is_nonzero", "__bool__", "__float__", "__int__", "__index__")
 _SOURCES = 64
 """Tensors that were copied to a device and are remembered, weakly."""
 _SHAPED_BY_VALUES = ("nonzero", "argwhere", "masked_select", "unique", "equal", "allclose")
@@ -56,6 +176,8 @@ class SyncWatch:
     """
 
     watches = "hidden synchronisations"
+    name = "syncs"
+    facts = SyncFacts
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -71,9 +193,7 @@ class SyncWatch:
 
     def start(self, recorder: Recorder) -> None:
         """Put up the watch."""
-        import torch
-
-        self._torch: Any = torch
+        self._torch: Any = sys.modules["torch"]
         self._recorder = recorder
         self._bodies = Bodies(recorder, self._closed)
         self._libraries = (*library_paths(), _folder("torch"), "<frozen")
@@ -87,7 +207,7 @@ class SyncWatch:
 
     def _put_in(self) -> None:
         torch = self._torch
-        for name in (*_READS, *_SHAPED_BY_VALUES, _TO, _CUDA):
+        for name in (*_READERS, *_SHAPED_BY_VALUES, _TO, _CUDA):
             self._patches.put(torch.Tensor, name, self._counted(name))
         for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
             self._patches.put(owner, "synchronize", self._counted("synchronize"))
@@ -116,6 +236,11 @@ class SyncWatch:
     def observe(self) -> SyncFacts:
         """Return the observations; to be called after `stop`."""
         return self._facts or SyncFacts()
+
+    @staticmethod
+    def judge(facts: SyncFacts, fit: FitFigures) -> Iterable[FitFinding]:
+        """Return the lines that wait, the longest first."""
+        return sync_findings(facts, fit.step, fit.gainable)
 
     def _counted(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a patch for a method of tensors, or a function that does nothing but wait."""
@@ -289,8 +414,7 @@ def _folder(module: str) -> str:
 
 def _leave_untraced(function: Callable[..., Any]) -> None:
     """Have torch.compile run a function, and all it calls, as it is: as torch marks its own. Imports nothing of it."""
-    import torch
-
+    torch: Any = sys.modules["torch"]
     eval_frame: Any = torch._C._dynamo.eval_frame
     code = function.__code__
     if hasattr(eval_frame, "set_code_exec_strategy"):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
 
-from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, UnusedGradients
+from nbguard.profiler.analysis.report import FitFinding
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.instruments.health.parameter_groups import Group, fusible, groups_of, is_looped, torchs
-from nbguard.profiler.instruments.health.training import Rates, Values
-from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
+from nbguard.profiler.checks.async_scalars import AsyncScalars
+from nbguard.profiler.checks.check import FitFigures
+from nbguard.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients
+from nbguard.profiler.checks.parameter_groups import Group, fusible, groups_of, is_looped, torchs
+from nbguard.profiler.checks.training import Rates, Values
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.kinds import name_of
@@ -91,6 +94,8 @@ class OptimizerWatch:
     """Looks at the parameters of each optimizer at its first step, its second, fourth, eighth and so on."""
 
     watches = "steps of optimizers"
+    name = "optimizers"
+    facts = OptimizersFacts
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -107,9 +112,8 @@ class OptimizerWatch:
 
     def start(self, recorder: Recorder) -> None:
         """Put up the watch."""
-        import torch
-
-        self._torch: Any = torch
+        torch: Any = sys.modules["torch"]
+        self._torch = torch
         self._recorder, self._began = recorder, recorder.losses
         self._arriving = AsyncScalars(torch)
         self._stepping = recorder.code(phases.STEP)
@@ -172,6 +176,11 @@ class OptimizerWatch:
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""
         return self._facts or OptimizersFacts()
+
+    @staticmethod
+    def judge(facts: OptimizersFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+        """Return none here: `health` judges optimizers together with values and scales."""
+        return ()
 
     def _model(self, module: Any, _: Any) -> None:
         if module not in self._models:

@@ -1,1 +1,0 @@
-"""Instruments for mixed precision, optimizers, settings, synchronisations and the GPU."""
