@@ -9,7 +9,7 @@ from typing import Any
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.profiler.analysis.health.nan_repair import NanRepair, line_for
 from nbguard.profiler.analysis.health.nonfinite import NotFinite, Origin
-from nbguard.profiler.record.call_arguments import CallArguments
+from nbguard.profiler.record.model_calls import CallArguments
 from nbguard.scan.objects.module_hooks import hooks_of
 
 _last: tuple[NotFinite, weakref.ref[Any] | None] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from nbguard.profiler.analysis.fit_samples import FitSamples
+from nbguard.profiler.analysis.compare import FitSamples
 from nbguard.profiler.analysis.loader.tried import LoaderRun
 
 _LIMIT = 20

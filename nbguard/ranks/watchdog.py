@@ -11,21 +11,40 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from nbguard.errors import RankFactsError
+from nbguard.files import open_file
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState, from_text, to_text
 from nbguard.ranks.analysis.judge import diagnosed
 from nbguard.ranks.analysis.meeting_point import CALL, rendezvous_wait
+from nbguard.ranks.analysis.nccl_log import nccl_notes
 from nbguard.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
 from nbguard.ranks.job_board import JobBoard
 from nbguard.ranks.meeting_point import is_meeting, meeting_point
-from nbguard.ranks.nccl_file import notes_of_nccl
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
 from nbguard.ranks.standing import MainThread
 from nbguard.ranks.waker import Waker
 from nbguard.render.text import blocks_text
+
+_READ = 1 << 20  # bytes at the end of the file
+
+
+def notes_of_nccl() -> tuple[str, ...]:
+    """Return what matters of NCCL's log of this process; nothing where it writes none to a file."""
+    name = os.environ.get("NCCL_DEBUG_FILE", "")
+    if not name:
+        return ()
+    path = Path(name.replace("%h", platform.node()).replace("%p", str(os.getpid())))
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ))
+            return nccl_notes(file.read(_READ).decode("utf-8", "replace"))
+    except OSError:
+        return ()
+
 
 _EVERY = 0.5  # seconds between two looks
 _ANSWERS = 2.5  # seconds that the other ranks have to answer an alarm

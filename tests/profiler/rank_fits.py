@@ -31,8 +31,7 @@ from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.report import RankRow
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
-from nbguard.profiler.distributed.liveness import pulse_of
-from nbguard.profiler.distributed.ranks import RankWatch
+from nbguard.profiler.distributed.ranks import RankWatch, pulse_of
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop

@@ -10,7 +10,7 @@ import pytest
 
 from nbguard.errors import NbguardError
 from nbguard.profiler import run_history as kept
-from nbguard.profiler.analysis.fit_samples import FitSamples
+from nbguard.profiler.analysis.compare import FitSamples
 from nbguard.profiler.files import check_path, write_json, write_text
 
 

@@ -234,7 +234,7 @@ def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    from nbguard.profiler.distributed.liveness import RankLiveness, pulse_of
+    from nbguard.profiler.distributed.ranks import RankLiveness, pulse_of
     from nbguard.ranks.job_board import open_board
     from nbguard.ranks.rank import Rank
 

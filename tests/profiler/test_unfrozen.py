@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.memory.unfrozen import Unfrozen, unfrozen_finding
+from nbguard.profiler.analysis.memory.memory_report import Unfrozen, unfrozen_finding
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.profiler.instruments.memory import levels
 from nbguard.units import MiB

@@ -1,14 +1,62 @@
-"""The changes from one run to the next, and whether the batches of two runs can show them."""
+"""The figures of a fit that a later one is compared with, and the changes from one run to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from nbguard.profiler.analysis.fit_samples import FitSamples
-from nbguard.profiler.analysis.report import Comparison, RunChange
+from nbguard.profiler.analysis.report import Comparison, RunChange, Setting
 from nbguard.profiler.analysis.time.bootstrap import ENOUGH, median, ratio_interval, says_something
 from nbguard.units import counted, format_bytes, format_time
+
+LIMIT = 1000
+"""Samples kept of the steps. More of them would say less than the machine changes from run to run."""
+
+PHASE_LIMIT = 250
+"""Samples kept of each phase: there are many phases, and to compare them should take less than a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The times of one phase in the batches of the steady state, in their order."""
+
+    phase: str  # its name
+    values: tuple[int, ...]  # nanoseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSamples:
+    """One fit that has ended."""
+
+    title: str  # of its report
+    batches: int  # training batches
+    steps: tuple[int, ...]  # nanoseconds of whole batches of the steady state, thinned
+    phases: tuple[Samples, ...] = ()  # times of each phase
+    peak: int | None = None  # bytes
+    settings: tuple[Setting, ...] = ()  # e.g. batch size, workers, device, torch
+
+
+def fit_samples(
+    title: str,
+    batches: int,
+    steps: Sequence[int],
+    phases: Mapping[str, Sequence[int]],
+    peak: int | None = None,
+    settings: Iterable[Setting] = (),
+) -> FitSamples:
+    """Return the samples of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
+    samples = (Samples(phase, thinned(values, PHASE_LIMIT)) for phase, values in phases.items())
+    return FitSamples(
+        title=title, batches=batches, steps=thinned(steps), phases=tuple(samples), peak=peak, settings=tuple(settings)
+    )
+
+
+def thinned(values: Sequence[int], limit: int = LIMIT) -> tuple[int, ...]:
+    """Return at most `limit` of the values, evenly spread over them, in their order."""
+    if len(values) <= limit:
+        return tuple(values)
+    return tuple(values[index * len(values) // limit] for index in range(limit))
+
 
 STEP = "step"
 PEAK = "peak memory"

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.compare import compare
+from nbguard.profiler.analysis.compare import FitSamples, compare, fit_samples
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
-from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.loader.advice import starting_less
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
@@ -18,8 +17,7 @@ from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
-from nbguard.profiler.analysis.memory.memory_report import CUDA, memory_report
-from nbguard.profiler.analysis.memory.unfrozen import unfrozen_finding
+from nbguard.profiler.analysis.memory.memory_report import CUDA, memory_report, unfrozen_finding
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.remedies import remedies, remedy_context
 from nbguard.profiler.analysis.report import (

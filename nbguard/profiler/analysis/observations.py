@@ -11,8 +11,8 @@ from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.memory.facts import Unavailable
 from nbguard.plain_data import check, from_plain, to_plain
 from nbguard.profiler import checks as fit_checks
+from nbguard.profiler.analysis.compare import FitSamples
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
-from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.analysis.loader.tried import LoaderRun

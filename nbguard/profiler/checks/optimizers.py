@@ -15,8 +15,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.checks.async_scalars import AsyncScalars
 from nbguard.profiler.checks.check import FitFigures
 from nbguard.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients
-from nbguard.profiler.checks.parameter_groups import Group, fusible, groups_of, is_looped, torchs
-from nbguard.profiler.checks.training import Rates, Values
+from nbguard.profiler.checks.parameter_groups import Group, Rates, Values, fusible, groups_of, is_looped, torchs
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.kinds import name_of

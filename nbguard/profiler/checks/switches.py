@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +14,26 @@ from nbguard.profiler.analysis.report import FitFinding, Setting
 from nbguard.profiler.checks.amp import autocast_dtypes
 from nbguard.profiler.checks.check import FitFigures
 from nbguard.profiler.record.recorder import BY_HAND, Recorder
-from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 from nbguard.units import counted
+
+
+@contextmanager
+def unwarned(category: type[Warning] = Warning) -> Iterator[None]:
+    """Show no warnings of a category meanwhile.
+
+    `warnings.catch_warnings` makes Python forget what it has shown once: the user's cells would show it again.
+    """
+    filters: Any = warnings.filters
+    ignored = ("ignore", None, category, None, 0)
+    filters.insert(0, ignored)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # somebody has set other filters meanwhile
+            filters.remove(ignored)
+
 
 _ENOUGH = 3
 _SHAPES = 3

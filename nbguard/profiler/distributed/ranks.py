@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import select
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
-from nbguard.profiler.analysis.report import RankRow
+from nbguard.profiler.analysis.report import RankRow, Setting
+from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.distributed.agreement import RankDigester
 from nbguard.profiler.distributed.exchange import RankExchange
-from nbguard.profiler.distributed.liveness import RankLiveness, pulse_of
-from nbguard.profiler.distributed.settings import environment
 from nbguard.profiler.distributed.watchdog import RankWatchdog
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.ranks.analysis.diagnosis import RankFault
@@ -24,6 +25,62 @@ from nbguard.ranks.analysis.launcher import launch_of
 from nbguard.ranks.job_board import JobBoard, open_board
 from nbguard.ranks.rank import Rank, current_rank
 from nbguard.ranks.watch import watch_ranks
+
+_NO_PHASE = -1
+_NO_FIT = 0
+
+
+class RankLiveness:
+    """The sign of life of this process in a fit, from its making to `close`."""
+
+    def __init__(self, board: JobBoard, fit: int) -> None:
+        self._file = board.own
+        self._fit = fit
+        self.beat(0)
+
+    def beat(self, batch: int, code: int = _NO_PHASE) -> None:
+        """Say that a phase of a batch has just ended; without a code: that the batch is about to be asked for."""
+        self._file.write_pulse(self._fit, batch, code, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Show no sign of life any more: this rank's fit has ended."""
+        self._file.write_pulse(_NO_FIT, 0, _NO_PHASE, 0)
+
+
+def pulse_of(board: JobBoard, rank: int, fit: int) -> Pulse | None:
+    """Return the last sign of life of a rank in this fit; None if it has none here: not begun, ended, or on another host."""
+    file = board.file(rank)
+    if file is None:
+        return None
+    number, batch, code, at = file.read_pulse()
+    if number != fit:
+        return None
+    phase = phases.ALL[code] if 0 <= code < len(phases.ALL) else ""
+    age = time.monotonic_ns() - at
+    return Pulse(rank=rank, pid=file.process.pid, batch=batch, phase=phase, age=age, is_alive=file.is_alive)
+
+
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "MASTER_")
+_NAMES = ("OMP_NUM_THREADS",)
+
+
+def environment() -> Iterator[Setting]:
+    """Yield the settings that should be the same on all ranks: variables of the communication, and versions."""
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(_PREFIXES) or name in _NAMES:
+            yield Setting(name, value)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:  # which ones may differ, how many should not
+        yield Setting("number of CUDA_VISIBLE_DEVICES", str(len(devices.split(","))))
+    yield Setting("python version", platform.python_version(), is_version=True)
+    for name in ("torch", "fastai"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            yield Setting(f"{name} version", str(version), is_version=True)
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    if cuda is not None:
+        yield Setting("cuda version", str(cuda), is_version=True)
+
 
 _EVERY = 0.02  # seconds between two looks for messages
 _GRACE = 1.0  # seconds for the message of a rank to arrive, once that is gone

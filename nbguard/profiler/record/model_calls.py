@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from nbguard.scan.objects.weak_references import weak_reference
+
+
+class CallArguments(tuple[Any, ...]):
+    """All arguments of a call in a row, as if positional; the last ones were given by `names`."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> CallArguments:
+        """Return the values of a call, positional ones first."""
+        arguments = cls((*args, *named.values()))
+        arguments.names = tuple(named)
+        return arguments
+
 
 _KEPT = 16
 _GONE = object()

@@ -11,9 +11,8 @@ from typing import Any
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import LogPosition
-from nbguard.profiler.record.call_arguments import CallArguments
 from nbguard.profiler.record.fit_bounds import Begins, FitBounds
-from nbguard.profiler.record.model_calls import weak_arguments
+from nbguard.profiler.record.model_calls import CallArguments, weak_arguments
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import STEPPED, Recorder
 from nbguard.profiler.record.rehearsal import Rehearsal, Rehearsed

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.profiler.analysis.compare import PEAK, compare, words
-from nbguard.profiler.analysis.fit_samples import LIMIT, FitSamples, fit_samples, thinned
+from nbguard.profiler.analysis.compare import LIMIT, PEAK, FitSamples, compare, fit_samples, thinned, words
 from nbguard.profiler.analysis.report import Setting
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.bootstrap import ratio_interval, stretch

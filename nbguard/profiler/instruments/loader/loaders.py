@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.instruments.loader.fetching import FetchSamples, FetchTimer, facts_of, together
-from nbguard.profiler.instruments.loader.loader_facts import facts_of_iterator, shown
+from nbguard.profiler.instruments.loader.own_memory import facts_of_iterator, shown
 from nbguard.profiler.instruments.loader.workers import TimedLoop, WorkerBoard
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder

@@ -18,8 +18,8 @@ from typing import Any
 
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning, candidates, choose, is_enough, workers_words
 from nbguard.profiler.analysis.report import WorkerTrial
+from nbguard.profiler.checks.switches import unwarned
 from nbguard.profiler.instruments.loader.trial import reason_against, serve
-from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.devices.cores import usable_cores
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.units import format_bytes

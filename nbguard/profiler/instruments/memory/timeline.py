@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbguard.profiler.analysis.memory.categories import Shape, Stock
-from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
-from nbguard.profiler.analysis.memory.unfrozen import Unfrozen
+from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations, Unfrozen
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.checks.parameter_groups import groups_of
 from nbguard.profiler.instruments.memory.categories import Stocktaker

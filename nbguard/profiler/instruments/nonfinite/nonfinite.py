@@ -26,15 +26,19 @@ from nbguard.profiler.checks.async_scalars import AsyncScalars
 from nbguard.profiler.checks.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
 from nbguard.profiler.instruments.nonfinite.failed_step import FailedStep, arguments_of, models_of
-from nbguard.profiler.instruments.nonfinite.looked_at import as_one_number, by_kind, has_gradient
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
 from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, autocast_of, device_type
-from nbguard.profiler.instruments.nonfinite.skipped_steps import SkippedSteps
-from nbguard.profiler.instruments.nonfinite.usual_gradients import UsualGradients
+from nbguard.profiler.instruments.nonfinite.usual_gradients import (
+    SkippedSteps,
+    UsualGradients,
+    as_one_number,
+    by_kind,
+    has_gradient,
+)
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.instruments.nonfinite.float32_trial import tried_in_float32
+from nbguard.profiler.instruments.nonfinite.float32_layers import tried_in_float32
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.operations.culprit import items_of, operation_of
 from nbguard.profiler.instruments.nonfinite.operations.operation_trace import StepTrace, module_name

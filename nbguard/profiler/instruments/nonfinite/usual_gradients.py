@@ -1,4 +1,4 @@
-"""One small gradient of each optimizer, which stands for all: what is not finite spreads to nearly all in a backward pass."""
+"""Gradients that tell whether a step is skipped: one small one of each optimizer, which stands for all, and skips in a row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,65 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from nbguard.profiler.analysis.health.nonfinite import Origin
 from nbguard.profiler.checks.parameter_groups import groups_of
-from nbguard.profiler.instruments.nonfinite.looked_at import has_gradient
+from nbguard.profiler.instruments.nonfinite.operations.operation_search import OperationSearch
+from nbguard.profiler.instruments.nonfinite.operations.step_values import StepValues
+
+_PERSISTS = (3, 12)
+"""Steps skipped in a row after which the operation is looked for: by the second time a scale has fallen far enough."""
+
+
+class SkippedSteps:
+    """Counts the steps that are skipped in a row, and looks for the operation once that is no search for the scale's level.
+
+    `origin`: of their gradients; None: none, or not known.
+    """
+
+    def __init__(self, search: OperationSearch) -> None:
+        self.origin: Origin | None = None
+        self._search = search
+        self._count = 0
+
+    def note(self, models: list[Any], values: tuple[float, ...]) -> None:
+        """Note for each optimizer whether its gradients were not finite (1.0), as the scaler's flags say."""
+        self._count = self._count + 1 if any(values) else 0
+        if self._count not in _PERSISTS:
+            return
+        if self._search.records_each:
+            self.origin = self._search.now(StepValues.none(), models) or self.origin
+        else:
+            self._search.follow(StepValues.none(), self._is)
+
+    def _is(self, origin: Origin) -> None:
+        self.origin = origin
+
+
+def as_one_number(torch: Any, tensor: Any) -> Any | None:
+    """Return a loss, or the largest value of several, as a tensor of one value; None if it has no floating point values."""
+    count = tensor.numel()
+    if not count or not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    values = tensor.detach()
+    if count > 1:
+        return values.abs().amax()
+    return values.reshape(()) if values.dim() > 1 else values
+
+
+def has_gradient(torch: Any, parameter: Any) -> bool:
+    """Say whether a parameter has a gradient with values in memory of its own."""
+    gradient = parameter.grad
+    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and gradient.numel() > 0
+
+
+def by_kind(parameters: list[Any]) -> list[list[Any]]:
+    """Return parameters in lists whose gradients are of one device and type."""
+    kinds: dict[Any, list[Any]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
+    return list(kinds.values())
+
 
 _SMALL = 2**14
 """Values of a gradient that every step looks at."""
