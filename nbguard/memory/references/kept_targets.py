@@ -12,6 +12,7 @@ from nbguard.memory.references.partners import How, partners_of
 from nbguard.memory.target import Target
 
 Targets = tuple[Target, ...]
+_NOUNS = {"tensor": "tensor", "model": "model", "learner": "Learner", "optimizer": "optimizer", "loader": "loader"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,25 @@ class Keeper:
     path: str  # as one would write it
     how: How  # in which way it keeps it
     kind: NodeKind  # of the object that it keeps
+
+    @property
+    def words(self) -> str:
+        """Return in words how it keeps a target's memory."""
+        match self.how:
+            case "same":
+                return f"`{self.path}` is the same {_NOUNS.get(self.kind, 'object')}"
+            case "shares":
+                return f"`{self.path}` shares its memory"
+            case "graph":
+                return f"`{self.path}` keeps it"
+            case "cache":
+                return f"the cache of `{self.path}` keeps it"
+            case "needs":
+                return f"`{self.path}` needs it"
+            case "runs":
+                return f"code that runs uses it ({self.path})"
+            case "holds":
+                return f"{self.path} holds it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
