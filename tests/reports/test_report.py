@@ -162,14 +162,14 @@ def test_a_list_of_losses_with_graphs_is_a_finding() -> None:
     graph = make_graph(
         {"losses": ["list"]},
         {"list": {"[0]": "a", "[1]": "b"}, "a": {" → graph": "g"}, "b": {" → graph": "h"}, "g": {"": "x"}, "h": {"": "y"}},
-        {"a": 4, "b": 4, "x": 100, "y": 100},
+        {"a": 4, "b": 4, "x": MiB, "y": MiB},
         {"a": "tensor", "b": "tensor", "g": "graph", "h": "graph", "x": "tensor", "y": "tensor"},
     )
 
     sentences = [finding.sentence for finding in build_report(Analysis(make_facts(graph))).findings]
 
     assert sentences == [
-        "losses keeps 2 autograd graphs alive (200 B): append `loss.item()` or `t.detach()`, or see `%gpumem why losses`"
+        "losses keeps 2 autograd graphs alive (2.00 MiB): append `loss.item()` or `t.detach()`, or see `%gpumem why losses`"
     ]
 
 

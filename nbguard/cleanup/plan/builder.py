@@ -86,7 +86,7 @@ class PlanBuilder:
             held = (node for n, root in enumerate(self.graph.roots) if n not in {*self.gone, *waiting} for node in root.nodes)
             free = storages_of(self.graph, given_up) - storages_of(self.graph, reach(self.graph, held, self.cut))
             carriers = (number for number, node in enumerate(self.graph.nodes) if not free.isdisjoint(node.storages))
-            taken &= leading_to(self.graph, carriers, self.cut)
+            taken = taken & leading_to(self.graph, carriers, self.cut)
         staying = entries - taken
         if staying:
             self._leave(staying)

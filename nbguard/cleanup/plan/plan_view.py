@@ -173,23 +173,24 @@ def _notes(outcome: Outcome) -> Iterator[str]:
 
 
 def _left(outcome: Outcome) -> Iterator[str]:
-    """Yield the largest holders of the rest, a phrase each with the line that ends it, and how many more there are.
+    """Yield the largest holders of the rest, a phrase each with the line that ends it, and how many more large ones there are.
 
     They stand in one sentence, which is clipped nowhere: as many as it has room for.
     """
+    large = [holder for holder in outcome.left if holder.nbytes >= least_shown(outcome.after)]
     shown, length = 0, 0
-    for holder in outcome.left[:LEFT_SHOWN]:
+    for holder in large[:LEFT_SHOWN]:
         what = f" ({holder.what})" if holder.what else ""
         line = holder.advice
         way_out = f": {line.code if line.is_code else line.command or line.effect}" if line != advice.NONE else ""
         words = f"{holder.label}{what} {format_bytes(holder.nbytes)}{way_out}"
         length += len(words)
-        if not holder.nbytes or (shown and length > _LEFT_LENGTH):
+        if shown and length > _LEFT_LENGTH:
             break
         shown += 1
         yield words
-    if more := len(outcome.left) - shown:
-        yield f"and {more} more: {advice.REPORT.code}" if shown else f"{more} that share memory: {advice.REPORT.code}"
+    if more := len(large) - shown:
+        yield f"and {more} more: {advice.REPORT.code}"
 
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:

@@ -15,10 +15,10 @@ from nbguard.cleanup.figures import holdings_on
 from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph
+from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Node, Root
 from nbguard.memory.least_shown import least_shown
 from nbguard.memory.references.explain_unheld import is_explained
-from nbguard.memory.references.graph import leading_to, reach
+from nbguard.memory.references.graph import leading_to, reach, storages_of
 from nbguard.memory.references.holders import Holder
 from nbguard.sidebar.protocol.row_parts import row_parts
 from nbguard.sidebar.protocol.state import Ability, RowPart
@@ -98,19 +98,25 @@ def rows_of(analysis: Analysis) -> Rows:
 
 
 def beside_running_code(analysis: Analysis) -> Analysis:
-    """Return an analysis with running functions as holders only of what no name leads to.
+    """Return an analysis with running functions as holders only of memory that nothing else leads to.
 
     While a cell trains `learn`, its functions hold the same Learner: it stays `learn`, not something that they share.
     """
     graph = analysis.facts.graph
     if not any(root.kind == "frame" for root in graph.roots):
         return analysis
-    named = reach(graph, (node for root in graph.roots if root.kind in ("name", "module") for node in root.nodes))
-    roots = (
-        replace(root, nodes=tuple(node for node in root.nodes if node not in named)) if root.kind == "frame" else root
-        for root in graph.roots
-    )
-    return analysis.with_graph(replace(graph, roots=tuple(roots)), default_plan)
+    others = reach(graph, (node for root in graph.roots if root.kind != "frame" for node in root.nodes))
+    held, nodes, roots = storages_of(graph, others), list(graph.nodes), list[Root]()
+    for root in graph.roots:
+        if root.kind == "frame":
+            below = reach(graph, root.nodes)
+            rest = (graph.rest,) if graph.rest is not None and graph.rest in below - others else ()
+            own = tuple(sorted(storages_of(graph, below) - held))
+            nodes.append(Node(kind="frame", type_name="frame", ref=0, children=rest, labels=("",) * len(rest), storages=own))
+            roots.append(replace(root, nodes=(len(nodes) - 1,)))
+        else:
+            roots.append(root)
+    return analysis.with_graph(replace(graph, roots=tuple(roots), nodes=tuple(nodes)), default_plan)
 
 
 def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
