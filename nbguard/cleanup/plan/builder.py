@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from nbguard.cleanup.plan.plan import Action
 from nbguard.memory.facts import Facts, Graph, Root
+from nbguard.memory.references.components import components
 from nbguard.memory.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, storages_of
 
 COLLECTED = "unreachable cycles"
@@ -87,7 +88,7 @@ class PlanBuilder:
             free = storages_of(self.graph, given_up) - storages_of(self.graph, reach(self.graph, held, self.cut))
             carriers = (number for number, node in enumerate(self.graph.nodes) if not free.isdisjoint(node.storages))
             taken = taken & leading_to(self.graph, carriers, self.cut)
-        staying = entries - taken
+        staying = self._kept_alive(entries, entries - taken) if taken != entries else set[int]()
         if staying:
             self._leave(staying)
         whats = (root.what for root in self.graph.roots if root.kind == "garbage" and taken.intersection(root.nodes))
@@ -102,6 +103,16 @@ class PlanBuilder:
         planned = PlannedStep(step, frozenset(waiting), frozenset())
         self.gone |= planned.gone
         self.steps.append(planned)
+
+    def _kept_alive(self, entries: Set[int], left: Set[int]) -> set[int]:
+        """Return those of the nodes `left` that stay when the other `entries` are collected: cycles, and what these lead to."""
+        children = [node.children for node in self.graph.nodes]
+        below = {child for node in entries for child in children[node]}
+        tops = left - below
+        for component in components(children, left):
+            if len(component) > 1 or component[0] in children[component[0]]:
+                tops |= left.intersection(component)
+        return left & reach(self.graph, tops)
 
     def _leave(self, staying: Set[int]) -> None:
         """Have these of the nodes that wait for the collector stay: in a root of their own, which no step removes."""

@@ -63,10 +63,8 @@ def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) 
     plan = replace(plan, also_stale=_also_stale(builder))
     if not idle:
         return plan
-    held = reach_of_roots(facts.graph, (number for number, root in enumerate(facts.graph.roots) if root.kind != "garbage"))
     state = CleanupState(
         graph=facts.graph,
-        collected=storages_of(facts.graph, _reached_by(facts.graph, "garbage")) - storages_of(facts.graph, held),
         gone=builder.gone,
         cut=builder.cut,
         freed=plan.storages,

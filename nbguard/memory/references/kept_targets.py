@@ -62,7 +62,6 @@ class CleanupState:
     gone: Set[int]  # numbers of the roots that go
     cut: Set[Edge]  # references that go
     freed: Set[int]  # numbers of the storages that are free afterwards
-    collected: Set[int]  # numbers of the storages that only cycles hold which wait for the collector
     going: Targets  # its targets that go
     freed_by: Callable[[Targets, bool], Set[int]]
     """The storages that a plan frees which has these targets instead, and may empty the caches of functions besides."""
@@ -109,9 +108,9 @@ def _release(
 
     Displayed results that go with the other targets need not be named.
     """
-    freed = state.freed_by((*going, *targets), has_caches) - free - state.collected
+    freed = state.freed_by((*going, *targets), has_caches) - free
     without = tuple(target for target in targets if not target.root.startswith("Out["))
-    if 0 < len(without) < len(targets) and state.freed_by((*going, *without), has_caches) - free - state.collected == freed:
+    if 0 < len(without) < len(targets) and state.freed_by((*going, *without), has_caches) - free == freed:
         targets = without
     if not freed & storages:
         return NONE
