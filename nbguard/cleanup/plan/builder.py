@@ -104,7 +104,7 @@ class PlanBuilder:
         self.gone |= planned.gone
         self.steps.append(planned)
 
-    def _kept_alive(self, entries: Set[int], left: Set[int]) -> set[int]:
+    def _kept_alive(self, entries: set[int], left: set[int]) -> set[int]:
         """Return those of the nodes `left` that stay when the other `entries` are collected: cycles, and what these lead to."""
         children = [node.children for node in self.graph.nodes]
         below = {child for node in entries for child in children[node]}
