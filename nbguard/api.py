@@ -10,6 +10,7 @@ from typing import Any
 
 from nbguard.cleanup.apply.apply import Cleaned, apply, bring_back, uncover
 from nbguard.cleanup.apply.processes import end_orphans, find_zombies
+from nbguard.cleanup.figures import figure_of
 from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -103,12 +104,15 @@ def why_in(notebook: Notebook, name: str) -> Why:
     ref, what = id(value), describe(value, Kinds(), Unread())
     is_computed_value = is_computed(value)
     del value
-    facts = scan(notebook).facts
+    analysis = scan(notebook).analysis
+    facts = analysis.facts
     if is_computed_value or all(node.ref != ref for node in facts.graph.nodes):
         why_path = explain_path(facts, name)
         if why_path is not None:
             return why_path
-    return explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
+    explained = explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
+    figure = figure_of(analysis, resolve_targets((name,), notebook.namespace, notebook.out, notebook.hidden))
+    return replace(explained, frees=figure.frees, together=figure.together)
 
 
 def _why_shown(facts: Facts, text: str) -> Why | None:

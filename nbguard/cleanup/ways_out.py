@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
+from nbguard.cleanup.figures import holdings_of
 from nbguard.cleanup.plan.optional_steps import held_by_errors, kept_errors
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -70,7 +71,9 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
     facts = analysis.facts
     if any(facts.graph.roots[number].kind == "frame" for number in holder.roots):
         return advice.WAIT
-    rows = {number: row for row, _ in analysis.holdings if not row.is_shared for number in row.roots}
+    if holder.together.command:
+        return holder.together
+    rows = {number: row for row, _ in analysis.once(holdings_of) if not row.is_shared for number in row.roots}
     roots = tuple(number for number in holder.roots if not _is_made_class(facts.graph.roots[number])) or holder.roots
     alone = {number: way_out(analysis, rows[number]) for number in roots[:_MOST_TRIED] if number in rows}
     for line in alone.values():
@@ -126,7 +129,7 @@ def handles(analysis: Analysis) -> tuple[Handle, ...]:
 
 def _handles(analysis: Analysis) -> Iterator[Handle]:
     facts, graph = analysis.facts, analysis.facts.graph
-    rows, errors = (row for row, _ in analysis.holdings), analysis.once(errors_of_names)
+    rows, errors = (row for row, _ in analysis.once(holdings_of)), analysis.once(errors_of_names)
     learners_named = {
         node
         for root in graph.roots

@@ -265,6 +265,7 @@ PARK_PLACEHOLDER = Advice(command=f"{_RESET} --park NAME", effect="moves what a 
 ZOMBIES = Advice(command=f"{_RESET} --zombies", effect="lists the processes on the GPUs")
 END_ZOMBIES = Advice(command=f"{_RESET} --zombies --yes", effect="ends what dead programs left on the GPUs")
 REPORT = Advice(command=_REPORT, effect="shows who holds the memory")
+ALL_HOLDERS = Advice(command=f"{_REPORT} --all", effect="shows small holders, too")
 WHY = Advice(command=f"{_REPORT} why", effect="with a name, shows the reference paths")
 MAP = Advice(command=f"{_REPORT} map", effect="shows where in the segments it lies")
 OOM = Advice(command=f"{_REPORT} oom", effect="says more about the last failed request")

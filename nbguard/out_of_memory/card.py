@@ -12,6 +12,7 @@ from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
+from nbguard.memory.least_shown import least_shown
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
 from nbguard.memory.references.holders import Holder
 from nbguard.out_of_memory.failed_request import FailedRequest
@@ -83,7 +84,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         taken=rerun.own_bytes,
         cell_took=rerun.taken if rerun.is_taken_exact else None,
         needed=None if request.nbytes is None or request.is_of_host else rerun.whole,
-        holders=tuple(holder for holder in holders if holder.retained)[:_HOLDERS],
+        holders=tuple(holder for holder in holders if holder.retained >= least_shown(held))[:_HOLDERS],
         held=held,
         fixes=fixes(context),
         notes=tuple(_notes(facts, rerun, parts)),

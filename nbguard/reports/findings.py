@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 
+from nbguard.cleanup.figures import holdings_of
 from nbguard.cleanup.plan.default import default_plan, pins_of
 from nbguard.cleanup.plan.optional_steps import held_by_errors, words_on_kept_error
 from nbguard.cleanup.plan.parking import parked_findings
@@ -18,6 +19,7 @@ from nbguard.memory.advice import Advice
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
+from nbguard.memory.least_shown import least_shown
 from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.model_rest import contents_of
@@ -40,14 +42,20 @@ _NAMED = 3
 _CONTAINERS = frozenset({"list", "dict", "tuple", "set"})
 
 
+def _least(facts: Facts) -> int:
+    """Return the bytes from which a finding is worth a line."""
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    return max(least_shown(total), int(_WORTH_SAYING * total))
+
+
 def find(analysis: Analysis) -> tuple[Finding, ...]:
     """Return the findings of a scan."""
     facts, plan = analysis.facts, analysis.once(default_plan)
-    rows = tuple(holder for holder, _ in analysis.holdings)
+    rows = tuple(holder for holder, _ in analysis.once(holdings_of))
     kept = tuple(_handles(analysis))
     rules = (
         out_of_memory(analysis),
-        _stale(plan),
+        _stale(facts, plan),
         parked_findings(facts),
         _graphs(facts, rows),
         _left_out(facts, rows),
@@ -68,8 +76,8 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     return tuple(finding for rule in rules for finding in rule)
 
 
-def _stale(plan: Plan) -> Iterator[Finding]:
-    if plan.promised:
+def _stale(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    if plan.promised >= least_shown(sum(storage.nbytes for storage in facts.graph.storages)):
         cleanup = advice.release_stale(plan.promised)
         words = f"{format_bytes(plan.promised)} is stale: {cleanup.code} frees it (see it first: {advice.PLAN.code})"
         yield Finding("stale", words, cleanup)
@@ -79,7 +87,7 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
     """Name variables that keep autograd graphs: bytes they reach through a graph only, and that nothing else holds."""
     graph = facts.graph
     nodes = {n for n, node in enumerate(graph.nodes) if node.kind == "graph"}
-    total = sum(storage.nbytes for storage in graph.storages)
+    worth = _least(facts)
     named = [holder for holder in rows if holder.kind == "name"] if nodes else []
     entries = [[node for root in holder.roots for node in graph.roots[root].nodes] for holder in named]
     without = owners_of_nodes(graph, entries, blocked=nodes)
@@ -90,7 +98,7 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
             kept[number] += storage.nbytes
     with_graph = {n for n, node in enumerate(graph.nodes) if node.kind == "tensor" and not nodes.isdisjoint(node.children)}
     for number, holder in enumerate(named):
-        if kept[number] <= _WORTH_SAYING * total or graph.nodes[min(entries[number])].kind == "learner":
+        if kept[number] < worth or graph.nodes[min(entries[number])].kind == "learner":
             continue
         heads = {n for n in with_graph if without[n] >> number & 1}
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
@@ -144,7 +152,10 @@ def _unread(facts: Facts) -> Iterator[Finding]:
 
 def _handles(analysis: Analysis) -> Iterator[Finding]:
     """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
+    least = _least(analysis.facts)
     for handle in analysis.once(handles):
+        if handle.nbytes < least:
+            continue
         root, release = analysis.facts.graph.roots[handle.root], handle.advice
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(handle.nbytes)} alive"
         freed = release.frees
@@ -163,12 +174,12 @@ def _without_way_out(keeps: str, release: Advice) -> str:
 def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
     """Name what holds memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
     graph, told = facts.graph, tuple(finding.sentence for finding in handles)
-    total = sum(storage.nbytes for storage in graph.storages)
+    least = _least(facts)
     for holder in rows:
         root = graph.roots[holder.roots[0]]
         is_one = len(holder.roots) == 1 and holder.kind in ("module", "library") and not root.is_ending
         is_told = any(sentence.startswith(f"{root.label} (") for sentence in told)
-        if not is_one or is_told or holder.retained <= _WORTH_SAYING * total:
+        if not is_one or is_told or holder.retained < least:
             continue
         release = release_of_root(facts, root)
         keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
@@ -181,12 +192,12 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
     """Name what is on a model and is not the model: outputs that its code keeps, with their graphs."""
-    total = sum(storage.nbytes for storage in facts.graph.storages)
+    least = _least(facts)
     for holder in rows:
         contents = (
             None if holder.is_shared or holder.kind != "name" else contents_of(facts.graph, facts.graph.roots[holder.roots[0]])
         )
-        if contents is None or contents.rest <= _WORTH_SAYING * total:
+        if contents is None or contents.rest < least:
             continue
         release = contents.advice
         frees = promised(facts, (release,)) if release.command else 0
@@ -204,10 +215,10 @@ def _also(line: Advice) -> str:
 
 def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
     """Name variables, futures and tasks whose exception holds memory that nothing else needs."""
-    total = sum(storage.nbytes for storage in facts.graph.storages)
+    least = _least(facts)
     for label, nodes in errors.items():
         nbytes = held_by_errors(facts.graph, nodes)
-        if nbytes > _WORTH_SAYING * total:
+        if nbytes >= least:
             frees = plan_cleanup(facts, Request(errors=True)).promised
             yield Finding("kept_error", words_on_kept_error(label, nbytes), advice.release_errors(frees))
 
@@ -215,9 +226,9 @@ def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Findi
 def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:
     """Name displayed results that nothing else holds and that a cleanup will not touch on its own."""
     dropped = {name for action in plan.actions if action.kind == "out" for name in action.names}
-    total = sum(storage.nbytes for storage in facts.graph.storages)
+    least = _least(facts)
     for holder in rows:
-        if holder.kind == "out" and holder.label not in dropped and holder.retained > _WORTH_SAYING * total:
+        if holder.kind == "out" and holder.label not in dropped and holder.retained >= least:
             release = advice.release_output(holder.label)
             frees = promised(facts, (release,)) or 0
             words = f"{holder.label} ({holder.what}) is held by the output history only: {release.code} frees "
@@ -268,9 +279,9 @@ def _outside(facts: Facts) -> Iterator[Finding]:
 
 
 def _gradients(facts: Facts) -> Iterator[Finding]:
-    total = sum(storage.nbytes for storage in facts.graph.storages)
+    least = 4 * _least(facts)
     for label, nbytes in idle_gradients(facts):
-        if nbytes > 4 * _WORTH_SAYING * total:  # every fit leaves some
+        if nbytes >= least:  # every fit leaves some
             yield Finding(
                 "gradients",
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): "

@@ -11,8 +11,8 @@ from nbguard.reports.report import DeviceReport, Report
 from nbguard.units import MiB, counted, format_bytes
 
 
-def report_blocks(report: Report, limit: int = 12) -> Iterator[Block]:
-    """Yield a report; at most `limit` holders per device."""
+def report_blocks(report: Report, limit: int | None = 12) -> Iterator[Block]:
+    """Yield a report; at most `limit` holders per device, without a limit all, the small ones too."""
     if report.headline:
         yield Title(report.headline, "dim")
     for device in report.devices:
@@ -25,7 +25,7 @@ def report_blocks(report: Report, limit: int = 12) -> Iterator[Block]:
         yield Listing(sentences=tuple(missing.reason for missing in report.unavailable))
 
 
-def _device(device: DeviceReport, limit: int) -> Iterator[Block]:
+def _device(device: DeviceReport, limit: int | None) -> Iterator[Block]:
     if device.total is None:
         figures = f"{format_bytes(device.allocated)} in {counted(device.storages, 'storage')}"
     else:

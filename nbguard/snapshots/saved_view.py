@@ -50,7 +50,7 @@ def _device(device: DeviceReport, limit: int) -> Iterator[Block]:
     size = "" if device.total is None else f"of {format_bytes(device.total)}"
     yield Section(device.device, device.name, size)
     yield parts_bar(device.parts, device.total)
-    yield holder_table(holder_rows(device.holders, device.allocated, limit))
+    yield holder_table(holder_rows(device.holders, device.allocated, limit, opens=""))
     if (pools := pool_table(device.pools)) is not None:
         yield pools
 

@@ -38,7 +38,7 @@ def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
         "losses = [learn.loss_func(learn.model(torch.randn(4, 16)), torch.tensor([0, 1, 2, 0])) for _ in range(9)]"
     ).ok()
 
-    cell = notebook.run("%gpumem").ok()
+    cell = notebook.run("%gpumem --all").ok()
 
     assert cell.text.splitlines()[0] == "No GPU in this process: CPU tensors are tracked instead"
     assert "learn " in cell.text
@@ -51,7 +51,7 @@ def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
 
 
 def test_graphs_that_a_list_keeps_are_a_finding(notebook: Kernel) -> None:
-    notebook.run("net = Net(); losses = [net(torch.randn(400, 16)).sum() for _ in range(7)]; del net").ok()
+    notebook.run("net = Net(); losses = [net(torch.randn(40_000, 16)).sum() for _ in range(7)]; del net").ok()
 
     text = notebook.run("%gpumem").ok().text
 

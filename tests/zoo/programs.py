@@ -34,6 +34,8 @@ _WIDE = 768
 _UNSEEN = 65_536
 """Bytes of a graph's own tensors that may come back besides: what is frozen hides who holds them."""
 _NOT_FOLLOWED = (types.ModuleType, type, str, int, types.CodeType, types.FrameType)
+_OF_PLANS = ("plan", "target", "kept")
+"""Sources of commands that promise what the collector takes, too."""
 _WARM_UP = (
     "m = make(); opt = torch.optim.Adam(m.parameters()); step(m, opt)",
     "x = m(torch.ones(2, 768)).sum(); x",
@@ -192,6 +194,19 @@ def run_cell(shell: Any, source: str) -> str:
     return out.getvalue()
 
 
+def _json(analysis: Any) -> str:
+    """Return the holders of a report as its JSON has them."""
+    from nbguard.reports.report import build_report
+
+    text = build_report(analysis).json_bundle()
+    return json.dumps(_holders_in(next(iter(text.values()))))
+
+
+def _holders_in(data: Any) -> Any:
+    found = json.loads(data) if isinstance(data, str) else data
+    return found["devices"][0]["holders"]
+
+
 class Trial:
     """One program in this process, in a shell that has run nothing yet."""
 
@@ -244,7 +259,10 @@ class Trial:
             return [*found, Command("plan", ("%reset_gpu --all",), everything.promised)]
         targets = resolve_targets((name,), notebook.namespace, notebook.out, notebook.hidden)
         plan = plan_cleanup(analysis.facts, Request(targets=targets))
-        found.append(Command("target", (f"%reset_gpu {name}",), plan.promised))
+        figures = self._figures(analysis, name, plan.promised)
+        if len(set(figures.values())) > 1:
+            self.wrong.append(f"seed {self.seed}: {'; '.join(self.source)}\n    {name} has more than one figure: {figures}")
+        found.append(Command("target", (f"%reset_gpu {name}",), figures["row"]))
         found += [Command("kept", (kept.instead.command,), kept.instead.frees) for kept in plan.kept if kept.instead.command]
         try:
             parking = nbguard.park(name, dry_run=True)
@@ -256,9 +274,33 @@ class Trial:
             found.append(Command("park", (f"%reset_gpu --park {name}",), parking.promised))
         return [*found, *(Command("park", (line,)) for line in re.findall(r"`(%reset_gpu --park [^`]*)`", said))]
 
+    def _figures(self, analysis: Any, name: str, planned: int) -> dict[str, int]:
+        """Return what the release of a name frees, by each surface."""
+        import nbguard
+        from nbguard.cleanup.plan.default import holders_of
+        from nbguard.reports.report import build_report
+        from nbguard.sidebar.protocol.memory_state import build_memory_state
+
+        rows = [row for row in build_report(analysis).devices[0].holders if name in row.names]
+        if not rows or len(rows[0].names) > 1:  # all names of one object have one row, and go together
+            return {"row": planned}
+        heap, _ = build_memory_state(analysis, "b00t", 1, t=0.0, seconds=0.0, cell=None)
+        shown = next(row for row in heap.holders if (row.label, row.kind) == (rows[0].label, rows[0].kind))
+        found = {"row": rows[0].frees, "plan": planned, "magic": nbguard.plan(name).promised}
+        found |= {"json": next(row["frees"] for row in json.loads(_json(analysis)) if row["label"] == name)}
+        with contextlib.suppress(nbguard.TargetError):
+            found["why"] = nbguard.why(name).frees
+        card = [row for row in analysis.devices[0].once(holders_of) if row.names == (name,)]
+        found["card"] = card[0].frees
+        if not shown.together:
+            return found | {"panel": shown.frees}
+        together = nbguard.plan(*rows[0].together.targets).promised
+        both = {rows[0].together.frees, shown.frees, nbguard.why(name).together.frees, together}
+        return found | {"together": found["row"] if len(both) == 1 else -1}
+
     def _followed(self, command: Command) -> str:
         """Run a command as printed; return what it did that it should not have, or an empty string."""
-        if command.source not in ("plan", "target") and command.lines != ("%reset_gpu",):
+        if command.source not in _OF_PLANS and command.lines != ("%reset_gpu",):
             gc.collect()  # what waits for the collector comes back by no target's doing
         named = {*self.shell.user_ns} if "--all" in command.lines[0] else names_in(command.lines)
         before = _living_bytes()
@@ -267,7 +309,8 @@ class Trial:
         texts = [self._cell(line) for line in command.lines]
         if any("UsageError:" in text or "Traceback" in text for text in texts):
             return f"it failed: {texts[-1].strip()[-300:]}"
-        gc.collect()
+        if command.source not in _OF_PLANS:  # a plan for targets leaves other cycles to the collector
+            gc.collect()
         freed = before - _living_bytes()
         if command.frees is not None and not 0 <= freed - command.frees <= _UNSEEN:
             return f"promised {command.frees}, freed {freed}: {texts[-1].strip()}"

@@ -162,7 +162,7 @@ export interface PlanRow {
   detail: string;
   /** It gives back; None: not known. */
   nbytes: number | null;
-  /** Listed under `keep` by a request that leaves the step out; empty: it cannot be left out. */
+  /** Listed under `keep` by a request that leaves the step out. */
   key: string;
   /** It is left out. */
   kept: boolean;
@@ -420,10 +420,16 @@ export interface HolderRow {
   /** The way from the label to the memory. */
   path: string;
   device: string;
-  /** Freed if this holder alone is let go. */
+  /** Its own: all rows add up; of a name, those which its release frees. */
   nbytes: number;
+  /** Bytes that `release` gives back, by its plan: with the names in `together`, where there are any. */
+  frees: number;
   /** Bytes that it leads to. */
   reaches: number;
+  /** What has to go with it, and `release` takes along: the row frees next to nothing by itself. */
+  together: string[];
+  /** Too small for a row, a badge or a button of its own: one line for all that are. */
+  is_small: boolean;
   /** Number of the cell that bound the name. */
   cell: number | null;
   /** Clean stale would let all of it go. */
@@ -454,7 +460,10 @@ export const isHolderRow: Check<HolderRow> = object({
   path: text,
   device: text,
   nbytes: number,
+  frees: number,
   reaches: number,
+  together: list(text),
+  is_small: boolean,
   cell: nullable(number),
   stale: boolean,
   stale_bytes: number,
@@ -600,6 +609,8 @@ export interface MemoryState {
   during: number | null;
   /** Bytes that Clean stale would give back. */
   stale: number;
+  /** Bytes from which something has a row, a badge or a primary button of its own. */
+  least: number;
   /** Largest first. */
   holders: HolderRow[];
   more: UnlistedHolders;
@@ -621,6 +632,7 @@ export const isMemoryState: Check<MemoryState> = object({
   cell: nullable(number),
   during: nullable(number),
   stale: number,
+  least: number,
   holders: list(isHolderRow),
   more: isUnlistedHolders,
   experiments: list(isExperiment),

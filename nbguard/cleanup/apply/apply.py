@@ -19,6 +19,7 @@ from nbguard.cleanup.apply.interrupts import Interrupts
 from nbguard.cleanup.apply.kept_memory import FreedBytes, note_left_pools
 from nbguard.cleanup.apply.parking import unpark
 from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
+from nbguard.cleanup.figures import holdings_of
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
@@ -199,7 +200,7 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> 
     graph = after.facts.graph
     left = {n for n, storage in enumerate(graph.storages) if (storage.device, storage.address) in addresses}
     survivors = []
-    for holder, _ in after.holdings:
+    for holder, _ in after.once(holdings_of):
         kept = storages_of(graph, reach_of_roots(graph, holder.roots)) & left
         if kept:
             survivors.append((holder.path or holder.label, nbytes_of(graph, kept)))
@@ -208,7 +209,7 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> 
 
 def _left(after: Analysis) -> tuple[LeftHolder, ...]:
     """Return the holders of the rest, the largest with their ways out; gradients, which are a part of one, if there is room."""
-    rows = [holder for holder, _ in after.holdings]
+    rows = [holder for holder, _ in after.once(holdings_of)]
     ways = {id(row): way_out(after, row) for row in [row for row in rows if row.retained][:LEFT_SHOWN]}
     left = [
         LeftHolder(

@@ -6,12 +6,18 @@ the last to the first, and a step frees the storages that undoing it reaches aga
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from nbguard.cleanup.plan.plan import Action
-from nbguard.memory.facts import Facts, Graph
-from nbguard.memory.references.graph import STALE_KINDS, Edge, nbytes_of, reach, storages_of
+from nbguard.memory.facts import Facts, Graph, Root
+from nbguard.memory.references.components import components
+from nbguard.memory.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, storages_of
+
+COLLECTED = "unreachable cycles"
+"""What the collector takes, in words, by which a request leaves it out."""
+_WITH_MEMORY = frozenset({"del", "cut", "line", "out", "cache", "leftovers", "debugger", "error", "kept_error"})
+"""Kinds of steps that are expected to free memory: one that frees none says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class PlanBuilder:
     """A cleanup plan so far."""
 
     facts: Facts  # the scan that it is made for
+    keep: Collection[str] = ()  # keys of steps that are left out
     gone: set[int] = field(default_factory=set)  # numbers of the roots that the steps remove
     cut: set[Edge] = field(default_factory=set)  # references that the steps remove
     steps: list[PlannedStep] = field(default_factory=list)  # in the order in which they will run
@@ -49,7 +56,9 @@ class PlanBuilder:
         return self.facts.graph
 
     def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
-        """Append a step. The bytes that it frees in the graph are added to its `nbytes`; None stays: not known beforehand."""
+        """Append a step, unless it is left out. The bytes that it frees are added to its `nbytes`; None stays: not known."""
+        if action.key in self.keep:
+            return
         step = PlannedStep(action, frozenset(gone) - self.gone, frozenset(cut) - self.cut)
         self.gone |= step.gone
         self.cut |= step.cut
@@ -63,6 +72,67 @@ class PlanBuilder:
     def below(self, starts: Iterable[int], blocked: Collection[int] = ()) -> set[int]:
         """Return the nodes that `starts` lead to without the references removed so far, not through `blocked`."""
         return reach(self.graph, starts, self.cut, blocked)
+
+    def collect(self, given_up: Set[int] | None) -> None:
+        """Append the step that has Python's collector take cycles which nothing reaches.
+
+        Of a plan for targets it takes those that lead to memory of the nodes `given_up` which nothing else leads to any more,
+        and of a plan that leaves it out none: the rest is held meanwhile, as the collector takes all that nothing holds.
+        """
+        waiting = [number for number, root in enumerate(self.graph.roots) if root.kind == "garbage"]
+        entries = {node for number in waiting for node in self.graph.roots[number].nodes}
+        is_left_out = COLLECTED in self.keep
+        taken = set[int]() if is_left_out else entries
+        if given_up is not None and taken:
+            held = (node for n, root in enumerate(self.graph.roots) if n not in {*self.gone, *waiting} for node in root.nodes)
+            free = storages_of(self.graph, given_up) - storages_of(self.graph, reach(self.graph, held, self.cut))
+            carriers = (number for number, node in enumerate(self.graph.nodes) if not free.isdisjoint(node.storages))
+            taken = taken & leading_to(self.graph, carriers, self.cut)
+        staying = self._kept_alive(entries, entries - taken) if taken != entries else set[int]()
+        if staying:
+            self._leave(staying)
+        whats = (root.what for root in self.graph.roots if root.kind == "garbage" and taken.intersection(root.nodes))
+        step = Action(
+            kind="collect",
+            subject=COLLECTED,
+            participle="collected",
+            nbytes=0,
+            detail="" if staying else ", ".join(whats),
+            refs=tuple(sorted(self.graph.nodes[node].ref for node in staying)),
+        )
+        planned = PlannedStep(step, frozenset(waiting), frozenset())
+        self.gone |= planned.gone
+        self.steps.append(planned)
+
+    def _kept_alive(self, entries: set[int], left: set[int]) -> set[int]:
+        """Return those of the nodes `left` that stay when the other `entries` are collected: cycles, and what these lead to."""
+        children = [node.children for node in self.graph.nodes]
+        below = {child for node in entries for child in children[node]}
+        tops = left - below
+        for component in components(children, left):
+            if len(component) > 1 or component[0] in children[component[0]]:
+                tops |= left.intersection(component)
+        return left & reach(self.graph, tops)
+
+    def _leave(self, staying: Set[int]) -> None:
+        """Have these of the nodes that wait for the collector stay: in a root of their own, which no step removes."""
+        roots = tuple(
+            replace(root, nodes=tuple(node for node in root.nodes if node not in staying)) if root.kind == "garbage" else root
+            for root in self.graph.roots
+        )
+        rest = Root(kind="garbage", label=COLLECTED, nodes=tuple(sorted(staying)))
+        self.facts = replace(self.facts, graph=replace(self.graph, roots=(*roots, rest)))
+
+    def left(self) -> Facts:
+        """Return the facts after the steps so far: without the roots and the references that they remove."""
+        parents = {parent for parent, _ in self.cut}
+        nodes = list(self.graph.nodes)
+        for parent in parents:
+            kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in self.cut]
+            children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
+            nodes[parent] = replace(nodes[parent], children=children, labels=labels)
+        roots = tuple(root for number, root in enumerate(self.graph.roots) if number not in self.gone)
+        return replace(self.facts, graph=replace(self.graph, roots=roots, nodes=tuple(nodes)))
 
     def settle(self) -> Settled:
         """Return the plan: each storage is freed by the step after which nothing reaches it."""
@@ -81,9 +151,20 @@ class PlanBuilder:
             back = storages_of(graph, again) - staying - freed
             freed |= back
             own = step.action.nbytes
-            actions.append(step.action if own is None else replace(step.action, nbytes=own + nbytes_of(graph, back)))
+            action = step.action if own is None else replace(step.action, nbytes=own + nbytes_of(graph, back))
+            if action.nbytes == 0 and action.kind in _WITH_MEMORY:
+                below = storages_of(graph, reach(graph, {*starts, *(child for _, child in step.cut)}, cut))
+                action = replace(action, detail="; ".join(filter(None, (_why_nothing(below, freed), action.detail))))
+            actions.append(action)
         goes = alive - kept
         at_least = graph.rest is not None and any(
             node == graph.rest or graph.rest in graph.nodes[node].children for node in goes
         )
         return Settled(tuple(reversed(actions)), frozenset(freed), kept, at_least)
+
+
+def _why_nothing(below: Set[int], freed: Set[int]) -> str:
+    """Return why a step that leads to the storages `below` frees none of them, where later steps free `freed`."""
+    if not below:
+        return "leads to no memory"
+    return "its memory goes with a later step" if below & freed else "something else keeps its memory"

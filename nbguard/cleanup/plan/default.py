@@ -5,6 +5,7 @@ Questions for `Analysis.once` and `DeviceAnalysis.once`: `analysis.once(default_
 
 from __future__ import annotations
 
+from nbguard.cleanup.figures import holdings_on
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
@@ -21,7 +22,7 @@ def default_plan(analysis: Analysis) -> Plan:
 def holders_of(device: DeviceAnalysis) -> tuple[Holder, ...]:
     """Return every holder of bytes on a device, the largest first: they add up to the bytes allocated there."""
     analysis = device.analysis
-    return all_holders(analysis.facts, device.facts, device.holdings, analysis.once(default_plan).storages)
+    return all_holders(analysis.facts, device.facts, device.once(holdings_on), analysis.once(default_plan).storages)
 
 
 def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory.advice import NONE, Advice
-from nbguard.memory.facts import CacheKind, PoolId
+from nbguard.memory.facts import DEBUGGER, CacheKind, PoolId
 from nbguard.memory.processes import Process, Zombies
 from nbguard.memory.references.kept_targets import KeptTarget
 from nbguard.memory.target import Target
@@ -33,12 +33,16 @@ ActionKind = Literal[
 ]
 
 
+_KEYS: dict[str, str] = {"error": "last error", "debugger": DEBUGGER}
+"""The label of the root that a step lets go of, by the kind of the step: it stays the same whatever else the step says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to clean up. No targets and not `everything`: all that is stale."""
 
     targets: tuple[Target, ...] = ()  # names and expressions to release
-    keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay
+    keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay, and keys of steps to leave out
     everything: bool = False  # every name that leads to device memory, and what is stale
     errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
     compiled: bool = False  # also the code that torch.compile has compiled
@@ -73,6 +77,13 @@ class Action:
         object.__setattr__(self, "future", f"{self.subject} will be {self.participle}")
 
     @property
+    def key(self) -> str:
+        """Return the words by which a request leaves the step out (`Request.keep`)."""
+        if self.names and self.kind in ("del", "cut", "line", "out", "park", "cache"):
+            return self.names[0]
+        return _KEYS.get(self.kind, self.subject)
+
+    @property
     def undone(self) -> str:
         """Return the step that was not taken, in words: `2 workers of dls not ended`."""
         return f"{self.subject} not {self.participle}"
@@ -98,6 +109,7 @@ class Plan(Result):
     pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use, as far as is known
     doubtful: frozenset[PoolId] = frozenset()  # those of `pools` that nothing known keeps then: they may be in use and may not
     kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
+    also_stale: int = 0  # bytes that are stale besides and that a plan for targets leaves alone: the default cleanup frees them
 
 
 LEFT_SHOWN = 3

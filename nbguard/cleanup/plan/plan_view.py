@@ -8,7 +8,7 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory import advice
-from nbguard.memory.references.kept_targets import Keeper
+from nbguard.memory.least_shown import least_shown
 from nbguard.memory.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.render.words import SENTENCE
@@ -20,7 +20,6 @@ _WIDEST = 120
 _KEEPERS_SHOWN = 4
 _LEFT_LENGTH = SENTENCE - 60
 """Characters of the phrases on the holders that are left."""
-_NOUNS = {"tensor": "tensor", "model": "model", "learner": "Learner", "optimizer": "optimizer", "loader": "loader"}
 PINNED = f"other tensors share its segments ({advice.MAP.command})"
 """Why freed memory does not go back to the device, for a plan's sentence."""
 
@@ -35,7 +34,15 @@ def plan_blocks(plan: Plan) -> Iterator[Block]:
     yield from (Line(sentence, "strong") for sentence in kept_sentences(plan, is_done=False))
     if not _is_answered(plan):
         yield Line(_plan_sentence(plan))
+    yield from map(Line, also_stale(plan))
     yield from map(Line, plan.skipped)
+
+
+def also_stale(plan: Plan) -> Iterator[str]:
+    """Yield what is stale besides, which a plan for targets leaves alone, with the command that frees it; nothing of little."""
+    held = sum(action.nbytes or 0 for action in plan.actions) + plan.also_stale
+    if plan.also_stale >= least_shown(held):
+        yield f"also stale: {format_bytes(plan.also_stale)}, {advice.release_stale().code}"
 
 
 def kept_sentences(plan: Plan, *, is_done: bool) -> Iterator[str]:
@@ -44,32 +51,13 @@ def kept_sentences(plan: Plan, *, is_done: bool) -> Iterator[str]:
     for kept in plan.kept:
         names = " and ".join(f"`{name}`" for name in kept.names)
         free, stay = ("frees", "stays") if len(kept.names) == 1 else ("free", "stay")
-        keepers = [_keeping(keeper) for keeper in kept.keepers[:_KEEPERS_SHOWN]]
+        keepers = [keeper.words for keeper in kept.keepers[:_KEEPERS_SHOWN]]
         keepers += [f"{len(kept.keepers) - _KEEPERS_SHOWN} more keep it"] if len(kept.keepers) > _KEEPERS_SHOWN else []
         cause = ", ".join(keepers) or "something else keeps its memory"
         what = "Nothing was deleted." if is_done and not deletes else f"{names} {stay}."
         line = kept.advice if is_done else kept.instead
         how = f" {line.code} frees {format_bytes(line.frees or 0)}." if line.command else ""
         yield f"{names} {free} nothing: {cause}. {what}{how}"
-
-
-def _keeping(keeper: Keeper) -> str:
-    """Return in words how something keeps a target's memory."""
-    match keeper.how:
-        case "same":
-            return f"`{keeper.path}` is the same {_NOUNS.get(keeper.kind, 'object')}"
-        case "shares":
-            return f"`{keeper.path}` shares its memory"
-        case "graph":
-            return f"`{keeper.path}` keeps it"
-        case "cache":
-            return f"the cache of `{keeper.path}` keeps it"
-        case "needs":
-            return f"`{keeper.path}` needs it"
-        case "runs":
-            return f"code that runs uses it ({keeper.path})"
-        case "holds":
-            return f"{keeper.path} holds it"
 
 
 def _is_answered(plan: Plan) -> bool:
@@ -137,6 +125,7 @@ def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
     yield from (Line(sentence, "strong") for sentence in kept_sentences(outcome.plan, is_done=True))
     if not (_is_answered(outcome.plan) and not outcome.extra):
         yield Line(_outcome_sentence(outcome), "strong")
+    yield from map(Line, also_stale(outcome.plan))
     yield from map(Line, _notes(outcome))
     if left := tuple(_left(outcome)):
         yield Line("left alone: " + " · ".join(left), "dim")
@@ -184,23 +173,24 @@ def _notes(outcome: Outcome) -> Iterator[str]:
 
 
 def _left(outcome: Outcome) -> Iterator[str]:
-    """Yield the largest holders of the rest, a phrase each with the line that ends it, and how many more there are.
+    """Yield the largest holders of the rest, a phrase each with the line that ends it, and how many more large ones there are.
 
     They stand in one sentence, which is clipped nowhere: as many as it has room for.
     """
+    large = [holder for holder in outcome.left if holder.nbytes >= least_shown(outcome.after)]
     shown, length = 0, 0
-    for holder in outcome.left[:LEFT_SHOWN]:
+    for holder in large[:LEFT_SHOWN]:
         what = f" ({holder.what})" if holder.what else ""
         line = holder.advice
         way_out = f": {line.code if line.is_code else line.command or line.effect}" if line != advice.NONE else ""
         words = f"{holder.label}{what} {format_bytes(holder.nbytes)}{way_out}"
         length += len(words)
-        if not holder.nbytes or (shown and length > _LEFT_LENGTH):
+        if shown and length > _LEFT_LENGTH:
             break
         shown += 1
         yield words
-    if more := len(outcome.left) - shown:
-        yield f"and {more} more: {advice.REPORT.code}" if shown else f"{more} that share memory: {advice.REPORT.code}"
+    if more := len(large) - shown:
+        yield f"and {more} more: {advice.REPORT.code}"
 
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:

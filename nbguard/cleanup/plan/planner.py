@@ -24,7 +24,7 @@ from nbguard.cleanup.plan.optional_steps import (
 from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.memory import advice
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
-from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.memory.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.references.holders import workspace_blocks
 from nbguard.memory.references.kept_targets import CleanupState, entries_of, kept_targets
 from nbguard.memory.segments.pools import doubtful_pools, given_back, pools_in_use
@@ -52,21 +52,19 @@ def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) 
         request = replace(request, targets=_everything(facts.graph, request.keep))
     if is_for_later:
         facts = replace(facts, graph=_without_running(facts.graph))
-    plan, builder, alive = _plan_and_builder(facts, request)
-    idle = tuple(
-        target
-        for target in request.targets
-        if _frees_nothing(facts.graph, target, alive) and not _is_one_of_several(target, request.targets)
-    )
+    left_out = tuple(target for target in request.targets if target.text in request.keep)
+    plan, builder, alive = _plan_and_builder(facts, request, left_out)
+    idle = _idle(facts.graph, (target for target in request.targets if target not in left_out), request.targets, alive)
+    if request.everything:
+        targets = tuple(target for target in request.targets if target not in idle)
+        return _plan_and_builder(facts, replace(request, targets=targets))[0] if idle else plan
+    if idle:
+        plan, builder, _ = _plan_and_builder(facts, request, (*left_out, *idle))
+    plan = replace(plan, also_stale=_also_stale(builder))
     if not idle:
         return plan
-    if request.everything:
-        return _plan_and_builder(facts, replace(request, targets=tuple(t for t in request.targets if t not in idle)))[0]
-    plan, builder, _ = _plan_and_builder(facts, request, idle)
-    held = reach_of_roots(facts.graph, (number for number, root in enumerate(facts.graph.roots) if root.kind != "garbage"))
     state = CleanupState(
         graph=facts.graph,
-        collected=storages_of(facts.graph, _reached_by(facts.graph, "garbage")) - storages_of(facts.graph, held),
         gone=builder.gone,
         cut=builder.cut,
         freed=plan.storages,
@@ -79,6 +77,28 @@ def plan_cleanup(facts: Facts, request: Request, *, is_for_later: bool = False) 
     return replace(plan, kept=tuple(kept_targets(state, idle)), skipped=skipped)
 
 
+def freed_by_targets(facts: Facts, targets: tuple[Target, ...]) -> frozenset[int]:
+    """Return the storages that a plan for these targets frees; none where each of them stays, as it frees nothing."""
+    plan, _, alive = _plan_and_builder(facts, Request(targets=targets))
+    idle = _idle(facts.graph, targets, targets, alive)
+    return _plan_and_builder(facts, Request(targets=targets), idle)[0].storages if idle else plan.storages
+
+
+def _idle(graph: Graph, targets: Iterable[Target], together: tuple[Target, ...], alive: Set[int]) -> tuple[Target, ...]:
+    """Return those of the targets that free nothing by a plan after which the nodes `alive` stay reached."""
+    return tuple(
+        target for target in targets if _frees_nothing(graph, target, alive) and not _is_one_of_several(target, together)
+    )
+
+
+def _also_stale(builder: PlanBuilder) -> int:
+    """Return the bytes that the default cleanup frees after a plan for targets."""
+    facts = builder.left()
+    if not any(root.kind in STALE_KINDS for root in facts.graph.roots) and not any(fact.leftovers for fact in facts.learners):
+        return 0
+    return _plan_and_builder(facts, Request())[0].promised
+
+
 def _without_running(graph: Graph) -> Graph:
     """Return the graph once the cell has ended: none of its functions runs any more, those of the user's threads still may."""
     return replace(graph, roots=tuple(root for root in graph.roots if root.kind != "frame" or root.thread not in _CELLS))
@@ -88,7 +108,7 @@ def _plan_and_builder(
     facts: Facts, request: Request, staying: Collection[Target] = ()
 ) -> tuple[Plan, PlanBuilder, frozenset[int]]:
     """Return the plan that meets `request`, except for the targets `staying`, its builder, and the nodes that stay."""
-    builder = PlanBuilder(facts=facts)
+    builder = PlanBuilder(facts=facts, keep=request.keep)
     if request.only_workers:
         end_workers(builder, None)
         give_pinned_memory_back(builder)
@@ -117,7 +137,7 @@ def _plan_and_builder(
     if request.compiled:
         drop_compiled(builder)
     workspaces = clear_workspaces(builder) if request.hard else Workspaces()
-    _collect(builder)
+    builder.collect(scope)
     if request.workers:
         give_pinned_memory_back(builder)
     return _settled(builder, request, workspaces)
@@ -394,9 +414,3 @@ def _leading_to_memory(builder: PlanBuilder, blocked: Set[int], given_up: set[in
     nodes = builder.graph.nodes
     goals = (n for n, node in enumerate(nodes) if node.storages or node.kind in EXPERIMENT_KINDS)
     return leading_to(builder.graph, (n for n in goals if given_up is None or n in given_up), builder.cut, blocked)
-
-
-def _collect(builder: PlanBuilder) -> None:
-    garbage = {n for n, root in enumerate(builder.graph.roots) if root.kind == "garbage"}
-    what = ", ".join(builder.graph.roots[n].what for n in sorted(garbage))
-    builder.add(Action(kind="collect", subject="unreachable cycles", participle="collected", nbytes=0, detail=what), garbage)

@@ -28,7 +28,7 @@ def freed_by(facts: Facts, lines: Sequence[Advice]) -> set[int] | None:
     """Return the storages that these lines free, run one after the other; None where the effect of one is not known.
 
     Cycles that wait for the collector already are none of the lines' doing, whoever collects them; they count only where a line
-    frees all that is stale.
+    frees all that is stale, or has them collected because they keep its memory.
     """
     cleans_up = release_stale() in lines
     code = [line for line in lines if not line.targets and line != release_stale()]
@@ -41,7 +41,7 @@ def freed_by(facts: Facts, lines: Sequence[Advice]) -> set[int] | None:
     if cleans_up:
         left = _without(left, [line for line in lines if line.targets])
         freed |= plan_cleanup(replace(facts, graph=left), Request()).storages
-    return _held(graph, cleans_up) - (_held(left, cleans_up) - freed)
+    return _held(graph, cleans_up) - (_held(left, cleans_up) - freed) | freed
 
 
 def _held(graph: Graph, collects: bool) -> set[int]:

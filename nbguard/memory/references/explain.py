@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
-from nbguard.memory.advice import Advice, release_errors
+from nbguard.memory.advice import NONE, Advice, release_errors
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, steps_of, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
@@ -52,6 +52,8 @@ class Why(Result):
     name: str  # as the user wrote it
     what: str  # the object in a few words
     nbytes: int  # bytes that it reaches
+    frees: int | None = None  # bytes that its release frees, by the plan; None: it is not released by a name
+    together: Advice = NONE  # frees its memory with all else that has to go, where its release frees next to none
     paths: tuple[Path, ...]  # ways to it, at most a few of each root
     more: tuple[tuple[str, int], ...] = ()  # (root, number) of ways that are not among `paths`
     deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is what is left

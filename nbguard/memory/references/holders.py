@@ -21,6 +21,8 @@ from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owner
 from nbguard.memory.segments.pool_owners import PoolOwner, owner_of_pool
 from nbguard.units import counted
 
+_LABELS = 3
+"""Holders of shared memory that a row names."""
 _ON_THE_WAY = ("traceback", "frame")
 """Kinds of nodes between an error and the variables of its frames."""
 
@@ -31,7 +33,10 @@ class Holder:
 
     label: str  # what the user calls it: all names of one object (`learn = best`), several roots (`a + b`)
     kind: str  # kind of its root (`RootKind`); "shared" for several roots, "pending" for blocks that wait for a stream
-    retained: int  # bytes freed if this holder alone is released
+    retained: int  # bytes that are its own: all rows add up; of a name, those which its release frees
+    frees: int = (
+        0  # bytes that its release frees, by its plan; more than its own where several names take the same stale ones along
+    )
     reaches: int  # bytes that it leads to, shared ones included
     cell: int | None  # number of the cell that it stems from
     what: str  # the object in a few words, or why the bytes are held
@@ -42,7 +47,18 @@ class Holder:
     source: HolderSource = "python"  # who holds the bytes
     names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
     release: Advice = field(default=NONE, metadata={"json": False})  # of blocks without a holder in Python: lets them go
+    together: Advice = NONE  # frees its memory with all else that has to go; of shared memory, and of a name that frees none
     stale_bytes: int = 0  # bytes of `retained` that the default cleanup frees: of a stale holder all, of another perhaps a part
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Return what has to go with a name that frees next to nothing by itself, as one would write it."""
+        return tuple(text for text in self.together.targets if text not in self.names)
+
+    @property
+    def shown(self) -> int:
+        """Return the bytes by which the row is large or small: its own, or those that its release frees with others."""
+        return max(self.retained, self.frees, self.together.frees or 0)
 
     @property
     def is_shared(self) -> bool:
@@ -118,17 +134,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
     named_first = sorted(who, key=lambda number: _rank(graph, groups[number]))
     labels = [" = ".join(graph.roots[root].label for root in groups[number]) for number in named_first]
     if len(who) > 1:
-        label = " + ".join(labels[:3]) + (f" + {len(labels) - 3} more" if len(labels) > 3 else "")
-        return Holder(
-            label=label,
-            kind="shared",
-            retained=retained,
-            reaches=retained,
-            cell=None,
-            what="shared: freed when all of them are released",
-            stale=stale,
-            roots=roots,
-        )
+        return replace(shared_row(labels, retained, roots), stale=stale)
     path = ""
     if exclusive and first.kind in ("error", "library"):
         path = path_text(graph, first, _way_to_most(graph, first, exclusive), shorten=5)
@@ -136,6 +142,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         label=labels[0],
         kind=first.kind,
         retained=retained,
+        frees=retained,
         reaches=reaches,
         cell=first.cell,
         what=_what(graph, first),
@@ -144,6 +151,21 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         path=path,
         source=first.source,
         names=tuple(graph.roots[root].label for root in roots),
+    )
+
+
+def shared_row(labels: Sequence[str], nbytes: int, roots: tuple[int, ...]) -> Holder:
+    """Return the row of bytes that several roots hold together; `labels` are what the user calls them."""
+    return Holder(
+        label=" + ".join(labels[:_LABELS]) + (f" + {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""),
+        kind="shared",
+        retained=nbytes,
+        frees=0,
+        reaches=nbytes,
+        cell=None,
+        what="shared: freed when all of them are released",
+        stale=False,
+        roots=roots,
     )
 
 

@@ -12,6 +12,7 @@ from nbguard.memory.references.partners import How, partners_of
 from nbguard.memory.target import Target
 
 Targets = tuple[Target, ...]
+_NOUNS = {"tensor": "tensor", "model": "model", "learner": "Learner", "optimizer": "optimizer", "loader": "loader"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,25 @@ class Keeper:
     path: str  # as one would write it
     how: How  # in which way it keeps it
     kind: NodeKind  # of the object that it keeps
+
+    @property
+    def words(self) -> str:
+        """Return in words how it keeps a target's memory."""
+        match self.how:
+            case "same":
+                return f"`{self.path}` is the same {_NOUNS.get(self.kind, 'object')}"
+            case "shares":
+                return f"`{self.path}` shares its memory"
+            case "graph":
+                return f"`{self.path}` keeps it"
+            case "cache":
+                return f"the cache of `{self.path}` keeps it"
+            case "needs":
+                return f"`{self.path}` needs it"
+            case "runs":
+                return f"code that runs uses it ({self.path})"
+            case "holds":
+                return f"{self.path} holds it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +62,6 @@ class CleanupState:
     gone: Set[int]  # numbers of the roots that go
     cut: Set[Edge]  # references that go
     freed: Set[int]  # numbers of the storages that are free afterwards
-    collected: Set[int]  # numbers of the storages that only cycles hold which wait for the collector
     going: Targets  # its targets that go
     freed_by: Callable[[Targets, bool], Set[int]]
     """The storages that a plan frees which has these targets instead, and may empty the caches of functions besides."""
@@ -89,9 +108,9 @@ def _release(
 
     Displayed results that go with the other targets need not be named.
     """
-    freed = state.freed_by((*going, *targets), has_caches) - free - state.collected
+    freed = state.freed_by((*going, *targets), has_caches) - free
     without = tuple(target for target in targets if not target.root.startswith("Out["))
-    if 0 < len(without) < len(targets) and state.freed_by((*going, *without), has_caches) - free - state.collected == freed:
+    if 0 < len(without) < len(targets) and state.freed_by((*going, *without), has_caches) - free == freed:
         targets = without
     if not freed & storages:
         return NONE

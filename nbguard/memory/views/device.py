@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from nbguard.memory import advice
 from nbguard.memory.breakdown import DevicePart, Part
+from nbguard.memory.least_shown import least_shown
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.pools import Pool
 from nbguard.render.blocks import Bar, Slice, Table, TableRow
-from nbguard.units import KiB, format_bytes, format_column, unit_of
+from nbguard.units import counted, format_bytes, format_column, unit_of
 
 _COLOURS: dict[str, tuple[str, str]] = {
     DevicePart.CONTEXT: ("ctx", "█"),
@@ -26,8 +27,9 @@ _OTHER = ("other", "░")
 _ALWAYS_SHOWN = frozenset({DevicePart.ALLOCATED, DevicePart.FREE})
 _HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
 _POOLS_SHOWN = 8
-_CRUMBS = 1000
-"""Holders of less than 1 KiB, and of so small a part of all, are added up where there is more than one."""
+_OPENS = advice.ALL_HOLDERS.command
+_NAMED = 4
+"""Holders whose names stand in one cell."""
 
 
 def parts_bar(parts: Sequence[Part], whole: int | None = None, label: str = "") -> Bar:
@@ -48,30 +50,28 @@ def part_figures(parts: Sequence[Part]) -> list[str]:
     return format_column([part.nbytes for part in parts], unit_of(sum(part.nbytes for part in parts)))
 
 
-def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[TableRow]:
-    """Return at most `limit` rows, the rest in one, and the total: the figures shown add up to the total shown."""
-    alone = [holder for holder in holders if holder.retained]
-    large = [holder for holder in alone if holder.retained >= min(KiB, allocated // _CRUMBS)]
-    if len(alone) - len(large) > 1:
-        alone = large
-    shown = alone[:limit] if alone else list(holders[:limit])
-    known = set(map(id, shown))
-    rest = [holder for holder in holders if id(holder) not in known]
-    rest_bytes = sum(holder.retained for holder in rest)
+def holder_rows(
+    holders: Sequence[Holder], allocated: int, limit: int | None, opens: str = advice.ALL_HOLDERS.command
+) -> list[TableRow]:
+    """Return at most `limit` rows, the rest in one, small holders in one, and the total: the figures add up to the total.
+
+    Without a limit all have a row, the small ones too. `opens` is the command that does this.
+    """
+    large = [holder for holder in holders if holder.shown >= least_shown(allocated)] if limit is not None else list(holders)
+    shown, more = large[:limit], large[len(large) if limit is None else limit :]
+    known = set(map(id, large))
+    small = [holder for holder in holders if id(holder) not in known]
     unit = unit_of(allocated)
-    figures = format_column([*(holder.retained for holder in shown), rest_bytes], unit)
+    sums = [sum(holder.retained for holder in rest) for rest in (more, small)]
+    figures = format_column([*(holder.retained for holder in shown), *sums], unit)
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
-    if rest:
-        names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
-        if len(alone) > limit:
-            what = f"{names} (-n shows more)"
-        else:
-            some = "less than 1 KiB each" if len(rest) > 1 else "less than 1 KiB"
-            none = f"{'reach' if len(rest) > 1 else 'reaches'} only memory that others hold, too"
-            what = f"{names}: {some if rest_bytes else none}"
-        stale = sum(holder.stale_bytes for holder in rest)
-        chip = stale_words(stale, is_all=all(holder.stale for holder in rest))
-        rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", chip, what)))
+    if more:
+        names = ", ".join(holder.label for holder in more[:_NAMED]) + (", …" if len(more) > _NAMED else "")
+        chip = stale_words(sum(holder.stale_bytes for holder in more), is_all=all(holder.stale for holder in more))
+        rows.append(TableRow(cells=(f"{len(more)} more", figures[-2], "", "", chip, f"{names} (-n shows more)")))
+    if small:
+        holding = counted(len(small), "small holder")
+        rows.append(TableRow(cells=(holding, figures[-1], "", "", "", opens)))
     return [*rows, total_row(allocated)]
 
 
@@ -85,9 +85,24 @@ def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
     name = holder.path if holder.stale and holder.path else holder.label
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
-    what = f"{holder.what} (at least)" if holder.at_least else holder.what
+    what = f"{_words_on(holder)} (at least)" if holder.at_least else _words_on(holder)
     cells = (name, figure, reaches, since, stale_words(holder.stale_bytes, is_all=holder.stale), what)
     return TableRow(cells=cells, hint=command_of(holder.names, holder.kind, holder.stale))
+
+
+def _words_on(holder: Holder) -> str:
+    """Return what a holder is, and what its release takes along: others without which it frees nothing, or stale memory."""
+    line = holder.together
+    if holder.is_shared:
+        return f"shared, together {format_bytes(line.frees or 0)}: {line.command}" if line.command else holder.what
+    if line.command:
+        others = ", ".join(holder.others[:_NAMED]) + (", …" if len(holder.others) > _NAMED else "")
+        return f"with {others}: {format_bytes(line.frees or 0)} · {holder.what}"
+    if line.effect:
+        return f"{line.effect.replace('`', '')} · {holder.what}"
+    if holder.frees > holder.retained:
+        return f"with what is stale: {format_bytes(holder.frees)} · {holder.what}"
+    return holder.what
 
 
 def stale_words(nbytes: int, *, is_all: bool) -> str:

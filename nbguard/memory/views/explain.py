@@ -24,7 +24,7 @@ class _Node:
 def why_blocks(why: Why) -> Iterator[Block]:
     """Yield the head and the tree of an explanation."""
     if why.deleted is None:
-        yield Section(why.name, why.what, f"reaches {format_bytes(why.nbytes)}")
+        yield Section(why.name, why.what, " · ".join(_figures(why)))
     else:
         left = f"{format_bytes(why.nbytes)} of it are still in memory" if why.nbytes else "nothing of it is left in memory"
         yield Section(why.name, why.what, f"deleted in In[{why.deleted}]: {left}")
@@ -32,6 +32,16 @@ def why_blocks(why: Why) -> Iterator[Block]:
         yield Table(rows=tuple(branches(why)), code=(0, 3), chips=(2,), widest=_WIDEST)
     elif why.nbytes or why.deleted is None:
         yield Line("none of your names leads to it", "dim")
+
+
+def _figures(why: Why) -> Iterator[str]:
+    """Yield the figures of a name: those of its row in the report."""
+    if why.together.command:
+        others = ", ".join(text for text in why.together.targets if text != why.name)
+        yield f"with {others}: {format_bytes(why.together.frees or 0)}"
+    elif why.frees is not None:
+        yield f"frees now {format_bytes(why.frees)}"
+    yield f"reaches {format_bytes(why.nbytes)}"
 
 
 def branches(why: Why) -> Iterator[TableRow]:

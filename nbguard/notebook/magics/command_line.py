@@ -145,7 +145,7 @@ def _showing_progress() -> Iterator[None]:
             line.end()
 
 
-def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int) -> Shown | None:
+def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int | None) -> Shown | None:
     """Display a result once, as text and HTML (or JSON), and keep the object where `-o` or an assignment says.
 
     Returns the result only if the line assigns it (`plan = %reset_gpu --dry-run`): else it would be displayed a second time

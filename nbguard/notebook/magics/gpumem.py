@@ -34,7 +34,7 @@ def _add_device(options: argparse._ActionsContainer) -> None:
     options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
 
 
-def _add_rows(options: MagicArgumentParser, rows: str = "holders per device") -> None:
+def _add_rows(options: argparse._ActionsContainer, rows: str = "holders per device") -> None:
     options.add_argument("-n", type=_rows, default=12, metavar="ROWS", help=f"show at most this many {rows} (12)")
 
 
@@ -50,7 +50,9 @@ def _add_report(options: MagicArgumentParser) -> None:
     of = options.add_mutually_exclusive_group()
     _add_device(of)
     of.add_argument("--engines", action="store_true", help="of the engines of an ipyparallel cluster, in one table")
-    _add_rows(options)
+    rows = options.add_mutually_exclusive_group()
+    _add_rows(rows)
+    rows.add_argument("--all", action="store_true", help="show every holder, the small ones too")
 
 
 def _add_why(options: MagicArgumentParser) -> None:
@@ -111,7 +113,12 @@ def _add_predict(options: MagicArgumentParser) -> None:
 
 GRAMMAR = Grammar(
     "%gpumem",
-    Word(usage="[--device N | --engines] [-n ROWS]", help="Who holds the memory of the devices.", advice="", add=_add_report),
+    Word(
+        usage="[--device N | --engines] [-n ROWS | --all]",
+        help="Who holds the memory of the devices.",
+        advice="",
+        add=_add_report,
+    ),
     {
         "why": Word(
             usage="why NAME",
@@ -204,7 +211,7 @@ class GpuMemMagics(Magics):
                 if options.device is not None:
                     devices = [device.device for device in report.devices]
                     report = _known(report.only(options.device), options.device, devices)
-                return show(self.shell, options, report, limit=options.n)
+                return show(self.shell, options, report, limit=None if options.all else options.n)
             case "why":
                 name = " ".join(options.name)  # a path as a report shows it may have blanks
                 if len(options.name) > 1 and options.name[0] in getattr(self.shell, "user_ns", {}) and "→" not in name:

@@ -190,10 +190,10 @@ class ResetGpuMagics(Magics):
         """Free stale memory, which only the last error, displayed results, unreachable cycles and the like still hold.
 
         Memory that a name of yours leads to is never freed by default. With targets, their names are deleted and the memory
-        that only they (and the leftovers that point to them) hold is freed, nothing else. Only references are removed, never
-        contents; `%tb` and `%debug` keep working. Afterwards the bytes that came back are measured and shown beside the
-        promise. `--engines` does it in every engine of an ipyparallel cluster. `--park NAMES` moves an experiment out of the
-        way instead, `--unpark NAMES` brings it back as it was.
+        that only they hold is freed, with the leftovers that keep that memory. What is stale besides stays, and the plan says
+        how much that is. Only references are removed, never contents; `%tb` and `%debug` keep working. Afterwards the bytes
+        that came back are measured and shown beside the promise. `--engines` does it in every engine of an ipyparallel cluster.
+        `--park NAMES` moves an experiment out of the way instead, `--unpark NAMES` brings it back as it was.
 
         Processes are ended only on request, each identified by its pid and start time, and nbguard verifies that they are
         gone. It never ends workers that running code uses, a live kernel, or another user's process.

@@ -75,7 +75,7 @@ class Plans:
                 view, plan, steps = cache_view(facts, token), None, frozenset[Step]()
                 unkept = doubtful_pools(facts) | left_pools(facts)
             case "unpark":
-                view = unpark_view(parked_facts(), wanted.texts, token, *self._when("unpark"))
+                view = unpark_view(parked_facts(), wanted.texts, token, *self._when("unpark"), wanted.keep)
                 plan, steps = None, frozenset[Step]()
             case action:
                 plan, seen, rest = self._make(wanted)
@@ -120,7 +120,8 @@ class Plans:
                 note_left_pools(shown.unkept)
                 return emptied_view(shown.promised, before, _reserved())
             case "unpark":
-                return unparked_view(bring_back(shown.wanted.texts), shown.promised)
+                names = shown.wanted.texts or tuple(dict.fromkeys(fact.label for fact in parked_facts()))
+                return unparked_view(bring_back([name for name in names if name not in shown.wanted.keep]), shown.promised)
         return self._apply(shown)
 
     def take_measured(self) -> TimedScan | None:
@@ -147,7 +148,9 @@ class Plans:
         targets = targets_of(wanted.texts, notebook)
         seen = scan(notebook, tensors=wanted.action == "park")
         if wanted.action == "park":
-            return plan_parking(seen.facts, targets, fixed_storages(seen.tracker)), seen, ()
+            chosen = tuple(target for target in targets if target.text not in wanted.keep)
+            parking = plan_parking(seen.facts, chosen, fixed_storages(seen.tracker))
+            return replace(parking, request=replace(parking.request, keep=wanted.keep)), seen, ()
         is_for_later = notebook.is_running and wanted.action == "release"
         whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep), is_for_later=is_for_later)
         if wanted.action == "clean_stale" and notebook.is_running:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from nbguard.cleanup.plan.default import default_plan
 from nbguard.memory.analysis import Analysis
+from nbguard.memory.least_shown import least_shown
 from nbguard.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.out_of_memory.rerun import VERDICT_TEXTS
@@ -13,7 +14,7 @@ from nbguard.reports.findings import find
 from nbguard.reports.notices.notice import Notice
 from nbguard.reports.notices.view import notice_sentence
 from nbguard.sidebar.protocol.experiments import experiments
-from nbguard.sidebar.protocol.rows import Rows, abilities, beside_running_code, note_of, rows_of
+from nbguard.sidebar.protocol.rows import Rows, abilities, beside_running_code, frees_of, note_of, rows_of
 from nbguard.sidebar.protocol.segments import device_segments
 from nbguard.sidebar.protocol.state import FindingLine, FixRow, HolderRow, MemoryState, OomView, UnlistedHolders
 from nbguard.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
@@ -54,6 +55,7 @@ def build_memory_state(
         cell=cell,
         during=during,
         stale=analysis.once(default_plan).promised,
+        least=max(rows.least, default=least_shown(0)),
         experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
         devices=device_segments(analysis.once(beside_running_code)),
         findings=_findings(analysis),
@@ -75,7 +77,10 @@ def _holder(rows: Rows, number: int) -> HolderRow:
         path=truncate_utf8(row.path),
         device=rows.devices[number],
         nbytes=row.retained,
+        frees=frees_of(row),
         reaches=row.reaches,
+        together=tuple(truncate_utf8(text, 60) for text in row.others[:_OTHERS]),
+        is_small=row.shown < rows.least[number],
         cell=row.cell,
         stale=row.stale,
         stale_bytes=row.stale_bytes,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
-from nbguard.cleanup.plan.plan_view import DOUBTFUL, kept_sentences
-from nbguard.memory.facts import DEBUGGER, Facts, ParkedFact
+from nbguard.cleanup.plan.plan_view import DOUBTFUL, also_stale, kept_sentences
+from nbguard.memory.facts import Facts, ParkedFact
 from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.memory.segments.pools import doubtful_pools, pools_in_use
 from nbguard.sidebar.protocol.requests import does_something
@@ -17,8 +17,6 @@ from nbguard.units import counted, format_bytes
 
 _SENTENCE = 400
 _ROWS = 100
-_KEYS = {"error": "last error", "debugger": DEBUGGER}
-"""The label of the root that a step lets go of: what a request lists under `keep`. Other steps have it among their names."""
 _VERBS = {
     "clean_stale": "Clean stale",
     "empty_cache": "Empty cache",
@@ -39,7 +37,7 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
         action=action,
         title=f"{_title(action, names)}: the plan",
         confirm=_confirm(plan, action, names),
-        rows=tuple(_rows(plan, action)),
+        rows=tuple(_rows(plan)),
         promised=plan.promised,
         when=when,
         why=why,
@@ -51,7 +49,7 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
 
 def _left_alone(plan: Plan, refused: str) -> tuple[str, ...]:
     kept = () if refused else kept_sentences(plan, is_done=False)
-    return (*kept, *_pinned(plan), *plan.skipped)
+    return (*kept, *also_stale(plan), *_pinned(plan), *plan.skipped)
 
 
 def _pinned(plan: Plan) -> Iterator[str]:
@@ -102,14 +100,23 @@ def cache_view(facts: Facts, token: str, when: Now = "now", why: str = "") -> Pl
     )
 
 
-def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, when: Now = "now", why: str = "") -> PlanView:
-    """Return what bringing `names` back (everything, without names) takes of each device."""
-    facts = [fact for fact in parked if not names or fact.label in names]
+def unpark_view(
+    parked: Sequence[ParkedFact],
+    names: Sequence[str],
+    token: str,
+    when: Now = "now",
+    why: str = "",
+    keep: Collection[str] = (),
+) -> PlanView:
+    """Return what bringing `names` back (everything, without names) but those in `keep` takes of each device."""
+    facts = [fact for fact in parked if (not names or fact.label in names) and fact.label not in keep]
+    left_out = [PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in keep]
     rows = tuple(
         PlanRow(
             label=truncate_utf8(fact.label),
             detail=f"goes back to {fact.device}, bit by bit ({counted(fact.tensors, 'tensor')})",
             nbytes=fact.nbytes,
+            key=fact.label if truncate_utf8(fact.label) == fact.label else "",
         )
         for fact in facts[:_ROWS]
     )
@@ -125,7 +132,7 @@ def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, 
         action="unpark",
         title=title,
         confirm=confirm,
-        rows=rows,
+        rows=(*left_out, *rows),
         promised=nbytes,
         when=when,
         why=why,
@@ -188,18 +195,17 @@ def unparked_view(result: Unparked, promised: int | None = None) -> OutcomeView:
     )
 
 
-def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
+def _rows(plan: Plan) -> Iterator[PlanRow]:
     """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
-    if action == "clean_stale":
-        yield from (
-            PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
-        )
+    yield from (
+        PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
+    )
     for each in _steps(plan.actions):
         yield PlanRow(
             label=truncate_utf8(each.future),
             detail=truncate_utf8(each.detail),
             nbytes=each.nbytes,
-            key=_key(each) if action == "clean_stale" else "",
+            key=each.key if truncate_utf8(each.key) == each.key else "",
         )
 
 
@@ -208,14 +214,9 @@ def _steps(actions: Sequence[Action]) -> list[Action]:
     return [each for each in actions if each.kind != "collect" or each.nbytes][:_ROWS]
 
 
-def _key(action: Action) -> str:
-    key = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, "")
-    return key if truncate_utf8(key) == key else ""
-
-
 def _names(plan: Plan) -> tuple[str, ...]:
-    """Return what a plan is about in the user's words: what was asked to go, or is parked."""
-    return tuple(target.text for target in plan.request.targets)
+    """Return what a plan is about in the user's words: what was asked to go, or is parked, and is not left out."""
+    return tuple(target.text for target in plan.request.targets if target.text not in plan.request.keep)
 
 
 def _title(action: ActionName, names: Sequence[str]) -> str:
@@ -253,7 +254,7 @@ def _refused(plan: Plan, action: ActionName) -> str:
     match action:
         case "clean_stale" if not does_something(plan):
             kept = f" but what you keep ({_listed(plan.request.keep)})" if plan.request.keep else ""
-            return f"Nothing is stale{kept}: names of yours or running code hold all that is listed."
+            return f"Nothing is stale{kept} now: there is nothing to free."
         case "stop_workers" if not any(each.kind == "workers" or each.host != 0 for each in plan.actions):
             return "No worker process of a DataLoader is idle: there is nothing to stop."
         case "release" if all(each.kind not in ("del", "out") for each in plan.actions):
@@ -262,6 +263,8 @@ def _refused(plan: Plan, action: ActionName) -> str:
 
 
 def _nothing_to_release(plan: Plan) -> str:
+    if not _names(plan):
+        return "All of it is left out: there is nothing to release."
     sentences = [*kept_sentences(plan, is_done=False)]
     return " ".join(sentences) if sentences else f"There is nothing to release: {'; '.join(plan.skipped)}."
 

@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from nbguard.cleanup.figures import holdings_on
 from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph
+from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Node, Root
+from nbguard.memory.least_shown import least_shown
 from nbguard.memory.references.explain_unheld import is_explained
-from nbguard.memory.references.graph import leading_to, reach
+from nbguard.memory.references.graph import leading_to, reach, storages_of
 from nbguard.memory.references.holders import Holder
 from nbguard.sidebar.protocol.row_parts import row_parts
 from nbguard.sidebar.protocol.state import Ability, RowPart
@@ -42,7 +44,9 @@ class Rows:
 
     devices: tuple[str, ...]  # device of the row, as torch calls it
     holders: tuple[Holder, ...]
-    targets: tuple[tuple[str, ...], ...]  # texts for `release` and `park`: `learn`, `Out[9]`, all names of one object; or none
+    least: tuple[int, ...]  # bytes from which a holder on its device has a row of its own
+    targets: tuple[tuple[str, ...], ...]  # texts for `park` and `why`: `learn`, `Out[9]`, all names of one object; or none
+    released: tuple[tuple[str, ...], ...]  # texts for `release`: these, and what has to go with them
     roots: tuple[str, ...]  # label of the root to explain; empty where no root leads to the row
     can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
     parents: tuple[int | None, ...]  # number of the row that this one is listed under
@@ -55,7 +59,8 @@ class Rows:
         numbers = tuple(ids)
         if not numbers or not all(0 <= number < len(self.can) and what in self.can[number] for number in numbers):
             return None
-        return tuple(dict.fromkeys(text for number in numbers for text in self.targets[number]))
+        texts = self.released if what == "release" else self.targets
+        return tuple(dict.fromkeys(text for number in numbers for text in texts[number]))
 
 
 def rows_of(analysis: Analysis) -> Rows:
@@ -67,18 +72,24 @@ def rows_of(analysis: Analysis) -> Rows:
     graph = beside.facts.graph
     every = [(device, row) for device in beside.devices for row in device.once(holders_of)]
     every.sort(key=lambda each: -each[1].retained)
-    held = {(device.name, row.roots): storages for device in beside.devices for row, storages in device.holdings}
+    least = {device.name: least_shown(sum(row.retained for row in device.once(holders_of))) for device in beside.devices}
+    held = {(device.name, row.roots): storages for device in beside.devices for row, storages in device.once(holdings_on)}
     storages = [held.get((device.name, row.roots), _NONE) if row.roots else _NONE for device, row in every]
     training = leading_to(graph, (learner.node for learner in beside.facts.learners if learner.is_running))
     rows = [row for _, row in every]
     targets = tuple(_targets(graph, row) for row in rows)
+    released = tuple(_released(row, texts) for row, texts in zip(rows, targets, strict=True))
     parents, others = _families(graph, [(device.name, row) for device, row in every])
     return Rows(
         devices=tuple(device.name for device, _ in every),
         holders=tuple(rows),
+        least=tuple(least[device.name] for device, _ in every),
         targets=targets,
+        released=released,
         roots=tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
-        can=tuple(_can(graph, row, texts, training) for row, texts in zip(rows, targets, strict=True)),
+        can=tuple(
+            _can(graph, row, texts, may_go, training) for row, texts, may_go in zip(rows, targets, released, strict=True)
+        ),
         parents=parents,
         others=others,
         parts=row_parts(graph, beside.facts.learners, rows, storages),
@@ -87,19 +98,25 @@ def rows_of(analysis: Analysis) -> Rows:
 
 
 def beside_running_code(analysis: Analysis) -> Analysis:
-    """Return an analysis with running functions as holders only of what no name leads to.
+    """Return an analysis with running functions as holders only of memory that nothing else leads to.
 
     While a cell trains `learn`, its functions hold the same Learner: it stays `learn`, not something that they share.
     """
     graph = analysis.facts.graph
     if not any(root.kind == "frame" for root in graph.roots):
         return analysis
-    named = reach(graph, (node for root in graph.roots if root.kind in ("name", "module") for node in root.nodes))
-    roots = (
-        replace(root, nodes=tuple(node for node in root.nodes if node not in named)) if root.kind == "frame" else root
-        for root in graph.roots
-    )
-    return analysis.with_graph(replace(graph, roots=tuple(roots)), default_plan)
+    others = reach(graph, (node for root in graph.roots if root.kind != "frame" for node in root.nodes))
+    held, nodes, roots = storages_of(graph, others), list(graph.nodes), list[Root]()
+    for root in graph.roots:
+        if root.kind == "frame":
+            below = reach(graph, root.nodes)
+            rest = (graph.rest,) if graph.rest is not None and graph.rest in below - others else ()
+            own = tuple(sorted(storages_of(graph, below) - held))
+            nodes.append(Node(kind="frame", type_name="frame", ref=0, children=rest, labels=("",) * len(rest), storages=own))
+            roots.append(replace(root, nodes=(len(nodes) - 1,)))
+        else:
+            roots.append(root)
+    return analysis.with_graph(replace(graph, roots=tuple(roots), nodes=tuple(nodes)), default_plan)
 
 
 def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
@@ -108,6 +125,16 @@ def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
     if row.kind == "name" and all(label.isidentifier() and not keyword.iskeyword(label) for label in labels):
         return labels
     return labels if row.kind == "out" and all(map(_OUTPUT.fullmatch, labels)) else ()
+
+
+def _released(row: Holder, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what the release of a row takes away: what it is called, and all that has to go with it."""
+    return tuple(dict.fromkeys((*texts, *row.together.targets))) if texts or row.is_shared else ()
+
+
+def frees_of(row: Holder) -> int:
+    """Return the bytes that the release of a row gives back, by its plan."""
+    return row.frees if row.together.frees is None else row.together.frees
 
 
 def _families(graph: Graph, rows: Sequence[tuple[str, Holder]]) -> tuple[tuple[int | None, ...], tuple[tuple[str, ...], ...]]:
@@ -154,10 +181,11 @@ def note_of(rows: Rows, number: int) -> str:
     return _NOTES.get(row.kind, "")
 
 
-def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:
+def _can(graph: Graph, row: Holder, texts: Sequence[str], released: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:
     """Return what may be asked of a row; `training` are the nodes that lead to a Learner on which a fit runs."""
     if not texts:
-        return ("why",) if row.roots or is_explained(row) else ()
+        why: tuple[Ability, ...] = ("why",) if row.roots or is_explained(row) else ()
+        return (*why, "release") if released else why
     nodes = graph.roots[row.roots[0]].nodes
     may_foresee = (
         row.kind == "name" and any(graph.nodes[node].kind == "learner" for node in nodes) and training.isdisjoint(nodes)

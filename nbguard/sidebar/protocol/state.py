@@ -176,8 +176,11 @@ class HolderRow:
     what: str  # the object in words: `Learner · Net · Adam`
     path: str  # the way from the label to the memory
     device: str
-    nbytes: int  # freed if this holder alone is let go
+    nbytes: int  # its own: all rows add up; of a name, those which its release frees
+    frees: int  # bytes that `release` gives back, by its plan: with the names in `together`, where there are any
     reaches: int  # bytes that it leads to
+    together: tuple[str, ...] = ()  # what has to go with it, and `release` takes along: the row frees next to nothing by itself
+    is_small: bool = False  # too small for a row, a badge or a button of its own: one line for all that are
     cell: int | None = None  # number of the cell that bound the name
     stale: bool = False  # Clean stale would let all of it go
     stale_bytes: int = 0  # bytes of the row that Clean stale gives back, by its plan
@@ -280,6 +283,7 @@ class MemoryState:
     cell: int | None = None  # number of the last cell that had ended
     during: int | None = None  # number of the cell in the middle of which it was made; None: between cells
     stale: int = 0  # bytes that Clean stale would give back
+    least: int = 0  # bytes from which something has a row, a badge or a primary button of its own
     holders: tuple[HolderRow, ...] = ()  # largest first
     more: UnlistedHolders = _NONE_UNLISTED
     experiments: tuple[Experiment, ...] = ()  # the one that trains first
@@ -297,7 +301,7 @@ class PlanRow:
     label: str
     detail: str
     nbytes: int | None  # it gives back; None: not known
-    key: str = ""  # listed under `keep` by a request that leaves the step out; empty: it cannot be left out
+    key: str = ""  # listed under `keep` by a request that leaves the step out
     kept: bool = False  # it is left out
 
 

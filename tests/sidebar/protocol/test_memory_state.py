@@ -124,7 +124,7 @@ def test_only_what_can_be_asked_for_by_name_can_be_asked_for() -> None:
     assert set(rows.can) == {("why",), ("why", "release"), ("why", "release", "park")}
 
 
-def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -> None:
+def test_names_of_one_object_are_released_together_and_so_is_what_only_others_free_with_it() -> None:
     graph = make_graph(
         {"learn": ["l"], "best": ["l"], "a": ["a"], "b": ["b"]},
         {"a": {".x": "both"}, "b": {".x": "both"}},
@@ -136,7 +136,9 @@ def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -
     numbers = {holder.label: number for number, holder in enumerate(rows.holders)}
 
     assert rows.texts("release", [numbers["learn = best"]]) == ("learn", "best")
-    assert rows.can[numbers["a + b"]] == ("why",)
+    assert (rows.can[numbers["a + b"]], rows.can[numbers["a"]]) == (("why", "release"), ("why", "release"))
+    released = {name: rows.texts("release", [numbers[name]]) for name in ("a", "b", "a + b")}
+    assert released == {"a": ("a", "b.x"), "b": ("b", "a.x"), "a + b": ("a", "b")}
     assert rows.parents[numbers["a + b"]] == numbers["a"]
     assert rows.others[numbers["a + b"]] == ("b",)
     targets = tuple(Target(text=text, root=text) for text in rows.texts("release", [numbers["learn = best"]]) or ())

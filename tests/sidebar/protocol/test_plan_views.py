@@ -34,13 +34,13 @@ def test_the_plan_to_clean_stale() -> None:
     assert [(row.label, row.nbytes, row.key) for row in view.rows] == [
         ("Out[9]: Learner · ResNet · Adam will be forgotten", 614 * MiB, "Out[9]"),
         ("last error: 2 variables of 1 frame will be released", 3123 * MiB, "last error"),
-        ("unreachable cycles will be collected", 20 * MiB, ""),
+        ("unreachable cycles will be collected", 20 * MiB, "unreachable cycles"),
     ]
     assert sum(row.nbytes or 0 for row in view.rows) == view.promised
     assert (view.irreversible, view.refused, view.when) == ("", "", "now")
 
 
-@pytest.mark.parametrize(("key", "left"), [("Out[9]", 3143), ("last error", 634)])
+@pytest.mark.parametrize(("key", "left"), [("Out[9]", 3143), ("last error", 634), ("unreachable cycles", 3737)])
 def test_a_row_is_left_out_by_its_key(key: str, left: int) -> None:
     view = _clean(SCENES["stale"]().facts, key)
 
@@ -53,7 +53,7 @@ def test_nothing_stale_is_said_and_cannot_be_applied() -> None:
     view = _clean(SCENES["idle"]().facts)
 
     assert (view.token, view.rows, view.promised) == ("", (), 0)
-    assert view.refused == "Nothing is stale: names of yours or running code hold all that is listed."
+    assert view.refused == "Nothing is stale now: there is nothing to free."
     assert "but what you keep (Out[9], last error)" in _clean(_without_cycle(), "Out[9]", "last error").refused
 
 
@@ -71,7 +71,9 @@ def test_a_release_says_that_it_cannot_be_undone() -> None:
     assert view.irreversible == "learn is deleted: this cannot be undone"
     assert (view.when, view.why) == ("cell_end", "because")
     assert view.promised == 4200 * MiB
-    assert {row.key for row in view.rows} == {""}
+    assert [row.key for row in view.rows] == ["learn"]
+    view = plan_view(plan_cleanup(facts, request_of("release", LEARN, ("learn",))), "release", "t")
+    assert ([(row.key, row.kept) for row in view.rows], view.token, view.promised) == ([("learn", True)], "", 0)
     two = (*LEARN, Target(text="preds", root="preds"))
     view = plan_view(plan_cleanup(facts, request_of("release", two)), "release", "t")
     assert view.irreversible == "learn, preds are deleted: this cannot be undone"

@@ -1,0 +1,74 @@
+"""One figure for a name: any graph, what the rows of a report say, the panel's, the plan's, and what has to go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from nbguard.cleanup.figures import figure_of, targets_of_roots
+from nbguard.cleanup.plan.default import holders_of
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.facts import Graph
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.target import Target
+from nbguard.reports.report import build_report
+from nbguard.sidebar.protocol.memory_state import build_memory_state
+from nbguard.testing import make_facts
+from nbguard.units import MiB
+from tests.cleanup.test_plan_properties import graphs
+from tests.thorough import examples
+
+
+def _large(graph: Graph) -> Graph:
+    return replace(graph, storages=tuple(replace(storage, nbytes=storage.nbytes * MiB) for storage in graph.storages))
+
+
+def _promised(graph: Graph, *labels: str, is_for_later: bool = False) -> int:
+    targets = tuple(Target(text=label, root=label, value_kind="object") for label in labels)
+    return plan_cleanup(make_facts(graph), Request(targets=targets), is_for_later=is_for_later).promised
+
+
+@settings(max_examples=examples(300))
+@given(graphs())
+def test_a_name_has_one_figure_which_is_the_plans(graph: Graph) -> None:
+    graph = _large(graph)
+    analysis = Analysis(make_facts(graph))
+    (device,) = analysis.devices
+    rows = device.once(holders_of)
+    reported = {row.roots: row for row in build_report(analysis).devices[0].holders}
+    heap, panel = build_memory_state(analysis, "b00t", 1, t=0.0, seconds=0.0, cell=None)
+    labels = {root.label for root in graph.roots}
+    roots = {storage for root in graph.roots for node in _reach(graph, root.nodes) for storage in graph.nodes[node].storages}
+
+    assert sum(row.retained for row in rows) == sum(graph.storages[storage].nbytes for storage in roots)
+    for row in rows:
+        assert reported[row.roots] == row
+        if row.is_shared or not targets_of_roots(graph, row.roots):
+            continue
+        _agree(analysis, graph, row)
+    for shown in heap.holders:
+        released = panel.texts("release", [shown.id]) or ()
+        if released and labels.issuperset(released):
+            assert shown.frees == _promised(graph, *released, is_for_later=True)  # as the panel's plan is
+
+
+def _agree(analysis: Analysis, graph: Graph, row: Holder) -> None:
+    plan = _promised(graph, *row.names)
+    assert row.frees == plan
+    figure = figure_of(analysis, tuple(Target(text=name, root=name) for name in row.names))
+    assert (figure.frees, figure.together) == (row.frees, row.together)
+    if row.together.command and {root.label for root in graph.roots}.issuperset(row.together.targets):
+        assert row.together.frees == _promised(graph, *row.together.targets)
+
+
+def _reach(graph: Graph, entries: tuple[int, ...]) -> set[int]:
+    found, todo = set[int](), list(entries)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += graph.nodes[node].children
+    return found
