@@ -4,6 +4,7 @@ import { Widget } from '@lumino/widgets';
 import type { FrontKernel } from './follow';
 import { memoryIcon } from './icon';
 import { KernelLink } from './link';
+import type { OtherNotebooks } from './others';
 import type { Host, Model } from './view/host';
 import type { View } from './view/view';
 
@@ -18,8 +19,10 @@ export const loadView = (): Promise<ViewModule> => import('./styled_view');
  * Each kernel has a view of its own, which rests while it is not shown: a plan that was open is there again with it.
  */
 export class MemoryPanel extends Widget {
-  constructor(front: FrontKernel, trans: TranslationBundle) {
+  /** `others` are the other notebooks of this server; null: nobody lists them. */
+  constructor(front: FrontKernel, trans: TranslationBundle, others: OtherNotebooks | null = null) {
     super();
+    this.#others = others;
     this.#front = front;
     this.#trans = trans;
     this.id = 'nbguard-panel';
@@ -92,10 +95,12 @@ export class MemoryPanel extends Widget {
       this.#shown = this.#viewOf(views, this.#front.current);
       this.node.append(this.#shown.node);
       this.#shown.open();
+      this.#others?.watch();
     }
   }
 
   readonly #erase = (): void => {
+    this.#others?.rest();
     this.#shown?.rest();
     this.#shown?.node.remove();
     this.#shown = null;
@@ -111,10 +116,16 @@ export class MemoryPanel extends Widget {
     const trans = this.#trans;
     const goToCell = (cell: number, id?: string): boolean => this.#front.goToCell(cell, id);
     const nameOf = (kernel: string): string | null => this.#front.nameOf(kernel);
-    return link instanceof KernelLink ? { trans, goToCell, nameOf, load: everywhere => void link.load(everywhere) } : { trans };
+    const others = this.#others;
+    return {
+      trans,
+      ...(link instanceof KernelLink && { goToCell, nameOf, load: (everywhere: boolean) => void link.load(everywhere) }),
+      ...(others && { others: () => others.list(), goToNotebook: (kernel: string) => { others.show(kernel); } })
+    };
   }
 
   readonly #front: FrontKernel;
+  readonly #others: OtherNotebooks | null;
   readonly #trans: TranslationBundle;
   readonly #views = new WeakMap<Model, View>();
   #shown: View | null = null;

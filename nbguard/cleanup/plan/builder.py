@@ -38,6 +38,7 @@ class PlanBuilder:
     """A cleanup plan so far."""
 
     facts: Facts  # the scan that it is made for
+    left_out: Collection[str] = ()  # subjects of steps that are not to be taken
     gone: set[int] = field(default_factory=set)  # numbers of the roots that the steps remove
     cut: set[Edge] = field(default_factory=set)  # references that the steps remove
     steps: list[PlannedStep] = field(default_factory=list)  # in the order in which they will run
@@ -49,7 +50,12 @@ class PlanBuilder:
         return self.facts.graph
 
     def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
-        """Append a step. The bytes that it frees in the graph are added to its `nbytes`; None stays: not known beforehand."""
+        """Append a step, unless it is to be left out.
+
+        The bytes that it frees in the graph are added to its `nbytes`; None stays: not known beforehand.
+        """
+        if action.subject in self.left_out:
+            return
         step = PlannedStep(action, frozenset(gone) - self.gone, frozenset(cut) - self.cut)
         self.gone |= step.gone
         self.cut |= step.cut

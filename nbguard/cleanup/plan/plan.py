@@ -38,7 +38,7 @@ class Request:
     """A request to clean up. No targets and not `everything`: all that is stale."""
 
     targets: tuple[Target, ...] = ()  # names and expressions to release
-    keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay
+    keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay, and subjects of steps that are left out
     everything: bool = False  # every name that leads to device memory, and what is stale
     errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
     compiled: bool = False  # also the code that torch.compile has compiled

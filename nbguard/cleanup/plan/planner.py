@@ -88,7 +88,7 @@ def _plan_and_builder(
     facts: Facts, request: Request, staying: Collection[Target] = ()
 ) -> tuple[Plan, PlanBuilder, frozenset[int]]:
     """Return the plan that meets `request`, except for the targets `staying`, its builder, and the nodes that stay."""
-    builder = PlanBuilder(facts=facts)
+    builder = PlanBuilder(facts=facts, left_out=request.keep)
     if request.only_workers:
         end_workers(builder, None)
         give_pinned_memory_back(builder)

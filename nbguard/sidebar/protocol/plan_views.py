@@ -18,7 +18,8 @@ from nbguard.units import counted, format_bytes
 _SENTENCE = 400
 _ROWS = 100
 _KEYS = {"error": "last error", "debugger": DEBUGGER}
-"""The label of the root that a step lets go of: what a request lists under `keep`. Other steps have it among their names."""
+"""The label of the root that a step lets go of: what a request lists under `keep`. A displayed result has its own, others their
+subject."""
 _VERBS = {
     "clean_stale": "Clean stale",
     "empty_cache": "Empty cache",
@@ -190,16 +191,16 @@ def unparked_view(result: Unparked, promised: int | None = None) -> OutcomeView:
 
 def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
     """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
-    if action == "clean_stale":
-        yield from (
-            PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
-        )
+    yield from (
+        PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
+    )
+    is_one = action in ("release", "park") and len(plan.request.targets) == 1 and not plan.request.keep
     for each in _steps(plan.actions):
         yield PlanRow(
             label=truncate_utf8(each.future),
             detail=truncate_utf8(each.detail),
             nbytes=each.nbytes,
-            key=_key(each) if action == "clean_stale" else "",
+            key="" if is_one and each.kind in ("del", "out", "park") else _key(each),
         )
 
 
@@ -209,8 +210,9 @@ def _steps(actions: Sequence[Action]) -> list[Action]:
 
 
 def _key(action: Action) -> str:
-    key = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, "")
-    return key if truncate_utf8(key) == key else ""
+    """Return what names a step in a request to leave it out; empty of what Python collects sooner or later by itself."""
+    key = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, action.subject)
+    return key if truncate_utf8(key) == key and action.kind != "collect" else ""
 
 
 def _names(plan: Plan) -> tuple[str, ...]:
@@ -252,8 +254,9 @@ def _refused(plan: Plan, action: ActionName) -> str:
     """Return why there is nothing to apply, or an empty string."""
     match action:
         case "clean_stale" if not does_something(plan):
-            kept = f" but what you keep ({_listed(plan.request.keep)})" if plan.request.keep else ""
-            return f"Nothing is stale{kept}: names of yours or running code hold all that is listed."
+            if plan.request.keep:
+                return f"Nothing is stale but what you leave out ({_listed(plan.request.keep)})."
+            return "Nothing is stale any more: what was has been freed, or a name or running code holds it again."
         case "stop_workers" if not any(each.kind == "workers" or each.host != 0 for each in plan.actions):
             return "No worker process of a DataLoader is idle: there is nothing to stop."
         case "release" if all(each.kind not in ("del", "out") for each in plan.actions):

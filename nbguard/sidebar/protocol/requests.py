@@ -34,7 +34,7 @@ def request_of(
         case "release":
             return Request(targets=targets, keep=keep)
         case "stop_workers":
-            return Request(workers=True, only_workers=True)
+            return Request(workers=True, only_workers=True, keep=keep)
     raise ValueError(f"{action} is no cleanup")
 
 

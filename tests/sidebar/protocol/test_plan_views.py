@@ -53,8 +53,8 @@ def test_nothing_stale_is_said_and_cannot_be_applied() -> None:
     view = _clean(SCENES["idle"]().facts)
 
     assert (view.token, view.rows, view.promised) == ("", (), 0)
-    assert view.refused == "Nothing is stale: names of yours or running code hold all that is listed."
-    assert "but what you keep (Out[9], last error)" in _clean(_without_cycle(), "Out[9]", "last error").refused
+    assert view.refused.startswith("Nothing is stale any more")
+    assert "but what you leave out (Out[9], last error)" in _clean(_without_cycle(), "Out[9]", "last error").refused
 
 
 def _without_cycle() -> Facts:
