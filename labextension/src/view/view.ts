@@ -107,7 +107,8 @@ export class View {
     const body = element('div', 'body', this.#notice.node, this.#content);
     this.node.append(this.#header.node, body, this.#dock);
     this.node.setAttribute('role', 'region');
-    this.node.setAttribute('aria-label', trans.__('GPU memory'));
+    const isPanel = host.goToCell !== undefined; // beside it there may be the same view in a cell
+    this.node.setAttribute('aria-label', isPanel ? trans.__('GPU memory, panel') : trans.__('GPU memory'));
     this.node.addEventListener('keydown', event => {
       if (event.key === 'Escape' && operations.open !== null) {
         event.stopPropagation();

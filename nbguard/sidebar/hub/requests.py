@@ -53,8 +53,8 @@ class RequestHandler:
             case ForeseeRequest(rid, heap, id):
                 return Foreseen(rid, self._foresee(self._texts("foresee", heap, (id,))[0])), False
             case PlanRequest():
-                view = self._plan(asked)
-                return Planned(asked.rid, view), self._is_belied(view, asked)
+                plan = self._plan(asked)
+                return Planned(asked.rid, plan), self._is_belied(plan, asked)
             case Apply(rid, token):
                 view = self.plans.apply(token)
                 self.states.offer(self.plans.take_measured())
