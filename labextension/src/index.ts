@@ -10,7 +10,6 @@ import { CommandIDs, addMagicCommands, addPanelCommands, addToPalette } from './
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
 import { type Head, IHead, noteOpen, openingOf, wasOpen } from './opening';
-import { OtherNotebooks } from './others';
 import { loadView, MemoryPanel } from './panel';
 import { SavedSidebars } from './saved_sidebar';
 import { read } from './settings';
@@ -64,8 +63,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
     const front = new FrontKernel(tracker, () => settings.channel, app.serviceManager.sessions);
     const open = (path: string): void => void app.commands.execute('docmanager:open', { path });
-    const others = new OtherNotebooks(front, app.serviceManager, () => settings.channel, open);
-    const panel = new MemoryPanel(front, trans, others);
+    const panel = new MemoryPanel(front, trans, Others => new Others(front, app.serviceManager, () => settings.channel, open));
     restorer?.add(panel, panel.id);
     app.shell.add(panel, settings.side, { rank: RANK });
 

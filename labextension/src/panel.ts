@@ -19,10 +19,10 @@ export const loadView = (): Promise<ViewModule> => import('./styled_view');
  * Each kernel has a view of its own, which rests while it is not shown: a plan that was open is there again with it.
  */
 export class MemoryPanel extends Widget {
-  /** `others` are the other notebooks of this server; null: nobody lists them. */
-  constructor(front: FrontKernel, trans: TranslationBundle, others: OtherNotebooks | null = null) {
+  /** `makeOthers` makes the list of the other notebooks of this server, of a class that comes with the view. */
+  constructor(front: FrontKernel, trans: TranslationBundle, makeOthers: (made: ViewModule['OtherNotebooks']) => OtherNotebooks) {
     super();
-    this.#others = others;
+    this.#makeOthers = makeOthers;
     this.#front = front;
     this.#trans = trans;
     this.id = 'nbguard-panel';
@@ -92,10 +92,11 @@ export class MemoryPanel extends Widget {
   #show(views: ViewModule): void {
     if (this.isVisible) {
       this.#erase();
+      this.#others ??= this.#makeOthers(views.OtherNotebooks);
       this.#shown = this.#viewOf(views, this.#front.current);
       this.node.append(this.#shown.node);
       this.#shown.open();
-      this.#others?.watch();
+      this.#others.watch();
     }
   }
 
@@ -125,7 +126,8 @@ export class MemoryPanel extends Widget {
   }
 
   readonly #front: FrontKernel;
-  readonly #others: OtherNotebooks | null;
+  readonly #makeOthers: (made: ViewModule['OtherNotebooks']) => OtherNotebooks;
+  #others: OtherNotebooks | null = null;
   readonly #trans: TranslationBundle;
   readonly #views = new WeakMap<Model, View>();
   #shown: View | null = null;

@@ -140,7 +140,7 @@ def walk(tab: Tab) -> list[str]:
 
 def rows(tab: Tab) -> list[str]:
     """Return the names of what arrow keys reach in the list of holders, row by row."""
-    names = []
+    names: list[str] = []
     focus(tab, re.compile("^Holds"))
     tab.page.keyboard.press("Tab")
     tab.page.keyboard.press("Home")

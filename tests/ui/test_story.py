@@ -170,7 +170,12 @@ def _restart(tab: Tab) -> None:
     expect(tab.cell(4).locator(".nbguard-view")).to_be_visible()
     seen: list[str] = []
     tab.page.evaluate("() => { window.restarted = jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }")
-    wait_until(lambda: seen.append(tab.panel.inner_text()) or "not loaded" in seen[-1], "the restart to be shown")
+
+    def is_shown() -> bool:
+        seen.append(tab.panel.inner_text())
+        return "not loaded" in seen[-1]
+
+    wait_until(is_shown, "the restart to be shown")
     assert not any("native code" in text or "not responding" in text for text in seen), seen
     expect(tab.panel.locator("tbody").first).to_be_hidden()
     expect(tab.cell(4).locator(".nbguard-view")).to_contain_text("The kernel was restarted.")
