@@ -1,5 +1,6 @@
+import type { ISessionContext } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
-import type { Session } from '@jupyterlab/services';
+import type { Kernel, Session } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link';
@@ -25,6 +26,11 @@ export class FrontKernel {
   /** What to show: a `KernelLink`, or that there is no kernel. */
   get current(): Model {
     return this.#model;
+  }
+
+  /** The link to the kernel with this id, if a notebook in this page has one. */
+  linkTo(kernel: string): KernelLink | undefined {
+    return this.#links.get(kernel);
   }
 
   /** Emitted when `current` is another one. */
@@ -93,6 +99,7 @@ export class FrontKernel {
     if (front) {
       // Connecting twice is connecting once.
       front.sessionContext.kernelChanged.connect(this.#update);
+      front.sessionContext.statusChanged.connect(this.#onStatus);
       front.disposed.connect(this.#update);
       front.title.changed.connect(this.#rename);
     }
@@ -106,6 +113,16 @@ export class FrontKernel {
       this.#changedSignal.emit();
     }
     this.#closeUnused();
+  };
+
+  /** Tell the link of a restart that a notebook's own connection knows of. */
+  readonly #onStatus = (context: ISessionContext, status: Kernel.Status): void => {
+    const link = this.#links.get(context.session?.kernel?.id ?? '');
+    if (status === 'restarting' || status === 'autorestarting') {
+      link?.noteRestart();
+    } else if (status === 'starting' || status === 'idle') {
+      link?.noteStart();
+    }
   };
 
   /** Call each kernel by the name that its notebook has now. */

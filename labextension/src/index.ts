@@ -6,7 +6,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import panelStyle from '../style/panel.css';
-import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
+import { CommandIDs, addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
 import { type Head, IHead, noteOpen, openingOf, wasOpen } from './opening';
@@ -62,7 +62,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     let settings = read(stored);
 
     const front = new FrontKernel(tracker, () => settings.channel, app.serviceManager.sessions);
-    const panel = new MemoryPanel(front, trans);
+    const open = (path: string): void => void app.commands.execute('docmanager:open', { path });
+    const panel = new MemoryPanel(front, trans, Others => new Others(front, app.serviceManager, () => settings.channel, open));
     restorer?.add(panel, panel.id);
     app.shell.add(panel, settings.side, { rank: RANK });
 
@@ -74,13 +75,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
       }
     });
     if (wasOpen()) {
-      const open = (): void => { app.shell.activateById(panel.id); };
-      void app.started.then(open); // JupyterLab itself opens it last of all, with the layout
+      const openPanel = (): void => { app.shell.activateById(panel.id); };
+      void app.started.then(openPanel); // JupyterLab itself opens it last of all, with the layout
       if (restorer === null) { // Notebook 7 restores no layout, and has nothing at its sides before there is a notebook
         const openBeside = (): void => {
           if (tracker.currentWidget !== null) {
             tracker.currentChanged.disconnect(openBeside);
-            void Promise.all([app.started, tracker.currentWidget.revealed]).then(open);
+            void Promise.all([app.started, tracker.currentWidget.revealed]).then(openPanel);
           }
         };
         tracker.currentChanged.connect(openBeside);
@@ -109,10 +110,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     addPanelCommands(app, panel, language);
     addMagicCommands(app, tracker, language);
     if (statusBar && settings.statusBar) {
-      const item = new StatusItem(front, trans, () => {
-        app.shell.activateById(panel.id);
-        panel.focus();
-      });
+      const item = new StatusItem(front, trans, () => void app.commands.execute(CommandIDs.togglePanel));
       statusBar.registerStatusItem('nbguard:status', { item, align: 'right', rank: 200 });
     }
     if (palette) {

@@ -70,13 +70,30 @@ export class KernelLink extends ObservableModel {
     }
   }
 
-  /** Have a tick now and then, and no scan, for a status bar called `client`; null: no longer. */
-  glance(client: string | null): void {
-    if (client === null && this.#glancer !== null && this.#isLoaded) {
-      this.#sender.tell({ op: 'bye', client: this.#glancer });
+  /** Have a tick now and then, and no scan, for who shows a figure or two and calls itself `client`. Again within 15 s. */
+  glance(client: string): void {
+    this.#glancers.add(client);
+    this.#tellGlance(client);
+  }
+
+  /** Have none for it any longer. */
+  endGlance(client: string): void {
+    if (this.#glancers.delete(client) && this.#isLoaded) {
+      this.#sender.tell({ op: 'bye', client });
     }
-    this.#glancer = client;
-    this.#tellGlance();
+  }
+
+  /** Take word from the notebook's own connection that somebody has the kernel restarted: the kernel may not say so here. */
+  noteRestart(): void {
+    this.#isInCell = false;
+    this.#forget({ kind: 'restarting' });
+  }
+
+  /** Take word from there that it is back. */
+  noteStart(): void {
+    if (this.#host.kind === 'restarting') {
+      void this.#ask();
+    }
   }
 
   dispose(): void {
@@ -178,12 +195,14 @@ export class KernelLink extends ObservableModel {
     this.set('host', { kind: 'ok' });
     this.#isLoaded = true;
     this.#sender.tell(this.#hello);
-    this.#tellGlance();
+    for (const client of this.#glancers) {
+      this.#tellGlance(client);
+    }
   }
 
-  #tellGlance(): void {
-    if (this.#glancer !== null && this.#isLoaded) {
-      this.#sender.tell({ op: 'hello', client: this.#glancer, visible: false, glance: true });
+  #tellGlance(client: string): void {
+    if (this.#isLoaded) {
+      this.#sender.tell({ op: 'hello', client, visible: false, glance: true });
     }
   }
 
@@ -229,8 +248,7 @@ export class KernelLink extends ObservableModel {
   #onStatus({ content, parent_header: parent }: KernelMessage.IStatusMsg): void {
     const state = content.execution_state;
     if (state === 'restarting' || state === 'starting') {
-      this.#isInCell = false;
-      this.#forget({ kind: 'restarting' });
+      this.noteRestart();
     }
     const isOwn = parent.session === this.#connection.clientId; // what loads nbguard, answered already
     const isOfCell = 'msg_type' in parent && parent.msg_type === 'execute_request' && !isOwn;
@@ -286,7 +304,7 @@ export class KernelLink extends ObservableModel {
   #language = PYTHON;
   readonly #startedSignal = new Signal<this, void>(this);
   #hello: Hello = { op: 'hello', client: UUID.uuid4(), visible: false, glance: true };
-  #glancer: string | null = null;
+  readonly #glancers = new Set<string>();
   #isLoaded = false;
   #isLoading = false;
   /** A cell runs: the kernel calls itself idle beside it, after a message on another channel. */

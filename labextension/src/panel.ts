@@ -4,6 +4,7 @@ import { Widget } from '@lumino/widgets';
 import type { FrontKernel } from './follow';
 import { memoryIcon } from './icon';
 import { KernelLink } from './link';
+import type { OtherNotebooks } from './others';
 import type { Host, Model } from './view/host';
 import type { View } from './view/view';
 
@@ -18,8 +19,10 @@ export const loadView = (): Promise<ViewModule> => import('./styled_view');
  * Each kernel has a view of its own, which rests while it is not shown: a plan that was open is there again with it.
  */
 export class MemoryPanel extends Widget {
-  constructor(front: FrontKernel, trans: TranslationBundle) {
+  /** `makeOthers` makes the list of the other notebooks of this server, of a class that comes with the view. */
+  constructor(front: FrontKernel, trans: TranslationBundle, makeOthers: (made: ViewModule['OtherNotebooks']) => OtherNotebooks) {
     super();
+    this.#makeOthers = makeOthers;
     this.#front = front;
     this.#trans = trans;
     this.id = 'nbguard-panel';
@@ -89,13 +92,16 @@ export class MemoryPanel extends Widget {
   #show(views: ViewModule): void {
     if (this.isVisible) {
       this.#erase();
+      this.#others ??= this.#makeOthers(views.OtherNotebooks);
       this.#shown = this.#viewOf(views, this.#front.current);
       this.node.append(this.#shown.node);
       this.#shown.open();
+      this.#others.watch();
     }
   }
 
   readonly #erase = (): void => {
+    this.#others?.rest();
     this.#shown?.rest();
     this.#shown?.node.remove();
     this.#shown = null;
@@ -111,10 +117,17 @@ export class MemoryPanel extends Widget {
     const trans = this.#trans;
     const goToCell = (cell: number, id?: string): boolean => this.#front.goToCell(cell, id);
     const nameOf = (kernel: string): string | null => this.#front.nameOf(kernel);
-    return link instanceof KernelLink ? { trans, goToCell, nameOf, load: everywhere => void link.load(everywhere) } : { trans };
+    const others = this.#others;
+    return {
+      trans,
+      ...(link instanceof KernelLink && { goToCell, nameOf, load: (everywhere: boolean) => void link.load(everywhere) }),
+      ...(others && { others: () => others.list(), goToNotebook: (kernel: string) => { others.show(kernel); } })
+    };
   }
 
   readonly #front: FrontKernel;
+  readonly #makeOthers: (made: ViewModule['OtherNotebooks']) => OtherNotebooks;
+  #others: OtherNotebooks | null = null;
   readonly #trans: TranslationBundle;
   readonly #views = new WeakMap<Model, View>();
   #shown: View | null = null;

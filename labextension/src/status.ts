@@ -14,14 +14,15 @@ const RENEW = 10_000;
 
 /** The item of the status bar: how full the device of the notebook in front is. Empty where nbguard is not loaded. */
 export class StatusItem extends Widget {
-  constructor(front: FrontKernel, trans: TranslationBundle, open: () => void) {
+  /** `toggle` shows the panel, or hides it. */
+  constructor(front: FrontKernel, trans: TranslationBundle, toggle: () => void) {
     super();
     this.#front = front;
     this.#trans = trans;
     this.#approach = new Approach(trans);
     this.addClass('nbguard-status-item');
     this.#button.type = 'button';
-    this.#button.addEventListener('click', open);
+    this.#button.addEventListener('click', toggle);
     this.node.append(this.#button);
     front.changed.connect(this.#follow);
     document.addEventListener('visibilitychange', this.#follow);
@@ -53,7 +54,7 @@ export class StatusItem extends Widget {
   #leave(): void {
     clearInterval(this.#timer);
     this.#link?.off('change:tick', this.#draw);
-    this.#link?.glance(null);
+    this.#link?.endGlance(this.#client);
     this.#link = null;
   }
 
@@ -66,10 +67,21 @@ export class StatusItem extends Widget {
     if (this.#button.textContent !== words) {
       this.#button.textContent = words;
     }
-    this.#button.title = warning || this.#trans.__('GPU memory in use on this device, by all: show the panel');
+    this.#button.title = warning || (isTick(tick) ? this.#meaning(tick) : '');
   };
 
-  /** `cuda:0 3.20 / 8.00 GiB`: of the device that this kernel holds most of. */
+  /** What the figures are of. */
+  #meaning({ tracked, devices }: Tick): string {
+    if (tracked === 'cpu') {
+      return this.#trans.__('Host memory in use by the kernel of this notebook, which has no GPU. A click shows or hides the panel.');
+    }
+    const [device] = [...devices].sort((a, b) => own(b) - own(a));
+    return tracked === 'simulated'
+      ? this.#trans.__('Memory in use on the simulated GPU. A click shows or hides the panel.')
+      : this.#trans.__('GPU memory in use on %1, by all processes. A click shows or hides the panel.', device?.device ?? '');
+  }
+
+  /** `cuda:0 3.20 / 8.00 GiB`: of the device that this kernel holds most of; without a GPU `host memory 272 MiB`. */
   #words(tick: Tick): string {
     const [device] = [...tick.devices].sort((a, b) => own(b) - own(a));
     if (device === undefined) {
@@ -77,7 +89,8 @@ export class StatusItem extends Widget {
     }
     const available = availableOf(device);
     if (available === null || device.total === null) {
-      return own(device) === 0 ? '' : `${device.device} ${formatBytes(own(device))}`;
+      const name = tick.tracked === 'cpu' ? this.#trans.__('host memory') : device.device;
+      return own(device) === 0 ? '' : `${name} ${formatBytes(own(device))}`;
     }
     const free = device.parts.find(part => part.name === 'free')?.nbytes ?? 0;
     const [used = '', total = ''] = formatColumn([device.total - free, device.total], unitOf(device.total));
@@ -94,7 +107,7 @@ export class StatusItem extends Widget {
 }
 
 /** Bytes that this kernel holds of a device. */
-function own(device: DeviceTick): number {
+export function own(device: DeviceTick): number {
   const [first] = device.parts;
   return first?.nbytes ?? 0;
 }

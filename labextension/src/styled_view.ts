@@ -6,3 +6,4 @@ import { addStyle } from './style';
 export { View } from './view/view';
 
 addStyle(css);
+export { OtherNotebooks } from './others';

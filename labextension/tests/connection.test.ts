@@ -153,7 +153,7 @@ describe('what is told', () => {
   });
 
   it('reads nothing of another version of the protocol', () => {
-    model.set({ tick: { ...scene('idle').tick, v: 4 } });
+    model.set({ tick: { ...scene('idle').tick, v: 5 } });
     expect(connection.tick).toBeNull();
     expect(connection.foreign).toBe(true);
   });

@@ -12,12 +12,13 @@ import { FakeKernel } from './kernel';
 class Notebook {
   readonly title: { label: string; changed: Signal<object, void> };
   readonly disposed = new Signal<this, void>(this);
-  readonly sessionContext: { path: string; session: { kernel: Kernel.IKernelConnection | null } | null; kernelChanged: Signal<object, void> };
+  readonly sessionContext: { path: string; session: { kernel: Kernel.IKernelConnection | null } | null; kernelChanged: Signal<object, void>; statusChanged: Signal<object, Kernel.Status> };
   isDisposed = false;
 
   constructor(name: string, kernel: Kernel.IKernelConnection | null) {
     this.title = { label: name, changed: new Signal(this) };
-    this.sessionContext = { path: `work/${name}`, session: kernel && { kernel }, kernelChanged: new Signal(this) };
+    this.sessionContext = { path: `work/${name}`, session: kernel && { kernel }, kernelChanged: new Signal(this), statusChanged: new Signal(this) };
+    this.sessionContext.statusChanged = new Signal(this.sessionContext);
   }
 
   change(kernel: Kernel.IKernelConnection | null): void {
@@ -220,4 +221,19 @@ describe('a notebook that the page is opening', () => {
     expect(await of('/lab/tree/d.ipynb')).toBeUndefined();
     expect(await of('/lab')).toBeUndefined();
   });
+});
+
+it('knows of a restart from the notebook, where the kernel itself does not say so', async () => {
+  const notebook = new Notebook('a.ipynb', a.connect('a'));
+  tracker.show(notebook);
+  a.hasHub = true;
+  await settle();
+  a.tick(1);
+  notebook.sessionContext.statusChanged.emit('restarting');
+  expect(front.current.get('host')).toEqual({ kind: 'restarting' });
+  expect([front.current.get('tick'), front.current.get('heap')]).toEqual([{}, {}]);
+  a.hasHub = false;
+  notebook.sessionContext.statusChanged.emit('idle');
+  await settle();
+  expect(front.current.get('host')).toEqual({ kind: 'not_loaded', notebook: 'a.ipynb' });
 });

@@ -252,11 +252,21 @@ describe('what is shown', () => {
     const { tick } = scene('idle');
     const neighbours = [['cuda:0', 'k2', 1.76 * 1024 ** 3], ['cuda:0', '', 1024 ** 3], ['cuda:0', 'k9', 1024 ** 3]];
     model.set({ tick: { ...tick, neighbours } });
-    expect(root.textContent).not.toContain('Others:');
+    expect(root.textContent).not.toContain('b.ipynb');
     close();
     model = new FakeModel({ tick: { ...tick, neighbours }, heap: {} });
     ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null) }));
-    expect(root.textContent).toContain('Others: b.ipynb 1.76 GiB, 2 other processes 2.00 GiB');
+    expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, 2 other processes 2.00 GiB');
+    close();
+    let shown = '';
+    const others = [{ kernel: 'k3', name: 'c.ipynb', nbytes: 170 * 1024 ** 2 }, { kernel: 'k2', name: 'b.ipynb', nbytes: 5 }];
+    const goToNotebook = (kernel: string): void => { shown = kernel; };
+    ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null), others: () => others, goToNotebook }));
+    expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, c.ipynb 170.00 MiB, 2 other processes 2.00 GiB');
+    control(root, 'go to c.ipynb').click();
+    expect(shown).toBe('k3');
+    close();
+    ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null) }));
     model.set({ tick: { ...tick, neighbours: [] } });
     expect([...root.querySelectorAll('.nbguard-neighbours')].filter(isShown)).toHaveLength(0);
   });
@@ -265,7 +275,7 @@ describe('what is shown', () => {
     show('idle');
     const { tick, heap } = scene('idle');
     const sentence = 'learn keeps its gradients between fits';
-    model.set({ heap: { ...heap, heap: 8, findings: [[sentence, 'learn.model.zero_grad()', 'learn']] } });
+    model.set({ heap: { ...heap, heap: 8, findings: [[sentence, 'learn.model.zero_grad()', 'learn', 'k1', null]] } });
     expect(root.textContent).toContain(sentence);
     model.set({ tick: { ...tick, fit: scene('training').tick.fit } });
     expect(root.textContent).not.toContain(sentence);
@@ -286,9 +296,7 @@ describe('what is shown', () => {
     expect(control(root, 'Empty cache').getAttribute('aria-disabled')).toBeNull();
     const parts = [{ name: 'process', nbytes: 5, note: '' }];
     model.set({ tick: { ...tick, tracked: 'cpu', devices: tick.devices.map(device => ({ ...device, total: null, parts })) } });
-    expect(control(root, 'Empty cache').getAttribute('aria-disabled')).toBe('true');
-    control(root, 'Empty cache').click();
-    expect(model.all('plan')).toHaveLength(0);
+    expect(() => control(root, 'Empty cache')).toThrow();
   });
 
   it('sorts by name, cell and bytes, and the other way round', () => {
@@ -460,8 +468,8 @@ describe('a plan', () => {
   it('is made anew without what is unticked, and is applied as shown', () => {
     show();
     askForPlan();
-    const boxes = [...root.querySelectorAll<HTMLInputElement>('input[type=checkbox]')].filter(isShown);
-    expect(boxes.map(box => box.checked)).toEqual([true, true]);
+    const boxes = [...root.querySelectorAll<HTMLInputElement>('.nbguard-plan input')].filter(isShown);
+    expect(boxes.map(box => [box.checked, box.disabled])).toEqual([[true, false], [true, false], [true, true]]);
     boxes[1]?.click();
     expect(model.last('plan')).toMatchObject({ keep: ['Out[9]'] });
     expect(control(root, 'working…').getAttribute('aria-disabled')).toBe('true');
@@ -475,7 +483,7 @@ describe('a plan', () => {
     expect(root.querySelector('[aria-live]')?.textContent).toContain('Out[9]: a thread runs with it');
     control(root, 'undo').click();
     expect(model.last('plan')).toMatchObject({ action: 'unpark', names: ['emb'] });
-    control(root, 'Dismiss').click();
+    control(root, 'Dismiss what').click();
     expect(headings(root)).not.toContain('Just done');
   });
 
@@ -492,7 +500,7 @@ describe('a plan', () => {
     vi.advanceTimersByTime(29_000);
     model.set({ tick: { ...tick, n: 1000 } });
     expect(headings(root)).toContain('Just done');
-    control(root, 'Dismiss').focus();
+    control(root, 'Dismiss what').focus();
     vi.advanceTimersByTime(5_000);
     model.set({ tick: { ...tick, n: 1001 } });
     expect(headings(root)).toContain('Just done');
@@ -528,7 +536,7 @@ describe('a plan', () => {
     const irreversible = 'losses is deleted: this cannot be undone';
     model.say('plan', { op: 'plan', plan: { ...plan, irreversible, when: 'cell_end' } });
     expect(root.querySelector('.nbguard-plan')?.textContent).toContain(irreversible);
-    expect(root.querySelector('.nbguard-plan')?.textContent).toContain('Runs when the cell ends.');
+    expect(root.querySelector('.nbguard-plan')?.textContent).toContain('Nothing has been done yet. It is done when the cell ends.');
     control(root, 'Cancel').click();
     control(root, 'park losses').click();
     model.say('plan', { op: 'plan', plan: { ...plan, token: '', refused: 'It is parked already.' } });
@@ -553,12 +561,12 @@ describe('what waits', () => {
     show();
     askForPlan();
     control(root, plan.confirm).click();
-    model.say('apply', { op: 'queued', why: 'In[15] uses learn' });
+    model.say('apply', { op: 'queued', why: 'In[15] uses learn: it is released when the cell ends' });
     const { tick } = scene('training');
     model.set({ tick: { ...tick, jobs: [{ rid: 'x', title: 'Park emb', phase: 'queued', why: 'In[15] runs' }] } });
     const jobs = root.querySelector('.nbguard-jobs')?.textContent;
-    expect(jobs).toContain('Clean stale: the planruns when the cell ends: In[15] uses learn');
-    expect(jobs).toContain('Park embruns when the cell ends: In[15] runs');
+    expect(jobs).toContain('Clean stale: the planIn[15] uses learn: it is released when the cell ends');
+    expect(jobs).toContain('Park embIn[15] runs');
     control(root, 'Cancel Park emb').click();
     expect(model.last('cancel')).toMatchObject({ rid: 'x' });
   });
@@ -666,5 +674,120 @@ describe('nothing to show', () => {
     model = new FakeModel({ tick: {}, heap: {}, host: { kind: 'not_loaded', notebook: 'a.ipynb' } });
     ({ root, close } = open(model, { trans: { __: (text, ...args) => `«${text}|${args.join()}»` } }));
     expect(root.textContent).toContain('«nbguard is not loaded in %1.|a.ipynb»');
+  });
+});
+
+describe('what is over, and what is chosen', () => {
+  const MiB = 1024 ** 2;
+  const oom = {
+    title: 'Out of memory in In[5]',
+    sentence: 'It asked.',
+    fixes: [{ words: 'enough', nbytes: MiB, commands: ['%reset_gpu cache'] }],
+    key: 'k-oom',
+    cell: 5
+  };
+  const notices = [['`m` was deleted', '%reset_gpu Out[9]', '', 'k-notice', 4]];
+
+  it('is dismissed by its own button, at once and for all views, and says which cell it is about', () => {
+    const { tick, heap } = scene('idle');
+    const went: number[] = [];
+    const goToCell = (cell: number): boolean => went.push(cell) > 0;
+    model = new FakeModel({ tick, heap: { ...heap, heap: 8, oom, notices, findings: [] } });
+    ({ root, close } = open(model, { goToCell }));
+    expect(headings(root)).toEqual(expect.arrayContaining(['Out of memory', 'Findings']));
+    control(root, 'go to In[4]').click();
+    control(root, 'go to In[5]').click();
+    expect(went).toEqual([4, 5]);
+    control(root, 'Dismiss: Out of memory in In[5]').click();
+    expect(model.last('dismiss')).toEqual({ op: 'dismiss', key: 'k-oom' });
+    expect(headings(root)).not.toContain('Out of memory');
+    control(root, 'Dismiss: m was deleted').click();
+    expect(model.last('dismiss')).toEqual({ op: 'dismiss', key: 'k-notice' });
+    expect(headings(root)).not.toContain('Findings');
+  });
+
+  it('goes when the kernel takes it back', () => {
+    const { tick, heap } = scene('stale');
+    show('stale');
+    const gone = heap.holders.filter(row => row.stale_bytes > 0);
+    expect(gone.length).toBeGreaterThan(0);
+    const holders = heap.holders.filter(row => row.stale_bytes === 0);
+    model.set({ heap: { ...heap, heap: 8, holders, stale: 0 }, tick: { ...tick, heap: 8 } });
+    expect(root.textContent).toContain('Nothing is stale');
+    for (const { label } of gone) {
+      expect(root.querySelector('.nbguard-holders')?.textContent).not.toContain(label);
+    }
+  });
+
+  it('is dimmed and dated where other cells have run since it was looked at', () => {
+    show('training');
+    const { tick, heap } = scene('training');
+    const holders = root.querySelector('.nbguard-holders');
+    expect(holders?.classList.contains('nbguard-behind')).toBe(false);
+    model.set({ tick: { ...tick, n: tick.n + 1, cell: (heap.cell ?? 0) + 5 } });
+    expect(holders?.classList.contains('nbguard-behind')).toBe(true);
+    expect(holders?.textContent).toContain(`not looked at since In[${String(heap.cell)}]`);
+  });
+
+  it('releases several rows at once', () => {
+    show('training');
+    const { heap } = scene('training');
+    const rows = heap.holders.filter(row => row.can.includes('release') && row.parent === null);
+    expect(rows.length).toBeGreaterThan(1);
+    for (const row of rows) {
+      control(root, `select ${row.label}`).click();
+    }
+    expect(root.querySelector('.nbguard-selection')?.textContent).toContain(`${String(rows.length)} selected`);
+    control(root, 'release… what is selected').click();
+    expect(model.last('plan')).toMatchObject({ action: 'release', heap: heap.heap, ids: rows.map(row => row.id) });
+    expect(isShown(root.querySelector('.nbguard-selection') ?? root)).toBe(false);
+  });
+
+  it('moves from row to row by arrow keys, and Tab stops at one row only', () => {
+    show('training');
+    const press = (key: string): void => {
+      document.activeElement?.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
+    };
+    const name = (): string | null | undefined => document.activeElement?.getAttribute('aria-label');
+    const [first, second] = [...root.querySelectorAll<HTMLElement>('[data-kind=why]')];
+    first?.focus();
+    press('ArrowDown');
+    expect(document.activeElement).toBe(second);
+    press('ArrowRight');
+    expect(name()?.startsWith('why')).toBe(false);
+    press('ArrowLeft');
+    press('ArrowUp');
+    expect(document.activeElement).toBe(first);
+    press('End');
+    expect(document.activeElement?.closest('tbody')).toBe([...root.querySelectorAll('tbody')].pop());
+    const reached = [...root.querySelectorAll<HTMLElement>('tbody button')].filter(each => isShown(each) && each.tabIndex === 0);
+    expect([...new Set(reached.map(each => each.closest('tbody')))]).toEqual([document.activeElement?.closest('tbody')]);
+  });
+
+  it('says how much of all the filter shows', () => {
+    show('many');
+    const filter = control(root, 'Filter') as HTMLInputElement;
+    filter.value = scene('many').heap.holders[3]?.label ?? '';
+    filter.dispatchEvent(new Event('input'));
+    expect(root.querySelector('tfoot')?.textContent).toMatch(/^\d+ shown · [\d.]+ [KMG]iB of[\d.]+ [KMG]iB$/);
+  });
+
+  it('takes the focus to a plan that a command has opened from outside of the view', () => {
+    show('stale');
+    const panel = root.parentElement;
+    panel?.setAttribute('tabindex', '-1');
+    panel?.focus();
+    control(root, 'Clean stale').click();
+    model.say('plan', { op: 'plan', plan });
+    expect(document.activeElement).toBe(root.querySelector('.nbguard-plan'));
+  });
+
+  it('has no full bar where nobody knows the whole, and says that no tensor is held', () => {
+    const { tick, heap } = scene('idle');
+    const devices = [{ ...tick.devices[0], total: null, parts: [{ name: 'process', nbytes: 5, note: '' }] }];
+    model = new FakeModel({ tick: { ...tick, tracked: 'cpu', devices }, heap: { ...heap, heap: 8, holders: [], experiments: [] } });
+    ({ root, close } = open(model));
+    expect(isShown(root.querySelector('.nbguard-bar') ?? root)).toBe(false);
+    expect(root.textContent).toContain('No tensor is held in memory.');
   });
 });

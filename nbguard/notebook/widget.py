@@ -18,7 +18,7 @@ from nbguard.notebook.report_widget import ReportWidget
 from nbguard.notebook.session import hub_of, session_of
 from nbguard.render.markup import Html, tag
 from nbguard.sidebar.hub.channels.comms import ThreadSafeComm
-from nbguard.sidebar.hub.picture import picture, report_picture
+from nbguard.sidebar.picture import picture, report_picture
 
 _STATIC = Path(__file__).parent / "static"
 _ALLOCATED = (DevicePart.ALLOCATED, DevicePart.PROCESS)

@@ -1,6 +1,8 @@
 """Accident, notice, cleanup, in any order: each accident is told, with its own cell, and the list is true after each step.
 
-60 in a thorough run, else 6. By hand, more of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
+The list is `%nbguard notices`, and the panel's rows, findings, notices and card, of which nothing outlives what it is about.
+
+60 in a thorough run, else 10. By hand, more of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ import os
 from tests.kernels import TORCH, Zygote
 from tests.thorough import THOROUGH
 
-SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "6"))
+SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "10"))
 
 # In a process of its own. The truth is torch's weak references, kept apart from nbguard.
 PROGRAM = r'''
-import contextlib, gc, io, json, random, types, warnings
+import contextlib, dataclasses, gc, io, json, random, re, types, warnings
 warnings.filterwarnings("ignore")
 from IPython.core.interactiveshell import InteractiveShell
 import nbguard, torch
 from nbguard.notebook.session import session_of
+from nbguard.scan.scan import Notebook
+from nbguard.sidebar.hub.memory_states import MemoryStates
+from nbguard.sidebar.hub.plans import OperationRequest, Plans
 from torch.multiprocessing.reductions import StorageWeakRef
 shell = InteractiveShell.instance(user_module=types.ModuleType("__main__"))
 shell.history_manager.enabled = False
@@ -90,7 +95,9 @@ class Accident:
         if how == "magic" or not self.holder:
             for line in (now.command or f"%reset_gpu {self.holder}").splitlines(): run(line)
         elif how == "panel":
-            nbguard.release(self.holder, namespace=None)
+            view = plans.show(OperationRequest("release", (self.holder,)))
+            assert view.token, view
+            plans.apply(view.token)
         else:
             run(("del {0}" if how == "del" else "{0} = None").format(self.holder))
         gc.collect()
@@ -103,6 +110,16 @@ def check(accidents, when):
         row = rows[one.cell]
         assert row.is_left == one.is_left, (when, one.code, row)
         assert not row.is_left or row.holders, row
+    states.take_back()
+    if states.is_outdated:
+        states.look()
+    shown, listed = json.dumps(dataclasses.asdict(states.last)), run("%nbguard notices")
+    for one in accidents:
+        names = [one.name] + ([one.holder] if one.holder else [])
+        for where, text in (("the panel", shown), ("the list", listed)):
+            said = [name for name in names if re.search(rf"\b{name}\b", text) and (one.is_left or name not in shell.user_ns)]
+            has_room = where == "the list" or sum(each.is_left for each in accidents) <= 4  # as many as the panel lists
+            assert bool(said) == one.is_left or (one.is_left and not has_room), (when, where, one.code, said, text[:3000])
 
 def play(seed):
     dice, open_ones, accidents = random.Random(seed), [], []
@@ -122,6 +139,10 @@ def play(seed):
             open_ones = [each for each in open_ones if each.is_left]
 
 run(PRELUDE); run("%load_ext nbguard")
+session, notebook = session_of(shell), lambda: Notebook(shell, shell.user_ns)
+of_session = session.notices.current, session.memory.recall_card
+states = MemoryStates(notebook, "boot", lambda: (shell.execution_count, None), *of_session)
+plans = Plans(notebook)
 if IS_FROZEN:  # the libraries' half a million objects, which lead to none of the notebook's
     gc.collect()
     gc.freeze()

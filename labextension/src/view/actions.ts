@@ -1,9 +1,9 @@
 /** The bar of actions at the bottom. */
 
-import { isLooked } from './as_of';
+import { isBehind, isLooked } from './as_of';
 import { formatBytes } from './bytes';
 import type { ViewContext } from './view_context';
-import { button, element, setAttribute, setEnabled, setText } from './dom';
+import { button, element, setAttribute, setEnabled, setText, show } from './dom';
 import type { OperationRequest } from './operations';
 import { Menu } from './menu';
 import type { Tick } from './protocol';
@@ -19,7 +19,7 @@ export class ActionBar {
   readonly #emptyCache: OperationRequest;
   /** Whether PyTorch keeps anything that emptying its cache could give back. */
   #hasCache = false;
-  /** Cells have ended since the last look: during a Run All it comes after some of them only. */
+  /** Cells have ended since the last look. */
   #isBehind = false;
 
   readonly #context: ViewContext;
@@ -58,13 +58,12 @@ export class ActionBar {
 
   /** Take what a tick says about the cache, and whether cells have ended since the last look. */
   follow(tick: Tick): void {
-    const heap = this.#context.connection.heap;
-    const last = tick.heap_cell ?? heap?.cell ?? null;
-    const isBehind = tick.cell !== null && last !== null && last < tick.cell - 1;
+    const behind = isBehind(this.#context.connection.heap, tick);
+    show(this.#flush, tick.tracked !== 'cpu' && tick.tracked !== 'simulated'); // PyTorch has no cache of its own there
     const hasCache = tick.devices.some(device => device.parts.some(part => CACHED.has(part.name) && part.nbytes > 0));
-    if (hasCache !== this.#hasCache || isBehind !== this.#isBehind) {
+    if (hasCache !== this.#hasCache || behind !== this.#isBehind) {
       this.#hasCache = hasCache;
-      this.#isBehind = isBehind;
+      this.#isBehind = behind;
       this.update();
     }
   }

@@ -55,7 +55,7 @@ export class AnswerPanel {
         setText(this.#note, trans.__('runs when the cell ends'));
         break;
       case 'queued':
-        setText(this.#note, `${trans.__('runs when the cell ends')}: ${progress.why}`);
+        setText(this.#note, progress.why || trans.__('runs when the cell ends'));
         break;
       case 'refused':
         setText(this.#note, progress.why);

@@ -12,7 +12,17 @@ export function asOf(state: MemoryState, tick: Tick | null, trans: Trans): strin
   }
   const confirmed = tick !== null && tick.boot === state.boot && tick.heap === state.heap ? tick.heap_cell : null;
   const after = confirmed ?? state.cell;
+  if (after !== null && isBehind(state, tick)) {
+    return trans.__('not looked at since %1', cell(after));
+  }
   return after === null ? trans.__('as of %1', clock(state.t, true)) : trans.__('after %1', cell(after));
+}
+
+/** Whether cells have ended since the look at the heap: during a Run All it comes after some of them only. */
+export function isBehind(state: MemoryState | null, tick: Tick | null): boolean {
+  const last = tick?.heap_cell ?? state?.cell ?? null;
+  const running = tick?.cell ?? null;
+  return running !== null && last !== null && last < running - 1;
 }
 
 /** Whether anybody has looked at the heap yet: the state before the first look knows nothing of it. */
@@ -20,7 +30,7 @@ export function isLooked(state: MemoryState | null): state is MemoryState {
   return state !== null && state.heap > 0;
 }
 
-/** Labels with the date of the last state, wherever its figures stand. */
+/** Labels with the date of the last state, wherever its figures stand. Sections with one are dimmed while cells have ended since. */
 export class AsOf {
   readonly #labels: HTMLElement[] = [];
   #words = '';
@@ -50,8 +60,10 @@ export class AsOf {
 
   update(state: MemoryState | null, tick: Tick | null): void {
     this.#words = isLooked(state) ? asOf(state, tick, this.#trans) : '';
+    const behind = isLooked(state) && isBehind(state, tick);
     for (const label of this.#labels) {
       setText(label, this.#words);
+      label.closest('section')?.classList.toggle('nbguard-behind', behind);
     }
   }
 }

@@ -98,6 +98,11 @@ export class Connection {
     this.#model.send({ op: 'cancel', rid });
   }
 
+  /** Have a finding, a notice or a card shown no longer, in any view. */
+  dismiss(key: string): void {
+    this.#model.send({ op: 'dismiss', key });
+  }
+
   setVisible(visible: boolean): void {
     if (visible !== this.#visible) {
       this.#visible = visible;

@@ -65,6 +65,7 @@ export class DeviceView implements ItemView<DeviceItem> {
     const parts = this.#partsOf(device);
     this.#pieces.update(parts);
     this.#entries.update(parts);
+    show(this.#bar, device.total !== null || parts.length > 1); // one part of nobody knows what would be a bar that is full
     this.#label(this.#words(device, parts));
     this.#line.update(device);
   }

@@ -75,8 +75,8 @@ function ofRow(
   const words = row.kind === 'shared' ? trans.__('freed when none of them holds it') : what;
   return {
     key: `${row.device}\n${row.path}\n${row.label}`,
-    name: isPath ? row.path : row.label,
-    words: join([row.at_least ? trans.__('at least') : '', row.note || words, isPath ? '' : row.path, isNamed ? row.device : '']),
+    name: row.short || (isPath ? row.path : row.label),
+    words: join([row.at_least ? trans.__('at least') : '', row.note || words, isPath && row.short === '' ? '' : row.path, isNamed ? row.device : '']),
     nbytes: shared.reduce((sum, each) => sum + each.nbytes, row.nbytes),
     stale: shared.reduce((sum, each) => sum + each.stale_bytes, row.stale_bytes),
     state: itself === undefined ? '' : stateOf(itself, training),

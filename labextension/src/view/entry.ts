@@ -4,6 +4,7 @@ import type { ViewContext } from './view_context';
 import { button, cut, element, type ItemView, KeyedList, nameElement, setAttribute, setClass, setName, setText, show } from './dom';
 import type { Entry } from './entries';
 import { RowActions, type Target } from './row_actions';
+import { canGo, type Selection } from './selection';
 import { formatBytes } from './bytes';
 import { cell } from './words';
 
@@ -28,11 +29,22 @@ export class EntryView implements ItemView<EntryItem> {
   #isOpen = false;
   #item: EntryItem | null = null;
 
+  readonly #box = element('input', 'select');
   readonly #context: ViewContext;
+  readonly #selection: Selection;
 
-  constructor(context: ViewContext) {
+  constructor(context: ViewContext, selection: Selection) {
     this.#context = context;
+    this.#selection = selection;
     this.#actions = new RowActions(context);
+    this.#box.type = 'checkbox';
+    this.#box.dataset.kind = 'select';
+    this.#box.addEventListener('change', () => {
+      if (this.#item !== null) {
+        selection.toggle(this.#item.entry, this.#box.checked);
+      }
+    });
+    this.#actions.node.prepend(this.#box);
     const head = element('th', 'col-label');
     this.#name = new NameView(context, head);
     this.#toggle = button('fold', '', () => {
@@ -73,6 +85,9 @@ export class EntryView implements ItemView<EntryItem> {
     chip(this.#chip, entry, this.#context);
     show(this.#actions.node, entry.target !== null);
     this.#actions.update(targetOf(entry, heap));
+    show(this.#box, canGo(entry));
+    this.#box.checked = this.#selection.has(entry);
+    setAttribute(this.#box, 'aria-label', trans.__('select %1', cut(entry.name)));
     const isFolded = entry.children.length > 0;
     show(this.#toggle, isFolded);
     setAttribute(this.#toggle, 'aria-expanded', isFolded ? String(this.#isOpen) : null);

@@ -1,12 +1,15 @@
 /** Who holds the memory: one list to sort and to search, whose bytes add up to what is allocated. */
 
 import { isLooked } from './as_of';
+import { RowsKeyboard } from './rows_keyboard';
+import { Selection } from './selection';
 import { formatBytes, formatColumn, unitOf } from './bytes';
 import type { ViewContext } from './view_context';
 import { button, element, KeyedList, setAttribute, setText, show } from './dom';
 import { type Entry, entriesOf, sumOf } from './entries';
 import { type EntryItem, EntryView } from './entry';
-import type { FitTick, MemoryState } from './protocol';
+import type { MemoryState, Tick } from './protocol';
+import type { Trans } from './words';
 
 const SHOWN = 10;
 const MORE = 100;
@@ -21,13 +24,17 @@ export class HoldersSection {
   readonly #rest = element('div', 'rest dim');
   readonly #count = element('span');
   readonly #none = element('div', 'dim');
+  readonly #sum = element('th');
   readonly #total = element('td', 'figure');
   readonly #foot = element('tfoot');
   readonly #list: KeyedList<EntryItem>;
   readonly #heads = new Map<Column, HTMLTableCellElement>();
+  readonly #keyboard = new RowsKeyboard(this.#table);
+  readonly #selection: Selection;
   #heap: MemoryState | null = null;
   /** Name of the Learner that a fit runs on; null: none does. */
   #training: string | null = null;
+  #tracked = '';
   #order: Column = 'nbytes';
   #isReversed = false;
   #shown = SHOWN;
@@ -37,12 +44,15 @@ export class HoldersSection {
   constructor(context: ViewContext) {
     this.#context = context;
     const { trans } = context;
+    this.#selection = new Selection(context, () => {
+      this.#draw();
+    });
     const head = this.#head();
     this.#table.append(head);
     this.#list = new KeyedList<EntryItem>(
       this.#table,
       ({ entry }) => entry.key,
-      () => new EntryView(context),
+      () => new EntryView(context, this.#selection),
       head
     );
     this.#filter.type = 'search';
@@ -57,14 +67,15 @@ export class HoldersSection {
       this.#draw();
     });
     this.#rest.append(this.#count, this.#more);
-    const sum = element('th', '', trans.__('Total'));
-    sum.scope = 'row';
-    sum.colSpan = 2;
-    this.#foot.append(element('tr', '', sum, this.#total));
+    this.#sum.scope = 'row';
+    this.#sum.colSpan = 2;
+    this.#foot.append(element('tr', '', this.#sum, this.#total));
     this.#table.append(this.#foot);
+    this.#table.setAttribute('aria-label', trans.__('Who holds memory. Arrow keys go from row to row.'));
     const title = element('h3', 'title', trans.__('Held by'));
     this.node.append(
       element('div', 'title-line', title, context.asOf.label(), this.#filter),
+      this.#selection.node,
       this.#table,
       this.#none,
       this.#rest
@@ -77,11 +88,12 @@ export class HoldersSection {
     this.#draw();
   }
 
-  /** Take what a tick knows sooner than a heap: which Learner trains. */
-  follow(fit: FitTick | null): void {
+  /** Take what a tick knows sooner than a heap: which Learner trains, and whose memory is tracked. */
+  follow({ fit, tracked }: Tick): void {
     const training = fit?.label ?? null;
-    if (training !== this.#training) {
+    if (training !== this.#training || tracked !== this.#tracked) {
       this.#training = training;
+      this.#tracked = tracked;
       this.#draw();
     }
   }
@@ -96,11 +108,17 @@ export class HoldersSection {
     show(this.node, heap !== null);
     show(this.#filter, entries.length > 8);
     show(this.#table, found.length > 0);
+    this.#selection.update(entries, heap?.heap ?? -1);
     this.#list.update(this.#items(shown, all, heap?.heap ?? -1));
-    const [figure] = formatColumn([all], unitOf(all));
-    setText(this.#total, figure ?? '');
+    this.#keyboard.update();
+    const unit = unitOf(all);
+    const [figure = '', part = ''] = formatColumn([all, sumOf(found)], unit);
+    const isFiltered = this.#filter.value.trim() !== '';
+    const some = trans.__('%1 shown · %2 of', found.length.toLocaleString('en'), part);
+    setText(this.#sum, isFiltered ? some : trans.__('Total'));
+    setText(this.#total, figure);
     show(this.#none, found.length === 0);
-    const nothing = isLooked(heap) ? trans.__('Nothing holds memory of a device.') : trans.__('Not looked at yet.');
+    const nothing = isLooked(heap) ? nothingHeld(this.#tracked, trans) : trans.__('Not looked at yet.');
     setText(this.#none, entries.length ? trans.__('Nothing matches.') : nothing);
     this.#drawRest(found.slice(shown.length));
     this.#drawHeads();
@@ -179,6 +197,11 @@ export class HoldersSection {
 /** What is folded comes last: zero rows and frames are there for completeness, and parked experiments hold nothing here. */
 function isLast({ state, key }: Entry): boolean {
   return key === 'frames' || key === 'empty' || state === 'parked';
+}
+
+/** That nothing is held, where what is tracked is memory of a GPU or of the host. */
+function nothingHeld(tracked: string, trans: Trans): string {
+  return tracked === 'cpu' || tracked === 'simulated' ? trans.__('No tensor is held in memory.') : trans.__('Nothing holds memory of a device.');
 }
 
 function least(entry: Entry, figure: string): string {

@@ -14,6 +14,8 @@ export type HostState =
   | { kind: 'loading'; notebook: string; waits: boolean }
   | { kind: 'disconnected' }
   | { kind: 'restarting' }
+  /** The kernel that a widget in a notebook was of is gone. */
+  | { kind: 'gone' }
   | { kind: 'dead' };
 
 /** Why nbguard could not be loaded. */
@@ -37,6 +39,13 @@ export interface Model {
   send(message: Request): void;
 }
 
+/** A notebook of the same server, and the memory that its kernel takes; null: not known. */
+export interface OtherNotebook {
+  kernel: string;
+  name: string;
+  nbytes: number | null;
+}
+
 /** Abilities that only some hosts have. */
 export interface Host {
   /** Run `%load_ext nbguard` in the notebook's kernel; `everywhere`: also in each notebook from now on. */
@@ -45,6 +54,10 @@ export interface Host {
   goToCell?: (cell: number, id?: string) => boolean;
   /** Name of the notebook of the kernel with this id; null: it has none that is known here. */
   nameOf?: (kernel: string) => string | null;
+  /** The other notebooks of this server whose kernels have nbguard. */
+  others?: () => readonly OtherNotebook[];
+  /** Show the notebook of the kernel with this id. */
+  goToNotebook?: (kernel: string) => void;
   /** Translate an English sentence; `%1`, `%2` … stand for `args`. */
   trans?: { __(text: string, ...args: (string | number)[]): string };
 }

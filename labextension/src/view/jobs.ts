@@ -74,8 +74,7 @@ export class JobsPanel {
   }
 
   #queued(why: string): string {
-    const words = this.#context.trans.__('runs when the cell ends');
-    return why === '' || why === words ? words : `${words}: ${why}`;
+    return why || this.#context.trans.__('runs when the cell ends');
   }
 
   #row(): ItemView<Item> {

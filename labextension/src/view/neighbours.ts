@@ -1,23 +1,68 @@
-/** Who else is on the devices of this kernel: notebooks by their names where the host knows them, processes elsewhere. */
+/** Who else takes memory: the other notebooks of this server, each a way to it, and processes elsewhere on this kernel's devices. */
 
 import { formatBytes } from './bytes';
-import type { Host } from './host';
+import { button, cut, element, show } from './dom';
+import type { Host, OtherNotebook } from './host';
 import type { Tick } from './protocol';
 import type { Trans } from './words';
 
-/** `Others: b.ipynb 1.76 GiB, 1 other process 0.20 GiB`; empty where no notebook is known by name. */
-export function neighbourWords({ neighbours }: Tick, nameOf: Host['nameOf'], trans: Trans): string {
-  const named = neighbours.map(([, kernel, nbytes]) => ({ name: kernel === '' ? null : (nameOf?.(kernel) ?? null), nbytes }));
-  const known = named.filter(each => each.name !== null);
-  if (known.length === 0) {
-    return '';
+export class Neighbours {
+  readonly node = element('div', 'neighbours dim wrap');
+  #drawn = '';
+
+  readonly #trans: Trans;
+  readonly #host: Host;
+
+  constructor(trans: Trans, host: Host) {
+    this.#trans = trans;
+    this.#host = host;
+    show(this.node, false);
   }
-  const rest = named.filter(each => each.name === null);
-  const words = known.map(({ name, nbytes }) => `${name ?? ''} ${formatBytes(nbytes)}`);
-  if (rest.length > 0) {
-    const nbytes = rest.some(each => each.nbytes === null) ? null : rest.reduce((sum, each) => sum + (each.nbytes ?? 0), 0);
-    const count = rest.length === 1 ? trans.__('1 other process') : trans.__('%1 other processes', rest.length);
-    words.push(`${count} ${formatBytes(nbytes)}`);
+
+  update(tick: Tick): void {
+    const notebooks = this.#notebooks(tick);
+    const elsewhere = notebooks.length > 0 ? this.#elsewhere(tick) : '';
+    const text = JSON.stringify([notebooks, elsewhere]);
+    if (text === this.#drawn) {
+      return;
+    }
+    this.#drawn = text;
+    show(this.node, notebooks.length > 0);
+    const items = notebooks.flatMap((each, i) => [i === 0 ? ' ' : ', ', ...this.#item(each)]);
+    this.node.replaceChildren(this.#trans.__('Other notebooks:'), ...items, ...(elsewhere === '' ? [] : [`, ${elsewhere}`]));
   }
-  return trans.__('Others: %1', words.join(', '));
+
+  /** The others that are known by name: by what they say themselves, else by what the driver says of this kernel's devices. */
+  #notebooks({ neighbours }: Tick): OtherNotebook[] {
+    const others = this.#host.others?.() ?? [];
+    const named = neighbours.flatMap(([, kernel, nbytes]) => {
+      const name = kernel === '' ? null : (this.#host.nameOf?.(kernel) ?? null);
+      return name === null ? [] : [{ kernel, name, nbytes }];
+    });
+    const isNew = ({ kernel }: OtherNotebook): boolean => !named.some(each => each.kernel === kernel);
+    return [...named, ...others.filter(isNew)].sort((a, b) => (b.nbytes ?? 0) - (a.nbytes ?? 0));
+  }
+
+  #item({ kernel, name, nbytes }: OtherNotebook): (Node | string)[] {
+    const size = nbytes === null ? '' : formatBytes(nbytes);
+    const { goToNotebook } = this.#host;
+    if (goToNotebook === undefined) {
+      return [`${cut(name, 60)} ${size}`];
+    }
+    const link = button('link', cut(name, 60), () => {
+      goToNotebook(kernel);
+    });
+    link.setAttribute('aria-label', this.#trans.__('go to %1', name));
+    return [link, ` ${size}`];
+  }
+
+  #elsewhere({ neighbours }: Tick): string {
+    const rest = neighbours.filter(([, kernel]) => kernel === '' || (this.#host.nameOf?.(kernel) ?? null) === null);
+    if (rest.length === 0) {
+      return '';
+    }
+    const nbytes = rest.some(each => each[2] === null) ? null : rest.reduce((sum, each) => sum + (each[2] ?? 0), 0);
+    const count = rest.length === 1 ? this.#trans.__('1 other process') : this.#trans.__('%1 other processes', rest.length);
+    return `${count} ${formatBytes(nbytes)}`;
+  }
 }

@@ -83,6 +83,8 @@ export class Notice {
         );
       case 'restarting':
         return say(trans.__('The kernel restarts.'), trans.__('All memory of its devices is free again then.'));
+      case 'gone':
+        return say(trans.__('The kernel was restarted.'), trans.__('What it held is free. Run this cell again to see its memory.'));
       case 'dead':
         return say(trans.__('The kernel has died.'), trans.__('Its memory is free again. Restart the kernel to go on.'));
       case 'ok':

@@ -3,9 +3,10 @@
 import { formatBytes, formatColumn } from './bytes';
 import type { ViewContext } from './view_context';
 import { button, element, type ItemView, KeyedList, nameElement } from './dom';
-import { setClass, setEnabled, setName, setText, show } from './dom';
+import { setAttribute, setClass, setEnabled, setName, setText, show } from './dom';
 import type { Operation } from './operations';
 import type { PlanRow, PlanView } from './protocol';
+import { sentence } from './words';
 
 interface StepItem extends PlanRow {
   figure: string;
@@ -81,9 +82,9 @@ export class PlanPanel {
     }
   }
 
-  /** Focus the panel, but never take the focus from where the reader types by now. */
+  /** Focus the panel, as a click in it or a command has opened it, but never take the focus from where the reader types by now. */
   #takeFocus(focused: Element | null): void {
-    if (focused === null || focused === document.body || this.node.closest('.nbguard-view')?.contains(focused)) {
+    if (focused === null || focused.contains(this.node) || this.node.closest('.nbguard-view')?.contains(focused)) {
       this.node.focus({ preventScroll: true });
     }
   }
@@ -103,8 +104,8 @@ export class PlanPanel {
     show(this.#irreversible, plan.irreversible !== '');
     setText(this.#refused, plan.refused);
     show(this.#refused, plan.refused !== '');
-    const soon = plan.when === 'now' ? trans.__('Runs now.') : trans.__('Runs when the cell ends.');
-    setText(this.#when, plan.why === '' ? soon : `${soon} ${plan.why}`);
+    const waits = plan.when === 'now' ? '' : sentence(plan.why || trans.__('it is done when the cell ends'));
+    setText(this.#when, `${trans.__('Nothing has been done yet.')} ${waits}`.trim());
     show(this.#when, plan.refused === '');
     this.#skipped.replaceChildren(...plan.skipped.map(note => element('li', '', note)));
     const isAsked = operation.stage === 'applying' || (plan.token === '' && plan.refused === '');
@@ -129,8 +130,9 @@ export class PlanPanel {
       node: element('li', '', element('label', 'step', box, label, figure, detail)),
       update: row => {
         key = row.key;
-        show(box, key !== '');
+        box.disabled = key === '';
         box.checked = !row.kept;
+        setAttribute(box, 'title', key === '' ? this.#context.trans.__('part of this plan: it cannot be left out') : null);
         setName(label, row.label);
         setText(figure, row.figure);
         setClass(figure, row.kept ? 'figure dim' : 'figure');

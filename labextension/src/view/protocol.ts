@@ -7,7 +7,7 @@
 
 import { boolean, list, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
 
-export const PROTOCOL = 3;
+export const PROTOCOL = 4;
 
 /** Everything that a sidebar can have done. Each is planned first and applied by the plan's token. */
 export type ActionName = 'clean_stale' | 'empty_cache' | 'release' | 'park' | 'unpark' | 'stop_workers';
@@ -419,6 +419,8 @@ export interface HolderRow {
   what: string;
   /** The way from the label to the memory. */
   path: string;
+  /** Its name where a path has no room: `error in fit()`; empty: its label does. */
+  short: string;
   device: string;
   /** Its own: all rows add up; of a name, those which its release frees. */
   nbytes: number;
@@ -458,6 +460,7 @@ export const isHolderRow: Check<HolderRow> = object({
   kind: text,
   what: text,
   path: text,
+  short: text,
   device: text,
   nbytes: number,
   frees: number,
@@ -557,11 +560,12 @@ export const isDeviceSegments: Check<DeviceSegments> = object({
 
 /**
  * A finding: code stands between backticks. `command`: a line of code that does something about it; empty: none.
- * `learner`: the Learner that it is about while no fit runs on it; empty: it always holds.
+ * `learner`: the Learner that it is about while no fit runs on it; empty: it always holds. `key`: names it in a
+ * request to dismiss it. `cell`: number of the cell that it is about; None: of none.
  */
-export type FindingLine = [sentence: string, command: string, learner: string];
+export type FindingLine = [sentence: string, command: string, learner: string, key: string, cell: number | null];
 
-export const isFindingLine: Check<FindingLine> = tuple(text, text, text);
+export const isFindingLine: Check<FindingLine> = tuple(text, text, text, text, nullable(number));
 
 /** A remedy that would let a failed request through. */
 export interface FixRow {
@@ -585,12 +589,18 @@ export interface OomView {
   sentence: string;
   /** Best first. */
   fixes: FixRow[];
+  /** Names it in a request to dismiss it. */
+  key: string;
+  /** Number of the cell that failed. */
+  cell: number | null;
 }
 
 export const isOomView: Check<OomView> = object({
   title: text,
   sentence: text,
-  fixes: list(isFixRow)
+  fixes: list(isFixRow),
+  key: text,
+  cell: nullable(number)
 });
 
 /** The result of a scan: holders, experiments, segments, findings. */
@@ -716,4 +726,9 @@ export type Request =
   /** Apply a plan. `token`: of the plan. */
   | { op: 'apply'; rid: string; token: string }
   /** Drop a request that still waits. */
-  | { op: 'cancel'; rid: string };
+  | { op: 'cancel'; rid: string }
+  /**
+   * Show a finding, a notice or a card no longer, in any view. The next event of its kind is shown again. `key`: of
+   * the finding, notice or card.
+   */
+  | { op: 'dismiss'; key: string };

@@ -49,7 +49,7 @@ export class ResultPanel {
     const close = button('close', '×', () => {
       operations.dismiss();
     });
-    close.setAttribute('aria-label', trans.__('Dismiss'));
+    close.setAttribute('aria-label', trans.__('Dismiss what was done'));
     const body = result.kind === 'done' ? this.#done(result.outcome) : [sentenceElement('div', `${result.title}: ${result.why}`)];
     return element('section', 'section', element('div', 'title-line', title, close), ...body);
   }

@@ -24,19 +24,20 @@ export class RowActions {
   readonly node = element('span', 'row-actions');
   readonly answer: AnswerPanel;
   #target: Target = { id: null, label: '', heap: -1, can: [] };
-  readonly #first: KeyedList<Ability>;
-  readonly #others: KeyedList<Ability>;
+  readonly #list: KeyedList<Ability>;
 
   readonly #context: ViewContext;
 
   constructor(context: ViewContext) {
     this.#context = context;
     this.answer = new AnswerPanel(context);
-    const first = element('span');
-    const others = element('span', 'others');
-    this.#first = this.#listIn(first);
-    this.#others = this.#listIn(others);
-    this.node.append(first, others);
+    const actions = element('span', 'links');
+    this.#list = new KeyedList<Ability>(
+      actions,
+      ability => ability,
+      () => this.#action()
+    );
+    this.node.append(actions);
   }
 
   update(target: Target): void {
@@ -51,18 +52,8 @@ export class RowActions {
     }
   }
 
-  /** One action is always there, the others where the reader points. */
   #draw(): void {
-    this.#first.update(this.#target.can.slice(0, 1));
-    this.#others.update(this.#target.can.slice(1));
-  }
-
-  #listIn(parent: HTMLElement): KeyedList<Ability> {
-    return new KeyedList<Ability>(
-      parent,
-      ability => ability,
-      () => this.#action()
-    );
+    this.#list.update(this.#target.can);
   }
 
   #action(): ItemView<Ability> {
@@ -76,6 +67,7 @@ export class RowActions {
         ability = item;
         const pending = !isTopic(ability) && this.#context.operations.isPending(this.#wanted(ability));
         const words = this.#words(ability);
+        node.dataset.kind = ability;
         setText(node, pending ? this.#context.trans.__('working…') : words);
         setAttribute(node, 'aria-label', `${words} ${cut(this.#target.label)}`);
         setAttribute(node, 'aria-expanded', isTopic(ability) ? String(this.answer.topic === ability) : null);

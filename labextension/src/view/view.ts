@@ -15,7 +15,7 @@ import { Header } from './header';
 import { HoldersSection } from './holders';
 import { JobsPanel } from './jobs';
 import { LineSource } from './line_source';
-import { neighbourWords } from './neighbours';
+import { Neighbours } from './neighbours';
 import { Notice } from './notice';
 import { PlanPanel } from './plan';
 import type { Host, Model } from './host';
@@ -31,7 +31,7 @@ export class View {
   readonly #header: Header;
   readonly #notice: Notice;
   readonly #caveat = element('div', 'caveat dim');
-  readonly #neighbours = element('div', 'neighbours dim wrap');
+  readonly #neighbours: Neighbours;
   readonly #warning = element('div', 'near-full');
   readonly #approach: Approach;
   readonly #content = element('div');
@@ -52,13 +52,10 @@ export class View {
   #drawnJobs = '';
   #unwatch: () => void = () => undefined;
 
-  readonly #host: Host;
-
   constructor(
     model: Model,
     host: Host
   ) {
-    this.#host = host;
     const trans = host.trans ?? english;
     this.#trans = trans;
     this.#connection = new Connection(model, what => {
@@ -87,6 +84,7 @@ export class View {
     const ofLine = { trans, source: this.#line, goToCell: host.goToCell };
     this.#header = new Header(trans);
     this.#notice = new Notice(trans, host);
+    this.#neighbours = new Neighbours(trans, host);
     this.#fit = new FitSection(trans);
     const devices = element('div');
     this.#devices = new KeyedList<DeviceItem>(
@@ -94,22 +92,23 @@ export class View {
       ({ boot, device }) => `${boot} ${device.device}`,
       () => new DeviceView(ofLine)
     );
-    const oom = new OomSection(trans);
+    const oom = new OomSection(context);
     this.#holders = new HoldersSection(context);
-    this.#findings = new FindingsSection(trans);
+    this.#findings = new FindingsSection(context);
     this.#fragmentation = new FragmentationSection(trans);
     const below = [this.#holders, this.#findings, this.#fragmentation];
-    this.#asOf.date(oom.node, this.#findings.node, this.#fragmentation.node);
+    this.#asOf.date(this.#findings.node, this.#fragmentation.node);
     this.#ofHeap = [oom, ...below];
     this.#actions = new ActionBar(context);
     this.#result = new ResultPanel(context);
     this.#ofOperations = [new JobsPanel(context), new PlanPanel(context), this.#result, this.#actions];
-    this.#content.append(this.#warning, this.#caveat, devices, this.#neighbours, oom.node, this.#fit.node, ...below.map(section => section.node));
+    this.#content.append(this.#warning, this.#caveat, devices, this.#neighbours.node, oom.node, this.#fit.node, ...below.map(section => section.node));
     this.#dock.append(...this.#ofOperations.map(panel => panel.node));
     const body = element('div', 'body', this.#notice.node, this.#content);
     this.node.append(this.#header.node, body, this.#dock);
     this.node.setAttribute('role', 'region');
-    this.node.setAttribute('aria-label', trans.__('GPU memory'));
+    const isPanel = host.goToCell !== undefined; // beside it there may be the same view in a cell
+    this.node.setAttribute('aria-label', isPanel ? trans.__('GPU memory, panel') : trans.__('GPU memory'));
     this.node.addEventListener('keydown', event => {
       if (event.key === 'Escape' && operations.open !== null) {
         event.stopPropagation();
@@ -177,11 +176,9 @@ export class View {
     this.#drawDevices();
     this.#fragmentation.follow(tick);
     this.#asOf.update(this.#connection.heap, tick);
-    const neighbours = neighbourWords(tick, this.#host.nameOf, this.#trans);
-    setText(this.#neighbours, neighbours);
-    show(this.#neighbours, neighbours !== '');
+    this.#neighbours.update(tick);
     this.#fit.update(tick.fit);
-    this.#holders.follow(tick.fit);
+    this.#holders.follow(tick);
     this.#findings.follow(tick.fit);
     this.#actions.follow(tick);
     this.#result.follow(tick);

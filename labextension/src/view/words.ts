@@ -97,6 +97,11 @@ export function duration(seconds: number, trans: Trans): string {
   return seconds < 90 ? trans.__('%1 s', Math.round(seconds)) : trans.__('%1 min', Math.round(seconds / 60));
 }
 
+/** Words as a sentence: a capital first, a full stop last. */
+export function sentence(words: string): string {
+  return words === '' ? '' : `${words.charAt(0).toUpperCase()}${words.slice(1)}${words.endsWith('.') ? '' : '.'}`;
+}
+
 /** The parts that are not empty, with a dot between them. */
 export function join(parts: readonly string[]): string {
   return parts.filter(part => part !== '').join(' · ');

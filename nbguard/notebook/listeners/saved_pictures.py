@@ -70,7 +70,7 @@ class SavedPictures:
             self._due = now + (now - start) * (1 / _SHARE - 1)
 
     def _update(self, shown: list[ShownSidebar], cell: CellFact) -> None:
-        from nbguard.sidebar.hub.picture import report_picture
+        from nbguard.sidebar.picture import report_picture
 
         html = str(report_picture(self._report(cell.scan), cell.number, time.time()))
         for sidebar in shown:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nbguard.memory.advice import NOTICES_ON, is_python, why
 from nbguard.render.blocks import Block, Table, TableRow, Title
 from nbguard.reports.notices.notice import NOT_SHOWN, Notice, Notices
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 _NAMED = 3
 """Names, besides the first, that a sentence lists."""
@@ -59,7 +59,7 @@ def _names(notice: Notice) -> str:
 
 
 def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
-    """Yield a sentence on the switch, and the table of the last notices."""
+    """Yield the table of the last notices that hold, how many are over, and a sentence on the switch."""
     state = "" if notices.on else f"off: {NOTICES_ON.command}"
     if notices.quiet and notices.on:
         state = "none is shown" if "*" in notices.quiet else f"none is shown on {', '.join(notices.quiet)}"
@@ -67,20 +67,25 @@ def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
     if not notices.notices:
         yield Title(f"no notices so far{f' ({state})' if state else ''}", "dim")
         return
+    left = [one for one in notices.notices if one.is_left]
     rows = (
         TableRow(
             cells=(
                 f"In[{one.cell}]",
                 format_bytes(one.nbytes),
                 notice_sentence(one),
-                "" if one.is_left else "no longer",
                 f"{one.times} times" if one.kind == "growth" and one.times > 1 else "",
-                _advice(one).replace("`", "") if one.is_left else "",
+                _advice(one).replace("`", ""),
             )
         )
-        for one in notices.notices[-limit:]
+        for one in left[-limit:]
     )
-    yield Table(rows=tuple(rows), figures=(1,), code=(5,), widest=200)
+    if left:
+        yield Table(rows=tuple(rows), figures=(1,), code=(4,), widest=200)
+    over = len(notices.notices) - len(left)
+    if over:
+        none = "" if left else "no notice holds any more; "
+        yield Title(f"{none}{counted(over, 'earlier one')} {'is' if over == 1 else 'are'} over", "dim")
     if state:
         yield Title(state, "dim")
 

@@ -85,6 +85,7 @@ class Hub:
         self._sampler = Sampler(self._tick, lambda: self._leases.interval)
         self._to_greet: deque[tuple[Channel, messages.Hello]] = deque(maxlen=_GREETED)
         self._history_requests: deque[tuple[Channel, messages.HistoryRequest]] = deque(maxlen=_HISTORIES)
+        self._dismissed: deque[str] = deque(maxlen=_GREETED)
         self._made = threading.Lock()
         self._tick_source: TickSource | None = None
         self._handler: RequestHandler | None = None
@@ -233,6 +234,9 @@ class Hub:
                 self._outbox.refuse(channel, rid, why)
             case messages.Cancel(rid):
                 self._cancel(channel, rid)
+            case messages.Dismiss(key):
+                self._dismissed.append(key)
+                self._sampler.wake()
             case messages.HistoryRequest() as request:
                 self._history_requests.append((channel, request))
                 self._sampler.wake()
@@ -265,12 +269,12 @@ class Hub:
     def _answer(self, channel: Channel, asked: messages.Question) -> None:
         handler = self._ready()
         try:
-            answer, has_cleaned = handler.answer(asked)
+            answer, has_changed = handler.answer(asked)
         except OldHeapError:
             self._outbox.send_state([channel], handler.states.last)
             raise
         self._outbox.answer(channel, answer)
-        if has_cleaned:
+        if has_changed:
             self._look_and_tell(always=True)
 
     def _send_picture(self, channel: Channel, rid: str) -> None:
@@ -336,8 +340,22 @@ class Hub:
                 self._outbox.send_history(channel, request.rid, self._tick_source.history(request.seconds))
             if self._to_greet:
                 self._greet(self._ready())
+            if self._handler is not None:
+                self._take_back(self._handler)
         except Exception:  # noqa: BLE001 - the next one may do
             _log.debug("a tick of the sidebar failed", exc_info=True)
+
+    def _take_back(self, handler: RequestHandler) -> None:
+        """Tell views what is over since the last look; while no cell runs or has just ended, have the heap looked at again.
+
+        Not while a job is done: a cleanup frees step by step, and looks at the end itself.
+        """
+        while self._dismissed:
+            handler.states.dismiss(self._dismissed.popleft())
+        if not self._jobs.is_working and handler.states.take_back():
+            self._outbox.send_state(self._leases.channels, handler.states.last)
+            if self._busy.cell is None and self._settling is None:
+                self._look()
 
     def _greet(self, handler: RequestHandler) -> None:
         """Send the heap to who has said hello without it; look again if it is old, beside a cell only if there is none yet."""

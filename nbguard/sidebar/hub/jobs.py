@@ -104,6 +104,11 @@ class Jobs:
             return any(job is not None and job.rid == rid for job in (*self._pending, self._running))
 
     @property
+    def is_working(self) -> bool:
+        """Say whether a job is being done."""
+        return self._running is not None
+
+    @property
     def is_idle(self) -> bool:
         """Say whether there is nothing to do."""
         return not self._pending and self._running is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +12,14 @@ from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Counted, Reading
 from nbguard.memory.segments.requests import RequestLimits
+from nbguard.out_of_memory.card import build_card
 from nbguard.reports.cell_ledger import names_of
 from nbguard.reports.notices.notice import Notice
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.scan import Notebook, TimedScan, timed_scan
+from nbguard.sidebar.hub.lifetimes import Lifetimes, without
 from nbguard.sidebar.protocol.experiments import names_of_learners
-from nbguard.sidebar.protocol.memory_state import build_memory_state, notice_lines
+from nbguard.sidebar.protocol.memory_state import build_memory_state, is_cured, notice_lines
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import MemoryState
 from nbguard.sidebar.protocol.ticks import LastLook
@@ -35,6 +38,8 @@ class MemoryStates:
         notices: returns the notices on what is still in memory.
         recall: tells an analysis what was found out on its failure.
         passed: returns the numbers of a cell that ran out of memory and has run through since.
+
+    Between two scans it takes back what is over. That is asked for in another thread than the one that scans.
     """
 
     def __init__(
@@ -51,10 +56,15 @@ class MemoryStates:
         self._recall = recall
         self._passed = passed
         self._seen_passed: tuple[int, ...] = ()
+        self._failing: int | None = None  # number of the last cell seen that ran out of memory and would again
+        self._dismissed = frozenset[str]()  # keys of findings, notices and cards that are shown no longer
+        self._changing = threading.Lock()  # around each change of `last`
+        self._lifetimes = Lifetimes({})
         self._cells = cells
         self._boot = boot
         self._counters = Counters()
         self._seen: Reading | None = None
+        self._is_taken_back = False
         self._was_beside = False
         self._has_other_error = False
         self._offered: TimedScan | None = None
@@ -71,9 +81,10 @@ class MemoryStates:
         """Say whether memory may have changed since the last look, as far as counters and names tell.
 
         What was looked at beside a running cell is: that cell had memory in its hands that has names now. After a cell that
-        has raised an error, it is: that error may be of memory, and what the last one held may be nobody's now.
+        has raised an error, it is: that error may be of memory, and what the last one held may be nobody's now. So it is where
+        something was freed, though the same bytes may have been taken since.
         """
-        if self._was_beside or self._has_other_error or self._passed() != self._seen_passed:
+        if self._was_beside or self._has_other_error or self._is_taken_back or self._passed() != self._seen_passed:
             return True
         reading = self._counters.read()
         if reading is None:
@@ -111,6 +122,21 @@ class MemoryStates:
         )
         return has_changed
 
+    def dismiss(self, key: str) -> None:
+        """Show the finding, notice or card of a key no longer."""
+        self._dismissed |= {key}
+
+    def take_back(self) -> bool:
+        """Take off the last state what is dismissed or freed since, without a scan; return whether there was anything."""
+        with self._changing:
+            state = without(self.last, self._lifetimes.over() | self._dismissed)
+            if state == self.last:
+                return False
+            self._is_taken_back = True
+            self.last = replace(state, heap=state.heap + 1)
+            self.look_for_ticks = replace(self.look_for_ticks, heap=self.last.heap)
+            return True
+
     def offer(self, scan: TimedScan | None) -> None:
         """Have the next look show this scan, made for something else, unless memory changes until then; None: scan anew."""
         self._offered, self._when_offered = scan, None if scan is None else self._counters.read()
@@ -138,12 +164,29 @@ class MemoryStates:
             seconds=scan.seconds,
             cell=cell,
             during=during,
-            passed=self._seen_passed,
+            over=(*self._seen_passed, *self._cured(scan.analysis)),
         )
-        state = replace(state, notices=notice_lines(self._notices(scan.analysis)))
-        is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first
-        self.last = state if is_same else replace(state, heap=state.heap + 1)
+        notices = self._notices(scan.analysis)
+        state = replace(state, notices=notice_lines(notices))
+        with self._changing:
+            self._is_taken_back = False
+            self._dismissed &= {one.key for one in (*state.findings, *state.notices, state.oom) if one is not None}
+            state = replace(without(state, self._dismissed), heap=self.last.heap)
+            is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first
+            self.last = state if is_same else replace(state, heap=state.heap + 1)
+            self._lifetimes = Lifetimes.of(scan, self.rows, notices)
         return not is_same
+
+    def _cured(self, analysis: Analysis) -> tuple[int | None, ...]:
+        """Return the number of the cell that ran out of memory and was seen to lack it, if it has room now; else none."""
+        card = analysis.once(build_card)
+        if card is None:
+            self._failing = None
+        elif not is_cured(card):
+            self._failing = card.asked.cell
+        elif self._failing is not None and self._failing == card.asked.cell:
+            return (self._failing,)
+        return ()
 
 
 def _counted(before: Reading | None, after: Reading | None) -> tuple[Counted, ...]:

@@ -145,11 +145,13 @@ class Plans:
     def _make(self, wanted: OperationRequest) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
         """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
         notebook = self._notebook()
-        targets = targets_of(wanted.texts, notebook)
+        texts = tuple(text for text in wanted.texts if text not in wanted.keep)
+        if wanted.texts and not texts:
+            raise NbguardError("nothing is left to do: every step was left out")
+        targets = targets_of(texts, notebook)
         seen = scan(notebook, tensors=wanted.action == "park")
         if wanted.action == "park":
-            chosen = tuple(target for target in targets if target.text not in wanted.keep)
-            parking = plan_parking(seen.facts, chosen, fixed_storages(seen.tracker))
+            parking = plan_parking(seen.facts, targets, fixed_storages(seen.tracker))
             return replace(parking, request=replace(parking.request, keep=wanted.keep)), seen, ()
         is_for_later = notebook.is_running and wanted.action == "release"
         whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep), is_for_later=is_for_later)

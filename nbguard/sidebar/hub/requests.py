@@ -11,8 +11,8 @@ from nbguard.memory.references.explain_unheld import explain_unheld
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.hub.memory_states import MemoryStates
-from nbguard.sidebar.hub.picture import report_picture
 from nbguard.sidebar.hub.plans import OperationRequest, Plans
+from nbguard.sidebar.picture import report_picture
 from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Foreseen, Pictured, Planned
 from nbguard.sidebar.protocol.messages import Apply, Ask, ForeseeRequest, PlanRequest, Question
 from nbguard.sidebar.protocol.rows import Rows
@@ -43,18 +43,26 @@ class RequestHandler:
         self.plans = Plans(notebook)
 
     def answer(self, asked: Question) -> tuple[Answer, bool]:
-        """Return the answer to a request, and whether a cleanup has run. Raises NbguardError to refuse it."""
+        """Return the answer to a request, and whether the last state is out of date: by a cleanup, or as a plan has shown.
+
+        Raises NbguardError to refuse it.
+        """
         match asked:
             case Ask(rid, heap, id):
                 return Explained(rid, why_view(self._why(heap, id))), False
             case ForeseeRequest(rid, heap, id):
                 return Foreseen(rid, self._foresee(self._texts("foresee", heap, (id,))[0])), False
             case PlanRequest():
-                return Planned(asked.rid, self._plan(asked)), False
+                plan = self._plan(asked)
+                return Planned(asked.rid, plan), self._is_belied(plan, asked)
             case Apply(rid, token):
                 view = self.plans.apply(token)
                 self.states.offer(self.plans.take_measured())
                 return (Planned(rid, view), False) if isinstance(view, PlanView) else (Done(rid, view), True)
+
+    def _is_belied(self, view: PlanView, asked: PlanRequest) -> bool:
+        """Say whether a plan finds nothing stale where the last state has something: it was freed since."""
+        return view.action == "clean_stale" and bool(view.refused) and not asked.keep and self.states.last.stale > 0
 
     def picture(self, rid: str) -> Pictured:
         """Return the picture of the last memory state. Raises NoTorchError if there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
 from dataclasses import replace
 
 from nbguard.cleanup.plan.default import default_plan
@@ -9,7 +11,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.least_shown import least_shown
 from nbguard.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.out_of_memory.fixes import Fix
-from nbguard.out_of_memory.rerun import VERDICT_TEXTS
+from nbguard.out_of_memory.rerun import VERDICT_TEXTS, RerunVerdict
 from nbguard.reports.findings import find
 from nbguard.reports.notices.notice import Notice
 from nbguard.reports.notices.view import notice_sentence
@@ -39,12 +41,12 @@ def build_memory_state(
     seconds: float,
     cell: int | None,
     during: int | None = None,
-    passed: tuple[int, ...] = (),
+    over: Collection[int | None] = (),
 ) -> tuple[MemoryState, Rows]:
     """Return the memory state of a scan, and the meaning of its rows in requests.
 
     It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`: after the cell `cell`, or in the middle of
-    the cell `during`. The card on a failure of a cell in `passed` is left out: it has run through since.
+    the cell `during`. The card on a failure of a cell in `over` is left out: it has run through since, or would now.
     """
     rows = rows_of(analysis)
     heap = MemoryState(
@@ -59,7 +61,7 @@ def build_memory_state(
         experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
         devices=device_segments(analysis.once(beside_running_code)),
         findings=_findings(analysis),
-        oom=_oom(analysis.once(build_card), passed),
+        oom=_oom(analysis.once(build_card), over),
     )
     listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
     holders = fitting(listed, _MESSAGE - json_bytes(heap))
@@ -75,6 +77,7 @@ def _holder(rows: Rows, number: int) -> HolderRow:
         kind=row.kind,
         what=truncate_utf8(row.what),
         path=truncate_utf8(row.path),
+        short=truncate_utf8(rows.short[number], 60),
         device=rows.devices[number],
         nbytes=row.retained,
         frees=frees_of(row),
@@ -97,7 +100,13 @@ def _holder(rows: Rows, number: int) -> HolderRow:
 def _findings(analysis: Analysis) -> tuple[FindingLine, ...]:
     findings = [finding for finding in find(analysis) if finding.kind not in _SHOWN_ELSEWHERE][:_FINDINGS]
     return tuple(
-        FindingLine(truncate_utf8(one.sentence, _SENTENCE), truncate_utf8(one.command), truncate_utf8(one.learner))
+        FindingLine(
+            truncate_utf8(one.sentence, _SENTENCE),
+            truncate_utf8(one.command),
+            truncate_utf8(one.learner),
+            _key(one.kind, one.command, one.learner),
+            None,
+        )
         for one in findings
     )
 
@@ -106,21 +115,48 @@ def notice_lines(notices: tuple[Notice, ...]) -> tuple[FindingLine, ...]:
     """Return notices in words, the first of them; a command of several lines stands in none."""
     commands = ("" if "\n" in notice.command else notice.command for notice in notices)
     return tuple(
-        FindingLine(truncate_utf8(notice_sentence(notice), _SENTENCE), truncate_utf8(command), "")
+        FindingLine(
+            truncate_utf8(notice_sentence(notice), _SENTENCE),
+            truncate_utf8(command),
+            "",
+            key_of_notice(notice),
+            notice.cell,
+        )
         for notice, command in zip(notices[:_NOTICES], commands, strict=False)
     )
 
 
-def _oom(card: OomCard | None, passed: tuple[int, ...]) -> OomView | None:
+def key_of_notice(notice: Notice) -> str:
+    """Return the name of a notice in requests: that of its event."""
+    return _key("notice", *notice.fingerprint)
+
+
+def is_cured(card: OomCard) -> bool:
+    """Say whether the cell that failed has room now for all that it takes: nothing is left to do but to run it again."""
+    return bool(card.fixes) and card.fixes[0].verdict is RerunVerdict.RERUN and not card.fixes[0].commands
+
+
+def _key(*parts: object) -> str:
+    """Return the name of a finding, a notice or a card in requests: letters and digits that are its own."""
+    return hashlib.blake2s(repr(parts).encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _oom(card: OomCard | None, over: Collection[int | None]) -> OomView | None:
     """Return the card in the words of a sidebar: what was asked for, what can be allocated now, what helps."""
-    if card is None or card.asked.cell in passed:
+    if card is None or card.asked.cell in over:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
     sentence = asked_words(card.asked, card.device)
     sentence = f"{sentence[:1].upper()}{sentence[1:]}{_at_the_failure(card)}"
     if card.had is not None:
         sentence += f"; afterwards, {format_bytes(card.had)} could be allocated"
-    return OomView(f"Out of memory{where}", f"{truncate_utf8(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
+    return OomView(
+        title=f"Out of memory{where}",
+        sentence=f"{truncate_utf8(sentence, _SENTENCE)}.",
+        fixes=tuple(map(_fix, card.fixes[:_FIXES])),
+        key=_key("card", card.asked.cell, card.asked.requested),
+        cell=card.asked.cell,
+    )
 
 
 def _at_the_failure(card: OomCard) -> str:

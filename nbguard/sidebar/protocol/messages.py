@@ -106,6 +106,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Show a finding, a notice or a card no longer, in any view. The next event of its kind is shown again."""
+
+    key: str  # of the finding, notice or card
+
+
+@dataclass(frozen=True, slots=True)
 class BadRequest:
     """A request that cannot be; the view that sent it gets the reason."""
 
@@ -113,7 +120,9 @@ class BadRequest:
     why: str  # the reason, in words
 
 
-Request = Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | ForeseeRequest | PlanRequest | Apply | Cancel
+Request = (
+    Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | ForeseeRequest | PlanRequest | Apply | Cancel | Dismiss
+)
 
 Question = Ask | ForeseeRequest | PlanRequest | Apply
 """A request whose answer takes a scan, a trace or a cleanup."""
@@ -209,6 +218,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
     "cancel": lambda message: Cancel(_token(message, "rid")),
+    "dismiss": lambda message: Dismiss(_token(message, "key")),
 }
 
 REQUESTS: dict[str, type[Request]] = {
@@ -222,5 +232,6 @@ REQUESTS: dict[str, type[Request]] = {
     "plan": PlanRequest,
     "apply": Apply,
     "cancel": Cancel,
+    "dismiss": Dismiss,
 }
 """The types of requests, by their `op`."""

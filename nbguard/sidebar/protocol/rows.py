@@ -26,6 +26,8 @@ from nbguard.sidebar.protocol.state import Ability, RowPart
 _OUTPUT = re.compile(r"Out\[\d+\]")
 _PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})
 _CONTAINERS = frozenset({"list", "tuple", "dict", "L"})
+_STEP = " → "
+"""Before a function in a path from an error."""
 _NONE: frozenset[int] = frozenset()
 _NOTES = {
     "frame": "in use by running code: freed when that ends",
@@ -53,6 +55,8 @@ class Rows:
     others: tuple[tuple[str, ...], ...]  # names that hold the same bytes besides the parent's
     parts: tuple[tuple[RowPart, ...], ...]  # parts of the row's bytes
     is_running: tuple[bool, ...]  # held by nothing but functions that run now
+    short: tuple[str, ...]  # name of the row where its path has no room; empty: its label
+    storages: tuple[frozenset[int], ...]  # numbers of the storages in the graph that the row's bytes are
 
     def texts(self, what: str, ids: Iterable[int]) -> tuple[str, ...] | None:
         """Return what the rows `ids` are called; None if there is no such row, or one of them cannot `what`."""
@@ -79,6 +83,7 @@ def rows_of(analysis: Analysis) -> Rows:
     rows = [row for _, row in every]
     targets = tuple(_targets(graph, row) for row in rows)
     released = tuple(_released(row, texts) for row, texts in zip(rows, targets, strict=True))
+    functions = _functions(graph) if any(row.kind == "error" for row in rows) else frozenset[str]()
     parents, others = _families(graph, [(device.name, row) for device, row in every])
     return Rows(
         devices=tuple(device.name for device, _ in every),
@@ -94,6 +99,8 @@ def rows_of(analysis: Analysis) -> Rows:
         others=others,
         parts=row_parts(graph, beside.facts.learners, rows, storages),
         is_running=tuple(bool(row.roots) and all(graph.roots[root].kind == "frame" for root in row.roots) for row in rows),
+        storages=tuple(storages),
+        short=tuple(_short_name(row, functions) for row in rows),
     )
 
 
@@ -179,6 +186,19 @@ def note_of(rows: Rows, number: int) -> str:
     if row.is_shared or not row.roots or "release" in can or "clean" in can:
         return ""
     return _NOTES.get(row.kind, "")
+
+
+def _functions(graph: Graph) -> frozenset[str]:
+    """Return the steps to running and failed functions, as paths write them: ` → fit`."""
+    return frozenset(
+        label for node in graph.nodes for child, label in node.references if label and graph.nodes[child].kind == "frame"
+    )
+
+
+def _short_name(row: Holder, functions: Set[str]) -> str:
+    """Return the name of an error's row where its path has no room: `error in fit()`; empty where its label does."""
+    step = row.path.removeprefix(row.label).split(_STEP)[1:2] if row.kind == "error" else []
+    return f"error in {step[0]}()" if step and _STEP + step[0] in functions else ""
 
 
 def _can(graph: Graph, row: Holder, texts: Sequence[str], released: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:

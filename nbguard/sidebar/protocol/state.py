@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from nbguard.memory.breakdown import DevicePart as DevicePart
 from nbguard.memory.breakdown import Part
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", "stop_workers"]
 """Everything that a sidebar can have done. Each is planned first and applied by the plan's token."""
@@ -175,6 +175,7 @@ class HolderRow:
     kind: str  # the kind of root that leads to it: `name`, `out`, `error` …
     what: str  # the object in words: `Learner · Net · Adam`
     path: str  # the way from the label to the memory
+    short: str = ""  # its name where a path has no room: `error in fit()`; empty: its label does
     device: str
     nbytes: int  # its own: all rows add up; of a name, those which its release frees
     frees: int  # bytes that `release` gives back, by its plan: with the names in `together`, where there are any
@@ -245,13 +246,15 @@ class FixRow:
     commands: tuple[str, ...] = ()  # lines of code that do it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomView:
     """The last error, if it ran out of memory."""
 
     title: str
     sentence: str  # the bytes that were asked for, and those that can be allocated now
     fixes: tuple[FixRow, ...]  # best first
+    key: str  # names it in a request to dismiss it
+    cell: int | None = None  # number of the cell that failed
 
 
 class UnlistedHolders(NamedTuple):
@@ -270,6 +273,8 @@ class FindingLine(NamedTuple):
     sentence: str
     command: str  # a line of code that does something about it; empty: none
     learner: str  # the Learner that it is about while no fit runs on it; empty: it always holds
+    key: str  # names it in a request to dismiss it
+    cell: int | None  # number of the cell that it is about; None: of none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
