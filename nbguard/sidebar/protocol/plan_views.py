@@ -37,7 +37,7 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
         action=action,
         title=f"{_title(action, names)}: the plan",
         confirm=_confirm(plan, action, names),
-        rows=tuple(_rows(plan, action)),
+        rows=tuple(_rows(plan)),
         promised=plan.promised,
         when=when,
         why=why,
@@ -195,18 +195,17 @@ def unparked_view(result: Unparked, promised: int | None = None) -> OutcomeView:
     )
 
 
-def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
+def _rows(plan: Plan) -> Iterator[PlanRow]:
     """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
     yield from (
         PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
     )
-    is_one = action in ("release", "park") and len(plan.request.targets) == 1 and not plan.request.keep
     for each in _steps(plan.actions):
         yield PlanRow(
             label=truncate_utf8(each.future),
             detail=truncate_utf8(each.detail),
             nbytes=each.nbytes,
-            key="" if is_one and each.kind in ("del", "out", "park") or truncate_utf8(each.key) != each.key else each.key,
+            key=each.key if truncate_utf8(each.key) == each.key else "",
         )
 
 
