@@ -29,7 +29,7 @@ from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.parked import fixed_storages
 from nbguard.scan.scan import Notebook, Scan, scan
 from nbguard.scan.shown_targets import targets_of
-from nbguard.scan.targets import is_computed, lookup, output_label, parse_target, resolve_targets
+from nbguard.scan.targets import is_computed, lookup, output_label, parse_target, refuse_unknown_attribute, resolve_targets
 from nbguard.units import parse_bytes
 
 
@@ -108,6 +108,8 @@ def why_in(notebook: Notebook, name: str) -> Why:
         why_path = explain_path(facts, name)
         if why_path is not None:
             return why_path
+    if is_computed_value and isinstance(target, ast.Attribute):
+        refuse_unknown_attribute(target, lookup(target.value, notebook.namespace), name)
     return explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
 
 

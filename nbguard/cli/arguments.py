@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import nbguard
 from nbguard.cli import commands, files
 from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
+from nbguard.errors import SettingsError
+from nbguard.memory.gpu_models import gpu_size
 from nbguard.printable import printable
+from nbguard.spelling import none_of
 from nbguard.units import parse_bytes
 
 _SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
@@ -21,6 +24,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, printable(f"{self.prog}: {message} ({self.prog} --help says more)") + "\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, none_of(value, action.choices))
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -41,11 +48,10 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def commands_of(parser: argparse.ArgumentParser) -> tuple[str, ...]:
-    """Return the names of the commands of a parser."""
-    return tuple(
-        name for action in parser._actions if isinstance(action, argparse._SubParsersAction) for name in action.choices
-    )
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command by its name."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
 
 
 def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -105,9 +111,10 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
-    predict.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB")
+    gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB"
+    predict.add_argument("--gpu", type=_gpu, metavar="NAME|SIZE", help=gpu)
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
-    predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
+    predict.add_argument("--settings", type=_settings, metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)
     profile = add("profile", help="show a fit's report again, from %%%%profile_fit --save")
@@ -180,6 +187,26 @@ def _items(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text):
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of items")
+
+
+def _gpu(text: str) -> str:
+    """Return the name or size of a GPU as it was typed."""
+    try:
+        gpu_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _settings(text: str) -> str:
+    """Return settings of the allocator as they were typed."""
+    from nbguard.allocator.model.settings import AllocatorSettings
+
+    try:
+        AllocatorSettings.parse(text)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _share(text: str) -> float:

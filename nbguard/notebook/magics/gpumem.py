@@ -40,7 +40,7 @@ def _add_rows(options: MagicArgumentParser, rows: str = "holders per device") ->
 
 def _rows(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}: it takes the number of rows to show, as in  -n 20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows to show, as in  -n 20")
     if int(text) < 1:
         raise argparse.ArgumentTypeError("it takes the number of rows to show, 1 or more")
     return int(text)
@@ -67,17 +67,17 @@ def _add_map(options: MagicArgumentParser) -> None:
 
 
 def _add_leak(options: MagicArgumentParser) -> None:
-    rounds = _number("how often to run it", "leak 3 predict(x)")
+    rounds = _number("a number of runs")
     options.add_argument("rounds", type=rounds, metavar="N", help="how often it is run: three or more tell most")
     options.add_argument("code", nargs="+", metavar="CODE", help="what is run: predict(x)")
 
 
-def _number(of: str, example: str) -> Callable[[str], int]:
-    """Return what reads a number above 0; a mistake is told with what it is a number of, and an example."""
+def _number(of: str) -> Callable[[str], int]:
+    """Return what reads a number above 0; a mistake is told with what it is a number of, such as "a number of runs"."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and int(text)):
-            raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes {of}, as in  {example}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {of}")
         return int(text)
 
     return read
@@ -101,7 +101,7 @@ def _add_simulate(options: MagicArgumentParser) -> None:
 
 def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
-    items = _number("the items of a batch", "--bs 32")
+    items = _number("a number of items, as in  --bs 32")
     options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
     options.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
