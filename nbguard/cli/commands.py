@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbguard.cli.progress import shown_stages
 from nbguard.cli.terminal import show, show_blocks, show_json, show_result
 from nbguard.errors import NbguardError
 from nbguard.files import open_file, unreadable
@@ -40,9 +41,10 @@ def predict(options: argparse.Namespace) -> int:
     except ImportError:
         raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
 
-    foreseen = predict_script(
-        options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
-    )
+    with shown_stages():
+        foreseen = predict_script(
+            options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
+        )
     show_result(foreseen, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 
@@ -67,7 +69,8 @@ def doctor(options: argparse.Namespace) -> int:
         diagnosis = diagnose_launch(self_test=options.self_test)
     else:
         made = _made(options.target)
-        diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
+        with shown_stages():
+            diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
         if made is not None and made.stopped:
             note = f"the script has run up to its first fit ({made.stopped}); the fit itself was not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))

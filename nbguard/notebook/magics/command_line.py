@@ -19,7 +19,6 @@ from nbguard.errors import NbguardError, line_of
 from nbguard.printable import printable
 from nbguard.render.result import Result
 from nbguard.spelling import none_of, unknown_arguments
-from nbguard.units import counted
 
 Returned = TypeVar("Returned")
 Shown = TypeVar("Shown", bound=Result)
@@ -138,7 +137,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
     """
     interrupted = False
     try:
-        with _showing_progress():
+        with showing_progress():
             return call(*args, **kw)
     except NbguardError as error:
         message = str(error)
@@ -152,13 +151,13 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
 
 
 @contextmanager
-def _showing_progress() -> Iterator[None]:
-    """Say in one line under the cell how far a look is that takes longer than a second; the line goes with its end."""
+def showing_progress() -> Iterator[None]:
+    """Say in one line under the cell what is done that takes longer than a second; the line goes with its end."""
     from nbguard.notebook.bundle import ProgressLine
     from nbguard.scan.progress import reported
 
     line = ProgressLine()
-    with reported(lambda objects: line.say(f"nbguard is scanning: {counted(objects, 'object')}…")):
+    with reported(line.say):
         try:
             yield
         finally:

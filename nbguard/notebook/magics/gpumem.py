@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from nbguard.notebook.display import show_sentence
 from nbguard.notebook.magics import snapshots
-from nbguard.notebook.magics.command_line import guarded, show, with_names_expanded
+from nbguard.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.notebook.magics.engines import engines_report
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.magics.predict import foreseen
@@ -253,6 +253,7 @@ class GpuMemMagics(Magics):
 def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
     from nbguard.cells.rounds import Watch
+    from nbguard.scan.progress import stage
 
     __tracebackhide__ = True
     linecache.cache["<leak>"] = len(code), None, [code], "<leak>"  # a traceback shows the line
@@ -262,9 +263,11 @@ def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
         raise UsageError(f"%gpumem leak: {code} is not valid Python: {error.msg}") from None
     watched = Watch(code)
     guarded("%gpumem leak", watched.look)
-    for _ in range(rounds):
-        with watched.round():
-            exec(compiled, shell.user_ns)  # noqa: S102 - the user's line in the user's names
+    with showing_progress():
+        for number in range(1, rounds + 1):
+            stage(f"running {code}: run {number} of {rounds}")
+            with watched.round():
+                exec(compiled, shell.user_ns)  # noqa: S102 - the user's line in the user's names
     return watched.report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 
     from nbguard.notebook.magics.grammar import Grammar
     from nbguard.reports.memory_map import MemoryMap
-
-_LARGE = 32 * 1024**2
-"""From this size on, reading a file shows how far it is."""
 
 
 def _add_record(options: MagicArgumentParser) -> None:
@@ -192,15 +188,8 @@ def _unquoted(word: str) -> str:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Return a function that shows under the cell how far the reading of a large file is."""
+    """Return a function that reports how far the reading of a file is."""
+    from nbguard.scan.progress import stage
     from nbguard.units import format_bytes
 
-    last = [-1]
-
-    def progress(done: int, total: int) -> None:
-        percent = done * 100 // max(total, 1)
-        if total >= _LARGE and percent >= last[0] + 10:
-            last[0] = percent
-            sys.stderr.write(f"\rread {format_bytes(done)} of {format_bytes(total)} ")
-
-    return progress
+    return lambda done, total: stage(f"reading: {format_bytes(done)} of {format_bytes(total)}")
