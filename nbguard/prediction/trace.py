@@ -115,7 +115,7 @@ class FitTracer:
             band = format_bytes(endless.band)
             return None, f"{needed} would be reserved, and less than {band} of the device is left for what cannot be computed"
         if endless.unknown:
-            return None, f"{needed} would be reserved, and not all could be traced: {endless.unknown[0]}"
+            return None, f"{needed} would be reserved, of {format_bytes(room)} beside CUDA's context; {endless.unknown[0]}"
         if endless.peak_reserved > room:
             return True, f"{format_bytes(room)} beside CUDA's context is enough: the allocator empties its cache where it must"
         return True, f"{needed} is reserved at most, of {format_bytes(room)} beside CUDA's context"

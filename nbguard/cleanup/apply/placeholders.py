@@ -26,6 +26,12 @@ class Placeholder:
         values = "" if self.value is None else "; its values: .value"
         return f"<released by %reset_gpu: {self.what}{values}>"
 
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__slots__ or name.startswith("__"):  # not there yet, as in a copy that is being made
+            raise AttributeError(name)
+        values = "" if self.value is None else "; its values are in .value"
+        raise AttributeError(f"there is no {name} any more: %reset_gpu released this {self.what}{values}")
+
 
 class Placeholders:
     """Makes placeholders, within a budget of host memory: a tensor that still fits is copied, once for all frames.
