@@ -10,6 +10,8 @@ from IPython.core.error import UsageError
 
 from nbguard.notebook.magics.command_line import guarded, show
 from nbguard.notebook.magics.grammar import Word
+from nbguard.notebook.session import session_of
+from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
@@ -89,6 +91,7 @@ WORDS = {
 
 def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
     """Do what the line says, and show the result."""
+    _refuse_simulated(shell, options)
     match options.word:
         case "record":
             if options.entries is not None and options.state != "on":
@@ -110,6 +113,24 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
         case _:
             return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options)))
+
+
+def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
+    """Raise UsageError where a line is about the allocator of a GPU while the cells run on a simulated one."""
+    from nbguard.memory.advice import MAP
+
+    simulation = session_of(shell).memory.simulation
+    if simulation is None or options.word not in _OF_A_GPU or (options.word == "whatif" and options.file):
+        return
+    size = format_bytes(simulation.figures().capacity)
+    advice = f"run  {MAP.command}  for its segments"
+    if options.word == "whatif":
+        advice = f"run  %gpumem simulate {size} --settings expandable_segments:True , or other settings, then the cells again"
+    raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: {advice}")
+
+
+_OF_A_GPU = ("record", "snapshot", "whatif")
+"""Words about the allocator of a GPU that is in use."""
 
 
 def map_of(file: str) -> MemoryMap:
@@ -190,6 +211,5 @@ def _unquoted(word: str) -> str:
 def _progress() -> Callable[[int, int], None]:
     """Return a function that reports how far the reading of a file is."""
     from nbguard.scan.progress import stage
-    from nbguard.units import format_bytes
 
     return lambda done, total: stage(f"reading: {format_bytes(done)} of {format_bytes(total)}")
