@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -56,3 +57,13 @@ def test_the_picture_of_the_rooms_is_current() -> None:
 
     assert rooms.PAGE.read_text(encoding="utf-8") == rooms.page()
     assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.picture()
+
+
+def test_every_result_stands_in_the_reference_with_all_of_its_fields() -> None:
+    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+    for file in sorted((ROOT / "nbguard" / "schemas").glob("*.json")):
+        fields = json.loads(file.read_text(encoding="utf-8"))["properties"]
+        untold = [name for name, field in fields.items() if not field.get("description")]
+        assert untold == ["schema", "kind"], f"{file.name}: a comment at the field in the source says what it is, and its unit"
+        assert f"<!-- fields: {file.stem} -->" in reference

@@ -30,22 +30,39 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, none_of(value, action.choices))
 
 
+class _CommandsParser(_Parser):
+    """The parser of `nbguard` itself, whose help has a line for each command, by purpose."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: dict[str, list[tuple[str, str]]] = {}  # (name, help) by purpose
+
+    def format_help(self) -> str:
+        width = max(len(name) for rows in self.commands.values() for name, _ in rows)
+        parts = [f"usage: {self.usage}\n"]
+        for purpose, rows in self.commands.items():
+            parts += [f"{purpose}:", *(f"  {name:<{width}}  {help_text}" for name, help_text in rows), ""]
+        return "\n".join([*parts, _EPILOG, ""])
+
+
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser. The options that it returns have `run`, the function that does the command and returns its status."""
-    parser = _Parser(
-        prog="nbguard",
-        description="GPU memory of fastai and PyTorch: recorded runs, this machine, the next fit, nbguard in notebooks.",
-        epilog="nbguard COMMAND --help shows the options of one.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=18),
-    )
+    parser = _CommandsParser(prog="nbguard", usage="nbguard [-h] [--version] COMMAND ...")
     parser.add_argument("--version", action="version", version=f"nbguard {nbguard.__version__}")
-    known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    add: Callable[..., argparse.ArgumentParser] = known.add_parser
-    _add_snapshot_commands(add)
-    _add_machine_commands(add)
-    _add_fit_commands(add)
-    _add_notebook_commands(add)
+    known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", prog="nbguard", parser_class=_Parser)
+    for purpose, add_commands in _PURPOSES.items():
+
+        def add(name: str, *, help: str, purpose: str = purpose, **options: Any) -> argparse.ArgumentParser:  # noqa: A002 - argparse's word
+            parser.commands.setdefault(purpose, []).append((name, help.replace("%%", "%")))
+            return known.add_parser(name, help=help, **options)
+
+        add_commands(add)
     return parser
+
+
+_EPILOG = """nbguard COMMAND --help shows the options of one, nbguard --version the version.
+Exit status: 0 done; 1 there is something to do, as a fit that may not fit; 2 a file or an option cannot be used;
+3 doctor --strict has found a problem; 130 interrupted; 141 nobody reads the output any more."""
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -223,3 +240,12 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_PURPOSES: dict[str, Callable[[Callable[..., argparse.ArgumentParser]], None]] = {
+    "A recorded run, by its snapshot (needs no PyTorch and no GPU)": _add_snapshot_commands,
+    "This machine, and the model of a script": _add_machine_commands,
+    "A fit, before it runs and afterwards": _add_fit_commands,
+    "nbguard itself": _add_notebook_commands,
+}
+"""The commands by purpose, as the help shows them."""

@@ -278,6 +278,7 @@ SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, wri
 
 LAST_FIT = Advice(command="%profile_fit --last", effect="shows all figures of the last profile")
 SIMULATE_ALL = Advice(command=f"{_REPORT} simulate --all", effect="shows the assumptions of the simulation")
+SIMULATE = Advice(command=f"{_REPORT} simulate", effect="with a size, runs the cells that follow on a simulated GPU")
 SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")

@@ -19,6 +19,7 @@ import pytest
 from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
 from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.cli import main
+from nbguard.cli.arguments import command_parser, commands_of
 from nbguard.units import parse_bytes
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
@@ -126,6 +127,17 @@ def test_what_cannot_be_is_one_line(
 
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_the_help_has_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    rows = re.findall(r"^  (\w+)  +\w[^\n]+$", shown, re.MULTILINE)
+
+    assert sorted(rows) == sorted(commands_of(command_parser()))
+    assert all(f"{status} " in shown.partition("Exit status:")[2] for status in (0, 1, 2, 3, 130, 141))
+    assert max(map(len, shown.splitlines())) <= 120
 
 
 _MISSING_FILE = "nbguard: nowhere cannot be read: there is no such file"
