@@ -25,7 +25,7 @@ _PYTHON = re.compile(
     r"|[^`\s=]+ = (?:None|[^`\n]*clone\(\)))`"
 )
 """Lines of Python that `nbguard.memory.advice` makes. Only the kernel knows whether one that is shown is meant to be run."""
-_WITH_A_WORD = {advice.WHY.command, advice.SNAPSHOT.command, advice.SIMULATE.command}  # a name or a file's name is to be added
+_WITH_A_WORD = {advice.WHY.command, advice.SNAPSHOT.command}  # a name or a file's name is to be added
 _FIXED = sorted(
     {
         line.command

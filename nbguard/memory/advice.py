@@ -250,6 +250,11 @@ def end_autocast(device: str) -> Advice:
     return Advice(command=f"import torch; torch.set_autocast_enabled('{device}', False)", effect="ends it")
 
 
+def simulate_with(size: str, settings: str) -> Advice:
+    """Return the advice that begins a simulation of a GPU of that size anew, under settings of the allocator."""
+    return Advice(command=f"{_REPORT} simulate {size} --settings {settings}", effect="begins the simulation anew")
+
+
 def why(name: str) -> Advice:
     """Return the advice that shows the ways by which something is kept alive."""
     return Advice(command=f"{_REPORT} why {name}", effect="shows the reference paths")
@@ -278,7 +283,6 @@ SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, wri
 
 LAST_FIT = Advice(command="%profile_fit --last", effect="shows all figures of the last profile")
 SIMULATE_ALL = Advice(command=f"{_REPORT} simulate --all", effect="shows the assumptions of the simulation")
-SIMULATE = Advice(command=f"{_REPORT} simulate", effect="with a size, runs the cells that follow on a simulated GPU")
 SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")

@@ -81,7 +81,8 @@ class Grammar:
         try:
             options, unknown = self._parser.parse_known_args(texts)
         except (UsageError, argparse.ArgumentError) as error:
-            raise UsageError(self._mistake(word, complaint_of(error), is_of_option=is_of_option(error))) from None
+            is_alone = is_of_option(error) and "not allowed with" not in str(error)
+            raise UsageError(self._mistake(word, complaint_of(error), is_of_option=is_alone)) from None
         if unknown:
             of_word = self._parser if word is None else self._of_word(word)
             complaint = unknown_arguments(unknown, of_word._option_string_actions)

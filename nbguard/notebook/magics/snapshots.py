@@ -117,7 +117,7 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
 
 def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
     """Raise UsageError where a line is about the allocator of a GPU while the cells run on a simulated one."""
-    from nbguard.memory.advice import MAP, SIMULATE
+    from nbguard.memory.advice import MAP, simulate_with
 
     simulation = session_of(shell).memory.simulation
     if simulation is None or options.word not in _OF_A_GPU or (options.word == "whatif" and options.file):
@@ -125,7 +125,7 @@ def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
     size = format_bytes(simulation.figures().capacity)
     advice = f"run  {MAP.command}  for its segments"
     if options.word == "whatif":
-        again = f"{SIMULATE.command} {size} --settings expandable_segments:True"
+        again = simulate_with(size, "expandable_segments:True").command
         advice = f"run  {again} , or with other settings, then the cells again"
     raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: {advice}")
 
