@@ -14,6 +14,7 @@ from nbguard.cleanup.figures import figure_of
 from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.cleanup.plan.promises import with_release
 from nbguard.errors import NbguardError, TargetError
 from nbguard.memory import advice
 from nbguard.memory.facts import Facts, Graph
@@ -30,7 +31,7 @@ from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.parked import fixed_storages
 from nbguard.scan.scan import Notebook, Scan, scan
 from nbguard.scan.shown_targets import targets_of
-from nbguard.scan.targets import is_computed, lookup, output_label, parse_target, resolve_targets
+from nbguard.scan.targets import is_computed, lookup, output_label, parse_target, refuse_unknown_attribute, resolve_targets
 from nbguard.units import parse_bytes
 
 
@@ -98,8 +99,9 @@ def why_in(notebook: Notebook, name: str) -> Why:
         label = output_label(target, notebook.out)
         value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
     except TargetError:
-        if "torch" in sys.modules and (why_path := _why_shown(scan(notebook).facts, name)) is not None:
-            return why_path
+        facts = scan(notebook).facts if "torch" in sys.modules else None
+        if facts is not None and (why_path := _why_shown(facts, name)) is not None:
+            return with_release(facts, why_path)
         raise
     ref, what = id(value), describe(value, Kinds(), Unread())
     is_computed_value = is_computed(value)
@@ -109,8 +111,10 @@ def why_in(notebook: Notebook, name: str) -> Why:
     if is_computed_value or all(node.ref != ref for node in facts.graph.nodes):
         why_path = explain_path(facts, name)
         if why_path is not None:
-            return why_path
-    explained = explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
+            return with_release(facts, why_path)
+    if is_computed_value and isinstance(target, ast.Attribute):
+        refuse_unknown_attribute(target, lookup(target.value, notebook.namespace), name)
+    explained = with_release(facts, explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what))
     figure = figure_of(analysis, resolve_targets((name,), notebook.namespace, notebook.out, notebook.hidden))
     return replace(explained, frees=figure.frees, together=figure.together)
 

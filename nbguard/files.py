@@ -143,6 +143,17 @@ def open_file(path: str | Path) -> BinaryIO:
         raise OSError(errno.EINVAL, "this is not the name of a file", str(path)) from None
 
 
+def unreadable(path: str | Path, error: OSError) -> str:
+    """Return the sentence, without a full stop, that all commands say of a file that cannot be read.
+
+    Args:
+        path: the file as the user named it.
+        error: the reason.
+    """
+    missing = error.strerror == os.strerror(errno.ENOENT)
+    return f"{path} cannot be read: {'there is no such file' if missing else error.strerror or type(error).__name__}"
+
+
 def read_file(path: str | Path, limit: int) -> bytes:
     """Return the content of a regular file that has at most `limit` bytes.
 

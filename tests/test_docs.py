@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -67,3 +68,13 @@ def test_every_room_has_a_row_for_those_who_are_new() -> None:
     )
 
     assert [room for room in sorted({f"nbguard/{room.name}" for room in rooms}) if f"| `{room}`" not in page] == []
+
+
+def test_every_result_stands_in_the_reference_with_all_of_its_fields() -> None:
+    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+    for file in sorted((ROOT / "nbguard" / "schemas").glob("*.json")):
+        fields = json.loads(file.read_text(encoding="utf-8"))["properties"]
+        untold = [name for name, field in fields.items() if not field.get("description")]
+        assert untold == ["schema", "kind"], f"{file.name}: a comment at the field in the source says what it is, and its unit"
+        assert f"<!-- fields: {file.stem} -->" in reference

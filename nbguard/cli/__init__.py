@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 
 from nbguard.cli.arguments import command_parser, commands_of
 from nbguard.cli.terminal import say
 from nbguard.errors import NbguardError
+from nbguard.spelling import did_you_mean, unknown_arguments
 
 __all__ = ["command_parser", "main"]
 
@@ -84,9 +84,8 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser, of_script = command_parser(), list[str]()
     known = commands_of(parser)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
-        near = get_close_matches(arguments[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        parser.error(f"there is no command {arguments[0]}{hint}")
+        question = did_you_mean(arguments[0], known)
+        parser.error(f"there is no command {arguments[0]}" + (f": {question}" if question else ""))
     is_prediction = arguments[:1] == ["predict"]
     if is_prediction and "--" in arguments:
         place = arguments.index("--")
@@ -94,6 +93,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = "; those of the script stand after --" if is_prediction else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        command = known[options.command]
+        command.error(f"{unknown_arguments(unknown, command._option_string_actions)}{hint}")
     options.arguments = of_script
     return options

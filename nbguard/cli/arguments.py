@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import nbguard
 from nbguard.cli import commands, files
 from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
+from nbguard.errors import SettingsError
+from nbguard.memory.gpu_models import gpu_size
 from nbguard.printable import printable
+from nbguard.spelling import none_of
 from nbguard.units import parse_bytes
 
 _SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
@@ -22,30 +25,50 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, printable(f"{self.prog}: {message} ({self.prog} --help says more)") + "\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, none_of(value, action.choices))
+
+
+class _CommandsParser(_Parser):
+    """The parser of `nbguard` itself, whose help has a line for each command, by purpose."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: dict[str, list[tuple[str, str]]] = {}  # (name, help) by purpose
+
+    def format_help(self) -> str:
+        width = max(len(name) for rows in self.commands.values() for name, _ in rows)
+        parts = [f"usage: {self.usage}\n"]
+        for purpose, rows in self.commands.items():
+            parts += [f"{purpose}:", *(f"  {name:<{width}}  {help_text}" for name, help_text in rows), ""]
+        return "\n".join([*parts, _EPILOG, ""])
+
 
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser. The options that it returns have `run`, the function that does the command and returns its status."""
-    parser = _Parser(
-        prog="nbguard",
-        description="GPU memory of fastai and PyTorch: recorded runs, this machine, the next fit, nbguard in notebooks.",
-        epilog="nbguard COMMAND --help shows the options of one.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=18),
-    )
+    parser = _CommandsParser(prog="nbguard", usage="nbguard [-h] [--version] COMMAND ...")
     parser.add_argument("--version", action="version", version=f"nbguard {nbguard.__version__}")
-    known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    add: Callable[..., argparse.ArgumentParser] = known.add_parser
-    _add_snapshot_commands(add)
-    _add_machine_commands(add)
-    _add_fit_commands(add)
-    _add_notebook_commands(add)
+    known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", prog="nbguard", parser_class=_Parser)
+    for purpose, add_commands in _PURPOSES.items():
+
+        def add(name: str, *, help: str, purpose: str = purpose, **options: Any) -> argparse.ArgumentParser:  # noqa: A002 - argparse's word
+            parser.commands.setdefault(purpose, []).append((name, help.replace("%%", "%")))
+            return known.add_parser(name, help=help, **options)
+
+        add_commands(add)
     return parser
 
 
-def commands_of(parser: argparse.ArgumentParser) -> tuple[str, ...]:
-    """Return the names of the commands of a parser."""
-    return tuple(
-        name for action in parser._actions if isinstance(action, argparse._SubParsersAction) for name in action.choices
-    )
+_EPILOG = """nbguard COMMAND --help shows the options of one, nbguard --version the version.
+Exit status: 0 done; 1 there is something to do, as a fit that may not fit; 2 a file or an option cannot be used;
+3 doctor --strict has found a problem; 130 interrupted; 141 nobody reads the output any more."""
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command by its name."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
 
 
 def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -105,9 +128,10 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
-    predict.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB")
+    gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB"
+    predict.add_argument("--gpu", type=_gpu, metavar="NAME|SIZE", help=gpu)
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
-    predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
+    predict.add_argument("--settings", type=_settings, metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)
     profile = add("profile", help="show a fit's report again, from %%%%profile_fit --save")
@@ -182,6 +206,26 @@ def _items(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of items")
 
 
+def _gpu(text: str) -> str:
+    """Return the name or size of a GPU as it was typed."""
+    try:
+        gpu_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _settings(text: str) -> str:
+    """Return settings of the allocator as they were typed."""
+    from nbguard.allocator.model.settings import AllocatorSettings
+
+    try:
+        AllocatorSettings.parse(text)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _share(text: str) -> float:
     try:
         if 0 < float(text) <= 1:
@@ -196,3 +240,12 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_PURPOSES: dict[str, Callable[[Callable[..., argparse.ArgumentParser]], None]] = {
+    "A recorded run, by its snapshot (needs no PyTorch and no GPU)": _add_snapshot_commands,
+    "This machine, and the model of a script": _add_machine_commands,
+    "A fit, before it runs and afterwards": _add_fit_commands,
+    "nbguard itself": _add_notebook_commands,
+}
+"""The commands by purpose, as the help shows them."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbguard.cli.progress import shown_stages
 from nbguard.cli.terminal import show, show_blocks, show_json, show_result
 from nbguard.errors import NbguardError
+from nbguard.files import open_file, unreadable
+from nbguard.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from nbguard.prediction.code.target import Made
@@ -27,16 +32,19 @@ def startup(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it does not or may not."""
-    if not Path(options.script).is_file():
-        raise NbguardError(f"{options.script} cannot be read: there is no such file")
+    try:
+        open_file(options.script).close()  # before PyTorch is imported, which takes seconds
+    except OSError as error:
+        raise NbguardError(unreadable(options.script, error)) from None
     try:
         from nbguard.prediction.code.script import predict_script
     except ImportError:
         raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
 
-    foreseen = predict_script(
-        options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
-    )
+    with shown_stages():
+        foreseen = predict_script(
+            options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
+        )
     show_result(foreseen, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 
@@ -54,12 +62,15 @@ def doctor(options: argparse.Namespace) -> int:
         raise NbguardError(
             f"{options.target} is not a target: name a module and what it makes, as in  nbguard doctor train:learn"
         )
+    if options.target:
+        _refuse_without_module(options.target)
     import_torch()
     if options.ranks or options.self_test:
         diagnosis = diagnose_launch(self_test=options.self_test)
     else:
         made = _made(options.target)
-        diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
+        with shown_stages():
+            diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
         if made is not None and made.stopped:
             note = f"the script has run up to its first fit ({made.stopped}); the fit itself was not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
@@ -71,6 +82,19 @@ def doctor(options: argparse.Namespace) -> int:
     else:
         show_blocks(in_calls(diagnosis.blocks(whole=options.all)))
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
+
+
+def _refuse_without_module(target: str) -> None:
+    """Raise NbguardError where the module of a target is not there, before PyTorch is imported, which takes seconds."""
+    name = target.partition(":")[0].removesuffix(".py")
+    package = name.partition(".")[0]
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
+    if not package.isidentifier():
+        raise NbguardError(f"{name} is not the name of a module: write it as in  nbguard doctor train:learn")
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        question = did_you_mean(package, (file.stem for file in Path.cwd().glob("*.py")))
+        raise NbguardError(f"there is no module {package}, in this folder or installed" + (f": {question}" if question else ""))
 
 
 def _made(target: str | None) -> Made | None:
@@ -118,7 +142,8 @@ def schema(options: argparse.Namespace) -> int:
     elif options.kind in kinds:
         show((folder / f"{options.kind}.json").read_text(encoding="utf-8"), end="")
     else:
-        raise NbguardError(f"there is no kind {options.kind!r}:  nbguard schema  lists them all")
+        question = did_you_mean(options.kind, kinds)
+        raise NbguardError(f"there is no kind {options.kind!r}: {question or ' nbguard schema  lists them all'}")
     return 0
 
 

@@ -129,7 +129,7 @@ def _consistent(name: str) -> Iterator[None]:
         raise
     except (ArithmeticError, LookupError, ValueError, RuntimeError) as error:
         where = f"{type(error).__name__} at {line_of(error)}"
-        raise ProfileFileError(f"cannot read {name}: its figures contradict each other ({where})") from None
+        raise ProfileFileError(f"{name} cannot be read: its figures contradict each other ({where})") from None
 
 
 def _of_each(names: list[str], do: Callable[[str], int]) -> int:

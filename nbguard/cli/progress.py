@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from nbguard.scan.progress import reported
 from nbguard.units import format_bytes
 
 
@@ -26,3 +28,16 @@ def progress(what: str, least: int = 1) -> Callable[[int, int], None] | None:
         print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)
 
     return show
+
+
+@contextmanager
+def shown_stages() -> Iterator[None]:
+    """Show in a terminal what is being done that takes longer than a second; the line goes with its end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    try:
+        with reported(lambda words: print(f"\r{words:<60}\r", end="", file=sys.stderr, flush=True)):
+            yield
+    finally:
+        print(f"\r{'':<60}\r", end="", file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
 from nbguard.memory import advice
 from nbguard.runs.analysis.cell_seeds import seeds_in
+from nbguard.scan.progress import stage
 
 
 def diagnose(  # noqa: PLR0913 - a public function with keywords
@@ -63,14 +64,17 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
     notes: list[str] = []
     has_gpu = None
     if environment:
+        stage("looking at this machine")
         facts = environment_facts()
         has_gpu = bool(facts.driver.gpus)
         checks += _environment(subject, facts)
     if determinism:
+        stage("trying whether a step repeats")
         made, left_out = _determinism(subject, cells, name)
         checks += made
         notes += left_out
     if export:
+        stage("trying whether the model exports")
         made, left_out = _export(subject, name, batch_name)
         checks += made
         notes += left_out

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from nbguard.errors import NbguardError, in_one_line
-from nbguard.files import read_file
+from nbguard.files import read_file, unreadable
 from nbguard.printable import printable
 
 _LARGEST = 100 * 1024**2
@@ -108,8 +108,10 @@ def _source(file: Path) -> str:
         if file.suffix != ".ipynb":
             return text
         sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NbguardError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not a notebook'}") from None
+    except OSError as error:
+        raise NbguardError(unreadable(file, error)) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise NbguardError(f"{file} cannot be read: it is not a notebook") from None
     return "\n".join(line for source in sources for line in _python_of(source))
 
 

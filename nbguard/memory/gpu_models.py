@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import NamedTuple
 
+from nbguard.spelling import did_you_mean
 from nbguard.units import parse_bytes
 
 _MIB = 2**20
@@ -171,6 +171,5 @@ def gpu_size(text: str) -> int:
     except ValueError as error:
         if text.strip()[:1].isdigit():
             raise
-        near = get_close_matches(_plain(text), _BY_NAME, n=2, cutoff=0.6)
-        like = f"did you mean {' or '.join(_BY_NAME[name].name for name in near)}? " if near else ""
-        raise ValueError(f"no GPU is known as {text!r:.40}: {like}give its memory, as in 16GiB") from error
+        question = did_you_mean(_plain(text), (model.name for model in MODELS), most=2) or "T4, V100, RTX3090, A100, H100, …"
+        raise ValueError(f"no GPU is known as {text!r:.40}: {question} None of these? Give a size, as in 16GiB") from error

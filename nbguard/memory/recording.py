@@ -18,17 +18,12 @@ State = Literal["on", "waiting", "theirs", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Recording(Result):
-    """The state of the allocator's recorded history.
-
-    `state`: `on` by nbguard; `waiting` for the first use of CUDA; `theirs`: by someone else, whose settings are not known;
-    `off`. `entries` is how many of each device are kept at most, `since` the number of the cell or None, `changed` whether
-    the call that returned this has changed anything.
-    """
+    """The state of the allocator's recorded history."""
 
     kind: ClassVar[str] = "recording"
     view: ClassVar[str] = "nbguard.memory.views.recording:recording_blocks"
 
-    state: State
-    entries: int | None = None
-    since: int | None = None
-    changed: bool = False
+    state: State  # `on` by nbguard, `waiting` for CUDA, `theirs` by someone else, or `off`
+    entries: int | None = None  # kept of each device at most; None: not known
+    since: int | None = None  # number of the cell in which it began; None: not known
+    changed: bool = False  # the call that returned this has changed something

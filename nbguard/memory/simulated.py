@@ -124,5 +124,5 @@ class SimulationState(Result):
     kind: ClassVar[str] = "simulation_state"
     view: ClassVar[str] = "nbguard.memory.views.simulated:state_blocks"
 
-    words: str
-    figures: Simulated
+    words: str  # the sentence that is shown
+    figures: Simulated  # of the device, in bytes

@@ -9,21 +9,46 @@ from nbguard.memory.oom_facts import HOST_KINDS, OomNote
 from nbguard.memory.views.device import holder_row, holder_table, part_figures, total_row
 from nbguard.out_of_memory.card import OomCard, asked_words
 from nbguard.out_of_memory.fixes import Fix
-from nbguard.out_of_memory.rerun import VERDICT_TEXTS
-from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow
+from nbguard.out_of_memory.rerun import VERDICT_TEXTS, RerunVerdict
+from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
+
+_EFFECTS = {
+    RerunVerdict.FURTHER: "the cell gets past the line that failed, and what comes later may need more",
+    RerunVerdict.REQUEST: "this request has room then, and what the cell takes before it may be more",
+}
+"""Effects of a fix that may be enough, in the words of the answer."""
 
 
 def oom_blocks(card: OomCard) -> Iterator[Block]:
-    """Yield the card."""
+    """Yield the answer, the error, all that helps, and below it the memory from which this is computed."""
+    yield Title(answer(card), "strong")
     yield Section(card.asked.error, _place(card))
     yield Line(asked_words(card.asked, card.device))
+    yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)
-    yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     if card.notes:
         yield Listing(sentences=card.notes)
+
+
+def answer(card: OomCard) -> str:
+    """Return what to do in a sentence: the best of the fixes."""
+    best = card.fixes[0]
+    code = ", then ".join(line.code for line in best.advice)
+    is_one = len(best.advice) == 1
+    frees = f"free{'s' if is_one else ''} {format_bytes(best.nbytes)}"
+    match best.verdict:
+        case RerunVerdict.RERUN if code:
+            enough = "is enough: it" if is_one else "are enough: they"
+            return f"{code} {enough} {frees}, and the cell gets past the line that failed."
+        case RerunVerdict.FURTHER | RerunVerdict.REQUEST if code and not best.is_of_smaller_run:
+            return f"{code} {frees}: {_EFFECTS[best.verdict]}."
+        case RerunVerdict.RERUN | RerunVerdict.NEVER | RerunVerdict.REQUEST | RerunVerdict.FURTHER:
+            return f"{best.words[:1].upper()}{best.words[1:]}."
+    words = f"after {code}, {best.words}" if code else best.words
+    return f"Nothing is known to be enough: {words}."
 
 
 def _place(card: OomCard) -> str:

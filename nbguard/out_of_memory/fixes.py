@@ -118,9 +118,9 @@ class OomContext:
 def fixes(context: OomContext) -> tuple[Fix, ...]:
     """Return the fixes: those that are enough for the same run first, then the rest, each cheapest in what is lost first.
 
-    Where nothing can be enough, that comes first. Only a parking ever stands above what is enough: it is undone, a deletion is
-    not. A smaller batch comes next where the cell takes most of the device, and before all else where an earlier run needed
-    more than the device has.
+    Where nothing can be enough, that comes first, and nothing ever stands above what is enough. A parking comes next, then a
+    smaller batch where the cell takes most of the device, which stands above the rest where an earlier run needed more than the
+    device has.
     """
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
@@ -131,8 +131,10 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     has_enough = any(fix.verdict is RerunVerdict.RERUN for fix in every)
 
     def place(fix: Fix) -> tuple[int, int]:
-        if fix.verdict is RerunVerdict.RERUN or (fix.loss == _PARKED and has_enough):
+        if fix.verdict is RerunVerdict.RERUN:
             return 0, fix.loss
+        if fix.loss == _PARKED and has_enough:
+            return 1, _NOTHING  # it is undone, a deletion is not
         if fix.loss == _SMALLER and context.is_mostly_the_cell:
             return 1 if has_enough or context.rerun.has_outgrown else 2, fix.loss
         is_free = fix.verdict is RerunVerdict.REQUEST and fix.loss <= _LEFT

@@ -47,8 +47,8 @@ class RerunVerdict(str, Enum):
 
 
 VERDICT_TEXTS: dict[RerunVerdict, str] = {
-    RerunVerdict.RERUN: "enough: the cell runs through as far as it got",
-    RerunVerdict.FURTHER: "may be enough: the cell gets past the line that failed",
+    RerunVerdict.RERUN: "enough: the cell gets past the line that failed",
+    RerunVerdict.FURTHER: "may be enough: the cell gets past the line that failed, and what comes later may need more",
     RerunVerdict.REQUEST: "lets this request through",
     RerunVerdict.UNKNOWN: "may be enough",
     RerunVerdict.SHORT: "not enough alone",

@@ -55,6 +55,8 @@ def _verdict(prediction: Prediction) -> str:
     gpu = prediction.gpu
     if gpu_model(gpu):
         gpu = f"{'an' if gpu[0] in _SPOKEN_WITH_A_VOWEL else 'a'} {gpu}"
+    if prediction.fits is None and prediction.unknown and prediction.need <= prediction.capacity:
+        return f"As far as it could be traced, it fits on {gpu}: {takes}"
     return f"{_ANSWERS[prediction.fits]} on {gpu}: {takes}"
 
 

@@ -19,6 +19,7 @@ from nbguard.prediction.leftovers import no_leftovers
 from nbguard.prediction.live import LiveDevice
 from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.scan.devices.generators import kept_generators
+from nbguard.scan.progress import stage
 from nbguard.units import format_bytes
 
 _BAND = 0.05
@@ -114,7 +115,7 @@ class FitTracer:
             band = format_bytes(endless.band)
             return None, f"{needed} would be reserved, and less than {band} of the device is left for what cannot be computed"
         if endless.unknown:
-            return None, f"{needed} would be reserved, and not all could be traced: {endless.unknown[0]}"
+            return None, f"{needed} would be reserved, of {format_bytes(room)} beside CUDA's context; {endless.unknown[0]}"
         if endless.peak_reserved > room:
             return True, f"{format_bytes(room)} beside CUDA's context is enough: the allocator empties its cache where it must"
         return True, f"{needed} is reserved at most, of {format_bytes(room)} beside CUDA's context"
@@ -139,6 +140,7 @@ class FitTracer:
 
     def _tried(self, source: FitSource, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
         """Fit a copy, once more without the smaller last batch where that is optional and the fit fails."""
+        stage("predicting" if batch_size is None else f"predicting with batches of {batch_size}")
         with no_leftovers():
             try:
                 return self._traced(source.fit(batch_size), gpu, reserve)

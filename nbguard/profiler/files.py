@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.errors import NbguardError, ProfileFileError
-from nbguard.files import read_file, target_of, write_file
+from nbguard.files import read_file, target_of, unreadable, write_file
 from nbguard.profiler.analysis.observations import FitObservations
 
 _LARGEST = 256 * 1024**2
@@ -43,12 +43,10 @@ def read_observations(path: str | Path) -> FitObservations:
     """
     try:
         return FitObservations.from_json(read_file(path, _LARGEST))
-    except FileNotFoundError:
-        raise ProfileFileError(f"cannot read {path}: there is no such file") from None
     except OSError as error:
-        raise ProfileFileError(f"cannot read {path}: {error.strerror}") from None
+        raise ProfileFileError(unreadable(path, error)) from None
     except ProfileFileError as error:
-        raise ProfileFileError(f"cannot read {path}: {error}") from None
+        raise ProfileFileError(f"{path} cannot be read: {error}") from None
 
 
 def write_json(path: str | Path, data: Any) -> Path:

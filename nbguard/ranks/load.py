@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from nbguard.errors import RankFactsError
-from nbguard.files import read_file
+from nbguard.files import read_file, unreadable
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.ranks.analysis.facts import MOST_RANKS, RankFacts, from_text, job_of
 from nbguard.ranks.analysis.flight_dump import LARGEST_DUMP, read_dump
@@ -48,7 +48,7 @@ def _facts(path: Path) -> RankFacts:
     try:
         data = read_file(path, LARGEST_DUMP)
     except OSError as error:
-        raise RankFactsError(f"{path.name} cannot be read: {error.strerror or type(error).__name__}.") from None
+        raise RankFactsError(unreadable(path.name, error)) from None
     try:
         if data[:1] == b"{":
             return from_text(data)

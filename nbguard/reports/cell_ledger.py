@@ -148,7 +148,7 @@ class History(Result):
     kind: ClassVar[str] = "history"
     view: ClassVar[str] = "nbguard.reports.history_view:history_blocks"
 
-    records: tuple[CellRecord, ...] = ()
+    records: tuple[CellRecord, ...] = ()  # the oldest first
 
     @property
     def devices(self) -> tuple[str, ...]:

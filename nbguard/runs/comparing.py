@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.errors import RunRecordError
-from nbguard.files import read_file, write_file
+from nbguard.files import read_file, unreadable, write_file
 from nbguard.render.words import NAME, clean
 from nbguard.runs.analysis.comparison import RunComparison, compare_records
 from nbguard.runs.analysis.record import KIND, METADATA, RunRecord, record_from
@@ -79,7 +79,7 @@ def _from_text(text: str) -> RunRecord:
             f"there is no file {name}: name a JSON file, a notebook or the id of an MLflow run (32 digits)"
         ) from None
     except OSError as error:
-        raise RunRecordError(f"{clean(text, NAME, is_name=True)} cannot be read: {error.strerror}") from None
+        raise RunRecordError(unreadable(clean(text, NAME, is_name=True), error)) from None
     try:
         return _from_json(content)
     except RunRecordError as error:

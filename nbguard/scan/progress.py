@@ -1,4 +1,4 @@
-"""The progress of a scan: the number of objects visited so far, reported to whoever waits for it."""
+"""The progress of work that takes long, reported to whoever waits for it in the same thread: a line that goes with its end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nbguard.units import counted
+
 _PATIENCE = 1.0
-"""Seconds from the start of a scan to its first report, and between two reports."""
+"""Seconds from the start of the work to the first report, and between two reports."""
 
 
 class _Listener(threading.local):
-    report: Callable[[int], None] | None = None
+    report: Callable[[str], None] | None = None
     since = 0.0  # time.perf_counter() of the start, or of the latest report
 
 
@@ -20,17 +22,23 @@ _listener = _Listener()
 
 
 @contextmanager
-def reported(report: Callable[[int], None]) -> Iterator[None]:
-    """Call `report` with the number of visited objects once a second while a scan runs in this thread."""
-    _listener.report, _listener.since = report, time.perf_counter()
+def reported(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with words such as `tracing batches of 64…`, once a second at most, while work goes on in this thread."""
+    former, _listener.report, _listener.since = _listener.report, report, time.perf_counter()
     try:
         yield
     finally:
-        _listener.report = None
+        _listener.report = former
+
+
+def stage(words: str) -> None:
+    """Report what is being done, if somebody listens in this thread and a report is due."""
+    if _listener.report is not None and time.perf_counter() - _listener.since > _PATIENCE:
+        _listener.since = time.perf_counter()
+        _listener.report(f"nbguard is {words}…")
 
 
 def report(objects: int) -> None:
-    """Report the number of visited objects, if somebody listens in this thread and a report is due."""
-    if _listener.report is not None and time.perf_counter() - _listener.since > _PATIENCE:
-        _listener.since = time.perf_counter()
-        _listener.report(objects)
+    """Report the number of objects that a scan has visited."""
+    if _listener.report is not None:
+        stage(f"scanning: {counted(objects, 'object')}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import gc
 import sys
 import types
@@ -12,15 +11,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from nbguard.cell_names import cell_names
 from nbguard.errors import TargetError
+from nbguard.memory import advice
 from nbguard.memory.target import Target
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import Types, mro_of, name_of, namespace_of
+from nbguard.spelling import did_you_mean
 
 _MISSING: Any = object()
 _KEYS = Types((str, int, float, bool, bytes, tuple, type(None)))
 _SEQUENCES = Types((list, tuple, deque))
 _LISTS = Types((list, deque))
+_WITHOUT_ATTRIBUTES = Types((bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, deque, type(None)))
+"""Classes whose objects have no attributes but those of the class."""
+_PARTS = ("_modules", "_parameters", "_buffers")
+"""Attributes of a module that hold its parts by name."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -81,11 +87,16 @@ def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[i
         value, _ = _part(target, owner, namespace)
         return Target(text=text, root=f"{owner.__name__}.{target.attr}", value_kind=name_of(type(value)))
     value, containers = _part(target, owner, namespace)
-    if value is _MISSING and isinstance(target, ast.Attribute) and _cannot_delete(owner, target.attr):
-        raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")
     if value is _MISSING:
+        refuse_unknown_attribute(target, owner, text)
         return Target(text=text)
     return Target(text=text, containers=tuple(map(id, containers)), value=id(value), value_kind=name_of(type(value)))
+
+
+def refuse_unknown_attribute(target: ast.expr, owner: Any, text: str) -> None:
+    """Raise TargetError if a target, typed as `text`, is an attribute that `del` cannot delete because `owner` has none."""
+    if isinstance(target, ast.Attribute) and _cannot_delete(owner, target.attr):
+        raise _no_attribute(owner, target.attr, text)
 
 
 def _cannot_delete(owner: Any, name: str) -> bool:
@@ -116,9 +127,7 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
         if expression.id not in namespace:
             if module_named(expression.id) is not None:
                 return module_named(expression.id)
-            near = difflib.get_close_matches(expression.id, [*_names_of_data(namespace)], n=1)
-            hint = f": did you mean {near[0]}?" if near else ": it is not defined in this notebook"
-            raise TargetError(f"name '{expression.id}' does not exist{hint}")
+            raise _no_name(expression.id, _names_of_data(namespace))
         return namespace[expression.id]
     if isinstance(expression, (ast.Attribute, ast.Subscript)):
         owner = lookup(expression.value, namespace)
@@ -135,10 +144,21 @@ def module_named(name: str) -> types.ModuleType | None:
 
 
 def _names_of_data(namespace: dict[str, Any]) -> Iterator[str]:
-    """Yield the names that somebody may have meant: not those of modules, classes and functions, as `import *` brings them."""
+    """Yield the names that somebody may have meant: not those of modules, classes and functions, nor any of an `import *`."""
+    assigned = _assigned_in_cells(namespace)
     for name, value in namespace.items():
-        if not name.startswith("_") and not issubclass(type(value), (type, types.ModuleType, *_FUNCTIONS)):
+        is_data = not name.startswith("_") and not issubclass(type(value), (type, types.ModuleType, *_FUNCTIONS))
+        if is_data and (assigned is None or name in assigned):
             yield name
+
+
+def _assigned_in_cells(namespace: dict[str, Any]) -> set[str] | None:
+    """Return the names that the notebook's cells bind by name; None where no cell has an `import *`, which binds others."""
+    cells = namespace.get("In")
+    if type(cells) is not list:
+        return None
+    found = [names for source in cells if type(source) is str and (names := cell_names(source)) is not None]
+    return {name for names in found for name in names.bound} if any(names.has_star for names in found) else None
 
 
 def is_computed(value: Any) -> bool:
@@ -163,7 +183,9 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
             parts = list(modules.values())
             return _once(parts[key], modules, parts)
     except (KeyError, IndexError):
-        raise TargetError(f"{ast.unparse(target)} does not exist: there is no such key") from None
+        keys = (each for each in dict.keys(owner) if type(each) is str) if type(key) is str and dict in bases else ()
+        question = did_you_mean(str(key), keys) if keys else ""
+        raise TargetError(f"{ast.unparse(target)} does not exist: {question or 'there is no such key'}") from None
     return _MISSING, ()
 
 
@@ -199,16 +221,40 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
             except AttributeError:  # a slot without a value
                 break
     attributes = attributes_of(owner)
+    if attributes is None and type(owner) in _WITHOUT_ATTRIBUTES and not hasattr(type(owner), name):
+        raise _no_attribute(owner, name, text)
     if attributes is None:
         return _MISSING, ()
     if name in attributes:
         value, containers = _once(attributes[name], owner, attributes.values())
         return value, (*containers, attributes) if containers else ()
-    for inner in ("_modules", "_parameters", "_buffers"):
+    for inner in _PARTS:
         part = attributes.get(inner)
         if part is not None and dict in mro_of(type(part)) and name in part:
             return part[name], (part,)
     bases = [namespace_of(base) for base in mro_of(type(owner))]
     if any(name in base for base in bases) or any("__getattr__" in base for base in bases):
         return _MISSING, ()
-    raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")
+    raise _no_attribute(owner, name, text)
+
+
+def _no_name(name: str, known: Iterable[str]) -> TargetError:
+    said = f"name '{name}' does not exist"
+    question = did_you_mean(name, known)
+    return TargetError(f"{said}: {question}" if question else f"{said} ({advice.REPORT.command} lists those that hold memory)")
+
+
+def _no_attribute(owner: Any, name: str, text: str) -> TargetError:
+    """Return the error for an attribute that an object does not have, with the one that may have been meant.
+
+    Args:
+        owner: the object.
+        name: of the attribute.
+        text: the whole target as typed.
+    """
+    have = {each for base in mro_of(type(owner)) for each in namespace_of(base)} | {*(attributes_of(owner) or ())}
+    for inner in _PARTS:
+        have |= {*((attributes_of(owner) or {}).get(inner) or ())}
+    question = did_you_mean(name, sorted(each for each in have if type(each) is str and not each.startswith("_")))
+    said = f"{text} does not exist: {name_of(type(owner))} has no such attribute"
+    return TargetError(f"{said}; {question}" if question else said)

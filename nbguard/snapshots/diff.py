@@ -43,7 +43,7 @@ class SnapshotDiff(Result):
 
     before: str  # name of the first file
     after: str  # name of the second file
-    devices: tuple[DeviceDiff, ...]
+    devices: tuple[DeviceDiff, ...]  # in the order of their numbers
     notes: tuple[str, ...] = ()  # sentences on what to know when reading the figures
 
 

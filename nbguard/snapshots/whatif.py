@@ -36,7 +36,7 @@ class WhatIfs(Result):
     data: ClassVar[str] = "nbguard.snapshots.whatif:whatifs_data"
 
     name: str  # of the file; "this kernel" for the history of this process
-    devices: tuple[WhatIf, ...]
+    devices: tuple[WhatIf, ...]  # in the order of their numbers
     to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
 
 
@@ -44,7 +44,7 @@ class WhatIfsData(TypedDict):
     """The what-ifs of all devices of one history."""
 
     name: str  # of the file; "this kernel" for the history of this process
-    devices: list[WhatIfData]
+    devices: list[WhatIfData]  # in the order of their numbers
     to_free: list[str]  # sentences on memory that can be freed now, where no setting helps
 
 

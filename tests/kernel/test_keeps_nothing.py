@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
 from tests.kernel.conftest import LEARNER
 from tests.kernels import Kernel
 from tests.thorough import half_in_ci
@@ -39,3 +41,55 @@ def test_no_tensor_is_left(kernel: Kernel, command: str) -> None:
         kernel.run("del learn; _ = gc.collect()").ok()
         counts.append(kernel.value(COUNT))
     assert counts[1] == counts[2], counts
+
+
+LINES = {
+    "why": "%gpumem why learn",
+    "oom": "%gpumem oom",
+    "map": "%gpumem map --request 1MiB",
+    "history": "%gpumem history",
+    "cells": "%gpumem cells off",
+    "leak": "%gpumem leak 1 torch.ones(3)",
+    "predict": "%gpumem predict learn --gpu T4",
+    "simulate": "%gpumem simulate 1GiB\n%gpumem simulate off",
+    "record": "%gpumem record\n%nbguard record learn --save run.json",
+    "snapshot": "%gpumem snapshot f.pickle",
+    "load": "%gpumem load nowhere.pickle",
+    "diff": "%gpumem diff nowhere.pickle nowhere.pickle",
+    "whatif": "%gpumem whatif",
+    "on": "%nbguard on",
+    "off": "%nbguard off",
+    "status": "%nbguard status",
+    "notices": "%nbguard notices",
+    "quiet": "%nbguard quiet nobody",
+    "doctor": "%nbguard doctor learn --export",
+    "fix": "%nbguard fix determinism\n%nbguard fix determinism --undo",
+    "compare": "%nbguard compare run.json run.json",
+    "log": "%nbguard log off",
+    "sidebar": "%nbguard sidebar",
+    "reset_gpu": "%reset_gpu --dry-run",
+    "profile_fit": "%%profile_fit\npass",
+    "predicted cell": "%%profile_fit --predict\nlearn.fit(1)",
+}
+"""A line for each word of the magics, and for the magics without one. A line that is refused leaves nothing either."""
+
+_SHOWN = (
+    "(lambda report: ([[(row.label, row.retained, row.stale) for row in device.holders] for device in report.devices], "
+    "[finding.kind for finding in report.findings]))(nbguard.report())"
+)
+
+
+def test_a_report_is_the_same_after_every_command(kernel: Kernel) -> None:
+    """No cycle, no earlier Learner and no tensor of nbguard's own stands among the user's."""
+    assert {*GPUMEM.words, *SWITCH.words} <= LINES.keys()
+    kernel.run(LEARNER).ok()
+    kernel.run("%load_ext nbguard\nimport nbguard").ok()
+    kernel.run("gc.disable(); learn = learner()").ok()  # what would wait for the collector is to be seen
+    before = kernel.value(_SHOWN)
+    kernel.printed = lambda *_: None  # what these print is followed elsewhere
+
+    for lines in LINES.values():
+        for line in [lines] if lines.startswith("%%") else lines.split("\n"):
+            kernel.run(line, stop_on_error=False)
+
+    assert kernel.value(_SHOWN) == before

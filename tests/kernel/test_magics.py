@@ -9,7 +9,7 @@ import time
 import pytest
 
 from nbguard.cli.arguments import command_parser
-from nbguard.notebook.magics.command_line import WordParser
+from nbguard.notebook.magics.command_line import MagicParser
 from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.notebook.magics.grammar import TERMINAL_COMMANDS
 from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
@@ -26,7 +26,7 @@ def notebook(kernel: Kernel) -> Kernel:
 
 
 def test_the_parser_of_a_word_takes_what_python_3_14_gives_it() -> None:
-    options = WordParser(prog="%gpumem map", color=True)
+    options = MagicParser(prog="%gpumem map", color=True)
     options.add_argument("--rows")
 
     assert options.parse_args(["--rows", "3"]).rows == "3"
@@ -149,7 +149,7 @@ def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
     ("line", "message"),
     [
         ("%reset_gpu lern", "name 'lern' does not exist: did you mean learn?"),
-        ("%reset_gpu qqzzqq", "name 'qqzzqq' does not exist: it is not defined in this notebook"),
+        ("%reset_gpu qqzzqq", "name 'qqzzqq' does not exist (%gpumem lists those that hold memory)"),
         ("%reset_gpu learn runs['zz']", "runs['zz'] does not exist: there is no such key"),
         ("%reset_gpu learn.nothing_here", "learn.nothing_here does not exist: Learner has no such attribute"),
         ("%reset_gpu 3", "3 is not something that can be freed"),
@@ -157,13 +157,32 @@ def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
         ("%reset_gpu runs['a", "' is missing"),
         ("%reset_gpu Out[77]", "Out[77] does not exist"),
         ("%reset_gpu get_ipython", "IPython's own"),
-        ("%reset_gpu --al", "unrecognized arguments: --al"),
+        ("%reset_gpu --al", "unrecognized arguments: --al: did you mean --all?"),
+        ("%reset_gpu --dryrun", "did you mean --dry-run?"),
+        ("%reset_gpu --unpark lern", "nothing is parked as lern"),
+        ("%reset_gpu learn.modle", "learn.modle does not exist: Learner has no such attribute; did you mean model?"),
+        ("%gpumem why learn.modle", "learn.modle does not exist: Learner has no such attribute; did you mean model?"),
+        ("%gpumem why number.modle", "number.modle does not exist: int has no such attribute"),
+        ("%gpumem why runs['b'].x", "runs['b'] does not exist"),
         ("%reset_gpu learn --all", "argument --all: not allowed with argument targets"),
         ("%reset_gpu --all --keep lern", "did you mean learn?"),
         ("%gpumem why", "give one name"),
         ("%gpumem why lern", "did you mean learn?"),
         ("%gpumem why number", "leads to no tensor"),
-        ("%gpumem hwy learn", "unknown word 'hwy': say one of why, oom, map"),
+        ("%gpumem hsitory", "unknown word 'hsitory': did you mean history?"),
+        ("%gpumem zzz learn", "unknown word 'zzz': say one of why, oom, map"),
+        ("%gpumem --jsno", "did you mean --json?"),
+        ("%gpumem cells om", "'om' is none of on, off: say on or off"),
+        (
+            "%gpumem leak x f()",
+            "'x' is not a number of runs: give a number of runs and what to run, as in  %gpumem leak 3 predict(x)",
+        ),
+        ("%gpumem predict learn --bs 0", "argument --bs: '0' is not a number of items, as in  --bs 32 (%gpumem predict? "),
+        ("%gpumem predict learn --gpu 16", "16 has no unit"),
+        ("%gpumem predict learn --gpu toaster", "None of these? Give a size, as in 16GiB"),
+        ("%gpumem map --request 16", "16 has no unit"),
+        ("%nbguard doctr", "did you mean doctor?"),
+        ("%profile_fit --memry", "did you mean --memory?"),
         ("%gpumem why learn runs", "unrecognized arguments: runs: give one name, as in  %gpumem why learn"),
         ("%gpumem map --entries 3", "--entries goes with record, as in  %gpumem record --entries N"),
         ("%gpumem map --request 1GiB --file a.pickle", "--file: not allowed with argument --request"),
@@ -171,7 +190,7 @@ def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
         ("%gpumem record off --entries 3", "--entries goes with record on"),
         ("%nbguard on learn", "unrecognized arguments: learn"),
         ("%gpumem --device 7", "no device 7 here; there is: cpu"),
-        ("%gpumem -n many", "invalid int value"),
+        ("%gpumem -n many", "'many' is not a number of rows"),
         ("%gpumem -n 0", "1 or more"),
         ("%gpumem -o 3x", "3x is not the name of a variable: write it as in  -o report"),
     ],

@@ -177,6 +177,11 @@ def test_the_code_is_kept_as_typed(notebook: Kernel) -> None:
     ("source", "says"),
     [
         ("%%profile_fit --nonsense\nlearn.fit(1)", "unrecognized arguments: --nonsense"),
+        ("%profile_fit learn.fit(1)", "write  %%profile_fit  and in the next line  learn.fit(1)"),
+        (
+            "%profile_fit --memory learn.fit(1, cbs=[])",
+            "write  %%profile_fit --memory  and in the next line  learn.fit(1, cbs=[])",
+        ),
         ("%%profile_fit -o 3x\nlearn.fit(1)", "3x is not the name of a variable"),
     ],
 )
@@ -188,6 +193,19 @@ def test_a_mistake_is_one_line_and_nothing_has_run(notebook: Kernel, source: str
     assert says in cell.error[1]
     assert notebook.value("learn.opt is None")
     assert notebook.value(UNTOUCHED)
+
+
+def test_a_cell_in_which_nothing_trained_is_one_line_however_it_ends(notebook: Kernel) -> None:
+    for code, ending in (
+        ("1 + 1", "complete"),
+        ("nobody", "it failed (NameError)"),
+        ("raise KeyboardInterrupt", "interrupted"),
+    ):
+        text = notebook.run(f"%%profile_fit\n{code}", stop_on_error=False).bundles[-1]["text/plain"].strip()
+
+        assert len(text.splitlines()) == 1
+        assert ending in text
+        assert "nothing was trained here" in text
 
 
 def test_the_next_cell_is_not_profiled_and_unloading_takes_all_off(notebook: Kernel) -> None:

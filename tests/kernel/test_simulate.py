@@ -213,6 +213,24 @@ def test_bad_input_is_one_clear_line(notebook: Kernel, line: str, message: str) 
     assert notebook.run("t = torch.ones(5)").ok().text == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("%gpumem record on", "%gpumem map"),
+        ("%gpumem snapshot f.pickle", "%gpumem map"),
+        ("%gpumem whatif", "%gpumem simulate 1.00 GiB --settings expandable_segments:True"),
+    ],
+)
+def test_what_needs_the_allocator_of_a_gpu_says_what_to_do_instead(notebook: Kernel, line: str, command: str) -> None:
+    notebook.run("%gpumem simulate 1GiB").ok()
+    cell = notebook.run(line)
+
+    assert cell.error is not None
+    assert f"run  {command} " in cell.error[1]
+    assert len(cell.error[1].splitlines()) == 1
+    notebook.run(command).ok()
+
+
 def test_a_cell_that_asks_for_a_gpu_is_told_how_to_write_it(notebook: Kernel) -> None:
     if notebook.value("torch.cuda.is_available()"):
         pytest.skip("there is a GPU to take")
@@ -233,7 +251,7 @@ def test_one_card_below_the_cell_in_the_panel_and_by_the_magic(kernel: Kernel, p
     heap = panel.heap(lambda heap: heap["oom"] is not None)
     card = json.loads(kernel.run("%gpumem oom --json").ok().text)
 
-    assert "enough: the cell runs through as far as it got · 60.00 MiB · %reset_gpu keep" in shown
+    assert "enough: the cell gets past the line that failed · 60.00 MiB · %reset_gpu keep" in shown
     fixes = [(fix["commands"], fix["nbytes"]) for fix in card["fixes"]]
     assert [(fix["commands"], fix["nbytes"]) for fix in heap["oom"]["fixes"]] == fixes
     assert (["%reset_gpu keep"], 60 * 2**20) in fixes

@@ -292,7 +292,7 @@ def test_two_names_together_where_one_is_not_enough() -> None:
     names = {"a": 3 * GiB, "b": 2 * GiB, "c": 2 * GiB + 2 * MiB}
 
     assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu a").commands == ("%reset_gpu a b",)
-    assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu --park a c",), "that comes back"
+    assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu --park").commands == ("%reset_gpu --park a c",)
     assert _fix(_case(5 * GiB + 1, names=names, free=0), "%reset_gpu a").commands == ("%reset_gpu a c",), "in steps of 2 MiB"
     three = _fix(_case(7 * GiB, names=names, free=0), "%reset_gpu a")
     assert (three.commands, three.nbytes) == (("%reset_gpu a c b",), 7 * GiB + 2 * MiB)
@@ -302,7 +302,7 @@ def test_two_names_together_where_one_is_not_enough() -> None:
 def test_a_name_with_the_cleanup_where_neither_alone_is_enough() -> None:
     facts = _case(5 * GiB, names={"a": 3 * GiB}, out=2 * GiB, free=0)
 
-    parking, releasing, *_ = _card(facts).fixes
+    releasing, parking, *_ = _card(facts).fixes
 
     assert (parking.commands, parking.nbytes) == (("%reset_gpu --park a", "%reset_gpu"), 5 * GiB)
     assert parking.verdict is RerunVerdict.REQUEST, "what something outside Python shares would stay"
@@ -341,7 +341,7 @@ def test_what_the_failed_run_needs_is_not_offered(why: str) -> None:
     assert not [fix for fix in _card(facts).fixes for command in fix.commands if "learn" in command]
     recorded = [fix.commands for fix in _card(_recorded(facts)).fixes if fix.enough]
     assert recorded == [("%reset_gpu old",)]
-    assert _card(_recorded(facts)).fixes[0].commands == ("%reset_gpu --park old",), "that comes back"
+    assert [fix.commands for fix in _card(_recorded(facts)).fixes[:2]] == [("%reset_gpu old",), ("%reset_gpu --park old",)]
 
 
 def test_what_the_failed_run_had_bound_is_its_own() -> None:
@@ -357,7 +357,7 @@ def test_all_names_of_one_object_are_named() -> None:
     facts = replace(make_facts(graph, device=device), oom=OomFact(device="cuda:0", requested=2 * GiB))
 
     assert _fix(facts, "%reset_gpu learn").commands == ("%reset_gpu learn best",)
-    assert _fix(facts, "%reset_gpu").commands == ("%reset_gpu --park learn",), "one name of it is enough to park it"
+    assert _fix(facts, "%reset_gpu --park").commands == ("%reset_gpu --park learn",), "one name of it is enough to park it"
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -713,3 +713,33 @@ def test_the_card_lists_the_largest_holders() -> None:
 
     assert [holder.label for holder in card.holders] == ["Out[3]", "n6", "n5", "n4", "n3"]
     assert card.held == 9 * GiB + sum(names.values())
+
+
+def _enough() -> Facts:
+    return _recorded(_case(4 * GiB, names={"old": 4 * GiB}, free=2 * GiB, total=6 * GiB))
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer"),
+    [
+        (_enough(), "`%reset_gpu old` is enough: it frees 4.00 GiB"),
+        (
+            _case(5 * GiB, names={"a": 3 * GiB}, out=2 * GiB, free=0),
+            "`%reset_gpu a`, then `%reset_gpu` are enough: they free 5.00 GiB",
+        ),
+        (_fit(2 * GiB), "Nothing is known to be enough: after `%reset_gpu`, a batch of 32 instead of 64"),
+        (_case(names={"learn": 4 * GiB}, free=0, total=GiB), "2.00 GiB is asked for, and PyTorch can have 1.00 GiB"),
+    ],
+)
+def test_the_card_begins_with_the_best_that_can_be_done(facts: Facts, answer: str) -> None:
+    """The same as the first row of what helps, in the cell, in JSON and in the panel, and above all accounting."""
+    card = _card(facts)
+    blocks = list(card.blocks())
+    kinds = [type(block).__name__ for block in blocks]
+
+    assert blocks[0].sentence.startswith(answer)  # type: ignore[union-attr]
+    assert kinds.index("Points") < kinds.index("Table")
+    assert all(line.code in blocks[0].sentence for line in card.fixes[0].advice)  # type: ignore[union-attr]
+    assert [fix["commands"] for fix in card.to_data()["fixes"]] == [[*fix.commands] for fix in card.fixes]
+    verdicts = [fix.enough for fix in card.fixes]
+    assert True not in verdicts or verdicts.index(True) == 0

@@ -237,15 +237,15 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
     assert message in str(refused.value)
     assert status == 2
     error = capsys.readouterr().err
-    assert error == f"nbguard: cannot read {tmp_path / 'fit.json'}: {refused.value}\n"
+    assert error == f"nbguard: {tmp_path / 'fit.json'} cannot be read: {refused.value}\n"
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "nowhere.json", str(tmp_path)]) == 2
 
     missing, folder = capsys.readouterr().err.splitlines()
-    assert missing == "nbguard: cannot read nowhere.json: there is no such file"
-    assert folder.startswith(f"nbguard: cannot read {tmp_path}: ")
+    assert missing == "nbguard: nowhere.json cannot be read: there is no such file"
+    assert folder.startswith(f"nbguard: {tmp_path} cannot be read: ")
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -53,8 +53,39 @@ def test_a_suggested_name_is_of_data() -> None:
 
     with pytest.raises(TargetError, match="did you mean big_one"):
         resolve_targets(["big"], namespace, {}, {})
-    with pytest.raises(TargetError, match="it is not defined in this notebook"):
+    with pytest.raises(TargetError, match="name 'big' does not exist") as refused:
         resolve_targets(["big"], {name: value for name, value in namespace.items() if name != "big_one"}, {}, {})
+    assert "mean" not in str(refused.value)
+
+
+def test_a_suggested_name_is_none_that_an_import_of_all_names_brought() -> None:
+    """fastai brings data, too: placeholders such as `arg2`."""
+    namespace = {"arg2": object(), "lean": 1, "In": ["", "from fastai.basics import *", "lean = 1"]}
+
+    with pytest.raises(TargetError, match="did you mean lean"):
+        resolve_targets(["learn2"], namespace, {}, {})
+    with pytest.raises(TargetError, match="name 'arg9' does not exist") as refused:
+        resolve_targets(["arg9"], namespace, {}, {})
+    assert "mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("net.wieght", "weight"),
+        ("net.weight.dta", "data"),
+        ("runs['lern']", "learn"),
+        ("runs['learn'].baes", "bias"),
+        ("many.apend", "append"),
+        ("number.rael", "real"),
+    ],
+)
+def test_an_attribute_or_key_that_does_not_exist_is_told_with_the_one_that_looks_like_it(text: str, meant: str) -> None:
+    net = torch.nn.Linear(2, 2)
+    names = {"net": net, "runs": {"learn": net}, "many": [net], "number": 3}
+
+    with pytest.raises(TargetError, match=f"does not exist.*did you mean {meant}"):
+        resolve_targets([text], names, {}, {})
 
 
 def test_the_birth_of_a_name_is_the_last_cell_that_binds_it() -> None:

@@ -37,12 +37,12 @@ class ReplayData(TypedDict):
 class FileReplayData(TypedDict):
     """The replays of a file: sums over its devices, the largest peak, and each device."""
 
-    file: str
-    events: int
-    reproduced: int
+    file: str  # its name
+    events: int  # of the allocator, in all traces
+    reproduced: int  # events that the model reproduces in order, action, address, size and stream
     peak_reserved: int  # bytes, the largest of the devices
     final_blocks_equal: bool  # of all devices
-    devices: list[ReplayData]
+    devices: list[ReplayData]  # in the order of their numbers
 
 
 class RefusalData(TypedDict):
@@ -82,9 +82,9 @@ class WhatIfData(_OfFile):
     recorded_peak_reserved: int  # bytes
     capacity: int | None  # bytes that the allocator can have in all; null: not known, and no request is refused
     requests: int  # in the trace, and those for blocks from before it
-    rows: list[SettingsData]
+    rows: list[SettingsData]  # a setting each, the recorded ones first
     recommendation: str  # in a sentence
-    notes: list[str]
+    notes: list[str]  # limits of these figures, in words
 
 
 def file_replay_data(replay: FileReplay) -> FileReplayData:

@@ -75,7 +75,7 @@ class FileReplay(Result):
     label: ClassVar[str] = "replay of a recorded trace"
 
     file: str  # its name
-    devices: tuple[DeviceReplay, ...]
+    devices: tuple[DeviceReplay, ...]  # in the order of their numbers
 
     @property
     def is_exact(self) -> bool:

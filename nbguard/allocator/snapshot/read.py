@@ -20,6 +20,7 @@ from nbguard.allocator.snapshot.sidecar import read_sidecar
 from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.allocator.snapshot.unpickle import Progress, unpickle
 from nbguard.errors import SnapshotError
+from nbguard.files import open_file, unreadable
 from nbguard.units import format_bytes
 
 MAX_BYTES = 4 * 1024**3
@@ -67,7 +68,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
     except SnapshotError as error:
         raise SnapshotError(f"{path.name or path}: {error}") from None
     except OSError as error:
-        raise SnapshotError(f"{path.name}: {error.strerror or 'it cannot be read'}.") from None
+        raise SnapshotError(unreadable(path, error)) from None
     except MemoryError:
         raise SnapshotError(f"{path.name}: there is not enough memory to read it.") from None
 
@@ -75,8 +76,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
 def _content(path: Path, max_bytes: int) -> BinaryIO:
     """Return a file with the content, unpacked if it is packed."""
     try:
-        if not path.is_file():
-            raise SnapshotError("there is no such file." if not path.exists() else "this is not a file.")
+        open_file(path).close()  # a folder or a device is none to read
         size = path.stat().st_size
         if size > max_bytes:
             raise SnapshotError(f"more than {format_bytes(max_bytes)} are not read.")
@@ -85,10 +85,9 @@ def _content(path: Path, max_bytes: int) -> BinaryIO:
                 return path.open("rb")
         return _unpacked(path, max(_PLAIN, _DENSEST * size), max_bytes)
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        if isinstance(error, SnapshotError):
+        if isinstance(error, SnapshotError) or (isinstance(error, OSError) and error.strerror):
             raise
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is packed by gzip, and damaged"
-        raise SnapshotError(f"{why}.") from None
+        raise SnapshotError("it is packed by gzip, and damaged.") from None
 
 
 def _unpacked(path: Path, densest: int, max_bytes: int) -> BinaryIO:

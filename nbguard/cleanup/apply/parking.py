@@ -24,6 +24,7 @@ from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.scan.objects.plain_torch import plain_torch
+from nbguard.spelling import did_you_mean
 from nbguard.units import format_bytes
 
 _LEFT_FOR_OTHERS = 0.02
@@ -108,8 +109,8 @@ def _chosen(labels: Sequence[str]) -> list[Parked]:
     known = dict.fromkeys(fact.label for fact in parked_facts())
     for label in labels:
         if label not in known:
-            there = f"parked now: {', '.join(known)}" if known else "nothing is parked"
-            raise TargetError(f"nothing is parked as {label}; {there}")
+            there = did_you_mean(label, known) or f"parked now: {', '.join(known)}"
+            raise TargetError(f"nothing is parked as {label}" + (f": {there}" if known else ""))
     if not known:
         raise TargetError(f"nothing is parked ({advice.PARK_PLACEHOLDER.command} parks)")
     return [parked for parked in PARKED if parked.label in (labels or known)]

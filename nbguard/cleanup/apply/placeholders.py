@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from nbguard.memory.advice import release_stale
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.unread import Unread
 from nbguard.scan.objects.describe import describe
@@ -25,6 +26,13 @@ class Placeholder:
     def __repr__(self) -> str:
         values = "" if self.value is None else "; its values: .value"
         return f"<released by %reset_gpu: {self.what}{values}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__slots__ or name.startswith("__"):  # not there yet, as in a copy that is being made
+            raise AttributeError(name)
+        values = "" if self.value is None else "; its values are in .value"
+        command = release_stale().command
+        raise AttributeError(f"there is no {name} any more: {command} released this {self.what}{values}")
 
 
 class Placeholders:

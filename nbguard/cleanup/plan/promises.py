@@ -7,10 +7,16 @@ from dataclasses import replace
 
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.advice import Advice, release_stale
+from nbguard.memory.advice import Advice, release_names, release_stale
 from nbguard.memory.facts import Facts, Graph
-from nbguard.memory.references.graph import Edge, nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.references.explain import Why
+from nbguard.memory.references.graph import GRAPH, Edge, nbytes_of, reach_of_roots, storages_of
 from nbguard.memory.target import Target
+
+_NEEDING = frozenset({"learner", "model"})
+"""Kinds of objects that are broken without what they have."""
+_FEW = 4
+"""Lines of which each is asked whether it is needed."""
 
 
 def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
@@ -42,6 +48,56 @@ def freed_by(facts: Facts, lines: Sequence[Advice]) -> set[int] | None:
         left = _without(left, [line for line in lines if line.targets])
         freed |= plan_cleanup(replace(facts, graph=left), Request()).storages
     return _held(graph, cleans_up) - (_held(left, cleans_up) - freed) | freed
+
+
+def needed(facts: Facts, lines: list[Advice]) -> list[Advice]:
+    """Return the lines without those that add nothing to the others; names are spared first. Of many, all."""
+    if len(lines) > _FEW or not (nbytes := promised(facts, lines)):
+        return lines
+    for line in sorted(lines, key=lambda line: not line.targets):
+        others = [other for other in lines if other is not line]
+        if others and promised(facts, others) == nbytes:
+            lines = others
+    return lines
+
+
+def joined(lines: list[Advice]) -> tuple[Advice, ...]:
+    """Return the lines in the order in which they work: Python, one cleanup with all targets, then what is stale."""
+    targets = tuple(text for line in lines for text in line.targets)
+    code = (line for line in lines if not line.targets and line != release_stale())
+    stale = (line for line in lines if line == release_stale())
+    return (*code, *((release_names(targets),) if targets else ()), *stale)
+
+
+def with_release(facts: Facts, why: Why) -> Why:
+    """Return an explanation with the lines that let go of the thing together, and the bytes that they give back.
+
+    A graph that shares its memory goes along where nothing is free otherwise; nothing else that only shares it does. There
+    are no lines where one of the ways cannot be cut by a line, or leads through a model that is not all that has the thing.
+    """
+    graph, own = facts.graph, [path for path in why.paths if not path.storages_only]
+    kinds = {root.label: root.kind for root in graph.roots}
+    models = {root.label for root in graph.roots if any(graph.nodes[node].kind in _NEEDING for node in root.nodes)}
+    if len({path.steps[0] for path in own}) > 1 and any(path.steps[0] in models and len(path.steps) > 1 for path in own):
+        return why
+    sharing = [path for path in why.paths if path.storages_only and GRAPH in path.text and path.steps[0] not in models]
+    for paths in filter(None, (own, [*own, *sharing] if sharing else [])):
+        lines = dict[str, Advice]()
+        for path in paths:
+            if kinds.get(path.steps[0]) == "frame" or not path.advice.is_code:
+                return why
+            lines[path.advice.command] = path.advice
+        for label, _ in why.more:
+            if kinds.get(label) != "name":
+                return why
+            parts = (f"{label}.", f"{label}[")
+            lines = {key: line for key, line in lines.items() if not any(f"{text}.".startswith(parts) for text in line.targets)}
+            lines[label] = release_names((label,))
+        chosen = needed(facts, list(lines.values()))
+        frees = promised(facts, chosen)
+        if chosen and frees != 0:
+            return replace(why, release=joined(chosen), released=frees)
+    return why
 
 
 def _held(graph: Graph, collects: bool) -> set[int]:

@@ -31,7 +31,7 @@ class EnginesCleanup(Result):
     kind: ClassVar[str] = "engines_cleanup"
     view: ClassVar[str] = "nbguard.cluster.analysis.cleanup:cleanup_blocks"
 
-    engines: tuple[EngineCleanup, ...]
+    engines: tuple[EngineCleanup, ...]  # in the order of their numbers
     is_done: bool  # False: a plan, nothing has been touched
 
     @property

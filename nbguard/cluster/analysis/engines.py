@@ -63,8 +63,8 @@ class EnginesReport(Result):
     kind: ClassVar[str] = "engines"
     view: ClassVar[str] = "nbguard.cluster.analysis.engines_view:engines_blocks"
 
-    engines: tuple[EngineMemory, ...]
-    findings: tuple[Finding, ...]
+    engines: tuple[EngineMemory, ...]  # in the order of their numbers
+    findings: tuple[Finding, ...]  # on engines that share a GPU or hold stale memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,8 @@ class Deterministic(Result):
     view: ClassVar[str] = "nbguard.doctor.analysis.deterministic:deterministic_blocks"
     label: ClassVar[str] = "Deterministic computing"
 
-    is_on: bool
-    seed: int
+    is_on: bool  # the settings are in force
+    seed: int  # of all generators
     mode: Mode = "off"  # off after the undoing
     loaders: tuple[str, ...] = ()  # loaders with a generator of their own now
     generators: tuple[str, ...] = ()  # generators of the model's own that were seeded

@@ -55,7 +55,7 @@ class Diagnosis(Result):
     label: ClassVar[str] = "Diagnosis"
 
     subject: str  # the Learner or model that was tried, by its class; empty: none was given
-    checks: tuple[Check, ...]
+    checks: tuple[Check, ...]  # by topic, in the order in which they were made
     has_gpu: bool | None = None  # whether the driver names an NVIDIA GPU; None: it was not asked
     notes: tuple[str, ...] = ()  # what the checks could not look at or put back, in words
     seconds: float = 0.0  # that the checks took

@@ -36,6 +36,7 @@ from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.subject import TrialSubject
 from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.scan.devices.generators import LibraryGenerators
+from nbguard.scan.progress import stage
 
 _CALLS = 5
 """Calls for a latency, of which the least counts."""
@@ -72,9 +73,13 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
     except Exception as error:
         reason = in_one_line(error)
         raise UndiagnosableError(f"{subject.name} cannot be called: {reason}") from error
+    stage("trying torch.export")
     static, program = _program("torch.export", subject, batch, {})
+    stage("trying torch.export with batches of any size")
     dynamic, dynamic_program = _of_any_batch(subject, batch)
+    stage("trying torch.export, strict")
     strict, _ = _program("strict", subject, batch, {"strict": True})
+    stage("trying ONNX")
     onnx = onnx_attempt(dynamic_program or program, batch, static.failures)
     attempts = (static, dynamic, strict, _traced(subject, batch), _scripted(subject, batch), onnx)
     notes = [f"{left_out} hooks that are functions were left out of the copy that was exported"] if left_out else []

@@ -6,11 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbguard.memory.references.explain import Path, Why
-from nbguard.render.blocks import Block, Line, Section, Table, TableRow
+from nbguard.render.blocks import Block, Section, Table, TableRow, Title
 from nbguard.units import format_bytes
 
 _WIDEST = 200
 """Characters of a line of the tree."""
+_LONGEST = 48
+"""Characters of a way that the sentence has as a whole."""
+_FEW = 4
+"""Keepers that the sentence names."""
+_WITH_ARTICLE = ("last error",)
+"""Roots that are called by a noun."""
 
 
 @dataclass(slots=True)
@@ -22,16 +28,69 @@ class _Node:
 
 
 def why_blocks(why: Why) -> Iterator[Block]:
-    """Yield the head and the tree of an explanation."""
-    if why.deleted is None:
+    """Yield the answer in a sentence, and the tree of the ways unless the one way is in the sentence."""
+    yield Title(why_sentence(why), "strong")
+    if why.nbytes or why.deleted is None:
         yield Section(why.name, why.what, " · ".join(_figures(why)))
-    else:
-        left = f"{format_bytes(why.nbytes)} of it are still in memory" if why.nbytes else "nothing of it is left in memory"
-        yield Section(why.name, why.what, f"deleted in In[{why.deleted}]: {left}")
-    if why.paths:
+    if len(why.paths) > 1 or why.more or any(len(path.steps) > 1 or not path.advice.is_code for path in why.paths):
         yield Table(rows=tuple(branches(why)), code=(0, 3), chips=(2,), widest=_WIDEST)
-    elif why.nbytes or why.deleted is None:
-        yield Line("none of your names leads to it", "dim")
+
+
+def why_sentence(why: Why) -> str:
+    """Return the answer in a sentence: what keeps the thing, and the line that lets it go."""
+    left = f"{format_bytes(why.nbytes)} of it is still in memory"
+    if why.deleted is None:
+        keepers = _keepers(why) if why.paths else f"None of your names leads to `{why.name}`"
+    elif not why.nbytes:
+        return f"`{why.name}` was deleted in In[{why.deleted}], and nothing of it is left in memory."
+    elif not why.paths:
+        return f"`{why.name}` was deleted in In[{why.deleted}], but {left}, and none of your names leads to it."
+    else:
+        keepers = f"`{why.name}` was deleted in In[{why.deleted}], but {left}: {_keepers(why)}"
+    code = ", then ".join(line.code for line in why.release)
+    if not code:
+        return f"{keepers}{_without_release(why)}."
+    frees = f"frees {format_bytes(why.released)}" if why.released is not None else "lets go of it"
+    return f"{keepers}; {code} {frees}."
+
+
+def _keepers(why: Why) -> str:
+    """Return the subject and the verb: only the name `losses` (assigned in In[1]) keeps it."""
+    first = sorted(why.paths, key=lambda path: path.text != why.name)
+    own = list({path.steps[0]: path for path in reversed(first) if not path.storages_only}.values())[::-1]
+    known = {path.steps[0] for path in own}
+    sharing = {path.steps[0]: path for path in reversed(first) if path.steps[0] not in known}
+    if len(own) + len(sharing) == 1 and not why.more:
+        (path,) = own or sharing.values()
+        words = f"only {'the name ' if path.text.isidentifier() else ''}{_keeper(path, 'assigned in ')}"
+        words += " keeps it" if own else " shares its memory"
+    else:
+        groups = ((own, "keep it", "keeps it"), (list(sharing.values())[::-1], "share its memory", "shares its memory"))
+        parts = [f"{_listed([*map(_keeper, paths)])} {many if len(paths) > 1 else one}" for paths, many, one in groups if paths]
+        words = ", and ".join(parts)
+    return words if why.deleted is not None else words[0].upper() + words[1:]
+
+
+def _keeper(path: Path, since: str = "") -> str:
+    """Return a root and the cell that it stems from; a name with the place of the thing in it, unless that is long."""
+    root = path.steps[0].strip()
+    if not (root.isidentifier() or root.startswith("Out[")):
+        return f"the {root}" if root in _WITH_ARTICLE else root
+    whole = path.text if len(path.text) <= _LONGEST else root
+    return f"`{whole}`" if path.cell is None or root.startswith("Out[") else f"`{whole}` ({since}In[{path.cell}])"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Return words as a list; of many, the first few and the number of the others."""
+    if len(words) > _FEW:
+        words = [*words[: _FEW - 1], f"{len(words) - _FEW + 1} others"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _without_release(why: Why) -> str:
+    """Return why there is no line, where the ways say so."""
+    effects = {path.advice.effect for path in why.paths if not path.advice.is_code and path.advice.effect}
+    return f"; it {next(iter(effects))}" if len(effects) == 1 and next(iter(effects)).startswith("goes") else ""
 
 
 def _figures(why: Why) -> Iterator[str]:

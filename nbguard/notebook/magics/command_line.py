@@ -18,7 +18,7 @@ from nbguard.command_words import command_words
 from nbguard.errors import NbguardError, line_of
 from nbguard.printable import printable
 from nbguard.render.result import Result
-from nbguard.units import counted
+from nbguard.spelling import none_of, unknown_arguments
 
 Returned = TypeVar("Returned")
 Shown = TypeVar("Shown", bound=Result)
@@ -35,17 +35,32 @@ def split(line: str) -> list[str]:
 def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumentParser:
     """Return a parser whose errors are one line; the options that every magic has are in it (`--json` if `as_json`)."""
     style = argparse.HelpFormatter
-    options: MagicArgumentParser = MagicArgumentParser(prog, description=description, formatter_class=style, add_help=False)  # type: ignore[no-untyped-call]
+    options = MagicParser(prog=prog, description=description, formatter_class=style, add_help=False)
     add_common(options, as_json=as_json)
     return options
 
 
-class WordParser(MagicArgumentParser):
-    """The parser of a word of a magic. Python 3.14 gives it a `color`, which IPython's parser does not know."""
+class MagicParser(MagicArgumentParser):
+    """The parser of a magic or of one of its words. An argument that cannot be read is an `argparse.ArgumentError`."""
 
     def __init__(self, **options: Any) -> None:
-        options.pop("color", None)
+        options.pop("color", None)  # of Python 3.14, which IPython's parser does not know
         super().__init__(**options)  # type: ignore[no-untyped-call]
+        self.exit_on_error = False
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, none_of(value, action.choices))
+
+
+def is_of_option(error: Exception) -> bool:
+    """Say whether a complaint of a parser is about an option, and not about a word that stands by its place."""
+    return isinstance(error, argparse.ArgumentError) and str(error.argument_name).startswith("-")
+
+
+def complaint_of(error: Exception) -> str:
+    """Return the complaint of a parser; that about a word that stands by its place without its name, which nobody types."""
+    return error.message if isinstance(error, argparse.ArgumentError) and not is_of_option(error) else str(error)
 
 
 def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:
@@ -95,9 +110,13 @@ def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace | None:
         sys.stdout.write(options.format_help())
         return None
     try:
-        return options.parse_args(texts)
-    except UsageError as error:
-        raise UsageError(f"{options.prog}: {error} ({options.prog}? shows the options)") from None
+        known, unknown = options.parse_known_args(texts)
+    except (UsageError, argparse.ArgumentError) as error:
+        raise UsageError(f"{options.prog}: {complaint_of(error)} ({options.prog}? shows the options)") from None
+    if unknown:
+        complaint = unknown_arguments(unknown, options._option_string_actions)
+        raise UsageError(f"{options.prog}: {complaint} ({options.prog}? shows the options)")
+    return known
 
 
 _UP_TO_THE_CELL = 3
@@ -118,7 +137,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
     """
     interrupted = False
     try:
-        with _showing_progress():
+        with showing_progress():
             return call(*args, **kw)
     except NbguardError as error:
         message = str(error)
@@ -132,13 +151,13 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
 
 
 @contextmanager
-def _showing_progress() -> Iterator[None]:
-    """Say in one line under the cell how far a look is that takes longer than a second; the line goes with its end."""
+def showing_progress() -> Iterator[None]:
+    """Say in one line under the cell what is done that takes longer than a second; the line goes with its end."""
     from nbguard.notebook.bundle import ProgressLine
     from nbguard.scan.progress import reported
 
     line = ProgressLine()
-    with reported(lambda objects: line.say(f"nbguard is scanning: {counted(objects, 'object')}…")):
+    with reported(line.say):
         try:
             yield
         finally:

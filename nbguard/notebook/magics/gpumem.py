@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from nbguard.notebook.display import show_sentence
 from nbguard.notebook.magics import snapshots
-from nbguard.notebook.magics.command_line import guarded, show, with_names_expanded
+from nbguard.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.notebook.magics.engines import engines_report
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.magics.predict import foreseen
@@ -40,7 +40,7 @@ def _add_rows(options: argparse._ActionsContainer, rows: str = "holders per devi
 
 def _rows(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}: it takes the number of rows to show, as in  -n 20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows to show, as in  -n 20")
     if int(text) < 1:
         raise argparse.ArgumentTypeError("it takes the number of rows to show, 1 or more")
     return int(text)
@@ -69,17 +69,17 @@ def _add_map(options: MagicArgumentParser) -> None:
 
 
 def _add_leak(options: MagicArgumentParser) -> None:
-    rounds = _number("how often to run it", "leak 3 predict(x)")
+    rounds = _number("a number of runs")
     options.add_argument("rounds", type=rounds, metavar="N", help="how often it is run: three or more tell most")
     options.add_argument("code", nargs="+", metavar="CODE", help="what is run: predict(x)")
 
 
-def _number(of: str, example: str) -> Callable[[str], int]:
-    """Return what reads a number above 0; a mistake is told with what it is a number of, and an example."""
+def _number(of: str) -> Callable[[str], int]:
+    """Return what reads a number above 0; a mistake is told with what it is a number of, such as "a number of runs"."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and int(text)):
-            raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes {of}, as in  {example}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {of}")
         return int(text)
 
     return read
@@ -103,7 +103,7 @@ def _add_simulate(options: MagicArgumentParser) -> None:
 
 def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
-    items = _number("the items of a batch", "--bs 32")
+    items = _number("a number of items, as in  --bs 32")
     options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
     options.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
@@ -260,6 +260,7 @@ class GpuMemMagics(Magics):
 def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
     from nbguard.cells.rounds import Watch
+    from nbguard.scan.progress import stage
 
     __tracebackhide__ = True
     linecache.cache["<leak>"] = len(code), None, [code], "<leak>"  # a traceback shows the line
@@ -269,9 +270,11 @@ def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
         raise UsageError(f"%gpumem leak: {code} is not valid Python: {error.msg}") from None
     watched = Watch(code)
     guarded("%gpumem leak", watched.look)
-    for _ in range(rounds):
-        with watched.round():
-            exec(compiled, shell.user_ns)  # noqa: S102 - the user's line in the user's names
+    with showing_progress():
+        for number in range(1, rounds + 1):
+            stage(f"running {code}: run {number} of {rounds}")
+            with watched.round():
+                exec(compiled, shell.user_ns)  # noqa: S102 - the user's line in the user's names
     return watched.report
 
 

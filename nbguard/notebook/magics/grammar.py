@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from nbguard.notebook.magics.command_line import WordParser, add_common, asks_for_help, parser, split
+from nbguard.notebook.magics.command_line import (
+    MagicParser,
+    add_common,
+    asks_for_help,
+    complaint_of,
+    is_of_option,
+    parser,
+    split,
+)
+from nbguard.spelling import did_you_mean, unknown_arguments
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
@@ -66,24 +75,25 @@ class Grammar:
         for text in texts:
             if goes_with := self._goes_with(word, text.partition("=")[0]):
                 raise UsageError(f"{self.magic}: {goes_with}")
+        if word is None and texts and not texts[0].startswith("-"):
+            question = did_you_mean(texts[0], self.words) or f"say one of {', '.join(self.words)}"
+            raise UsageError(f"{self.magic}: unknown word {texts[0]!r}: {question} ({self.magic}? shows what there is)")
         try:
             options, unknown = self._parser.parse_known_args(texts)
-        except UsageError as error:
-            if word is None and texts and not texts[0].startswith("-"):
-                raise UsageError(
-                    f"{self.magic}: unknown word {texts[0]!r}: say one of {', '.join(self.words)} "
-                    f"({self.magic}? shows what there is)"
-                ) from None
-            raise UsageError(self._mistake(word, str(error))) from None
+        except (UsageError, argparse.ArgumentError) as error:
+            is_alone = is_of_option(error) and "not allowed with" not in str(error)
+            raise UsageError(self._mistake(word, complaint_of(error), is_of_option=is_alone)) from None
         if unknown:
-            raise UsageError(self._mistake(word, f"unrecognized arguments: {' '.join(unknown)}"))
+            of_word = self._parser if word is None else self._of_word(word)
+            complaint = unknown_arguments(unknown, of_word._option_string_actions)
+            raise UsageError(self._mistake(word, complaint, is_of_option=unknown[0].startswith("-")))
         return options
 
     def reads(self, texts: Sequence[str]) -> bool:
         """Return whether the words of a line can be parsed, or ask for help."""
         try:
             return asks_for_help(texts) or not self._parser.parse_known_args([*texts])[1]
-        except UsageError:
+        except (UsageError, argparse.ArgumentError):
             return False
 
     def words_with(self, option: str) -> list[str]:
@@ -133,7 +143,7 @@ class Grammar:
         """Return the parser of the magic, with one for each word."""
         main = parser(self.magic, self._plain.help)
         self._plain.add(main)
-        words = main.add_subparsers(dest="word", metavar="WORD", parser_class=WordParser)
+        words = main.add_subparsers(dest="word", metavar="WORD", parser_class=MagicParser)
         for name, word in self.words.items():
             options = words.add_parser(
                 name, prog=f"{self.magic} {name}", description=word.help, formatter_class=main.formatter_class
@@ -177,11 +187,13 @@ class Grammar:
         example = f"{self.magic} {first} {option} {action.metavar or ''}".rstrip()
         return f"{option} goes with {' and '.join(having)}, as in  {example}"
 
-    def _mistake(self, word: str | None, message: str) -> str:
+    def _mistake(self, word: str | None, message: str, *, is_of_option: bool = False) -> str:
+        """Return a complaint with the next step: the word's advice, or the help where it is about an option."""
         if word is None:
             return f"{self.magic}: {message} ({self.magic}? shows what there is)"
-        parts = [f"{self.magic} {word}", *filter(None, [message, self.words[word].advice])]
-        return f"{': '.join(parts)} ({self.magic} {word}? shows its options)"
+        if is_of_option:
+            return f"{self.magic} {word}: {message} ({self.magic} {word}? shows its options)"
+        return ": ".join([f"{self.magic} {word}", *filter(None, [message, self.words[word].advice])])
 
 
 def with_words(grammar: Grammar) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

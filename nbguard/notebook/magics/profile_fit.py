@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, magics_class
 from IPython.core.magic import line_cell_magic as line_and_cell_magic
 
 from nbguard.notebook.bundle import display_bundle
-from nbguard.notebook.magics.command_line import guarded, keep, parse, parser, with_options
+from nbguard.notebook.magics.command_line import guarded, keep, parse, parser, split, with_options
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -74,6 +74,21 @@ def _unquoted(path: str) -> str:
     return path.strip("'\"")
 
 
+def _refuse_code(line: str) -> None:
+    """Raise UsageError where the code to profile stands in the line itself, as with `%time`, with the cell to write."""
+    words = split(line)
+    try:
+        _, unknown = _options().parse_known_args(words)
+    except (UsageError, argparse.ArgumentError):
+        return  # told by who reads the options
+    if unknown and not unknown[0].startswith("-"):
+        place = line.index(unknown[0])
+        first = " ".join([_NAME, *line[:place].split()])
+        raise UsageError(
+            f"{_NAME}: the code goes below the magic: write  {first}  and in the next line  {line[place:].strip()}"
+        )
+
+
 def as_line(lines: list[str]) -> list[str]:
     """Return a cell that begins with `%%profile_fit` as one that begins with `%profile_fit`: an IPython input transformer."""
     words = lines[0].split(None, 1) if lines else []
@@ -121,6 +136,7 @@ class ProfileFitMagics(Magics):
             return
         from nbguard.profiler.options import FitOptions
 
+        _refuse_code(line)
         options = parse(_options(), line)
         if options is None:
             return

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
+from nbguard.notebook.magics.command_line import asks_for_help, complaint_of, guarded, parser, show, split, with_options
 from nbguard.notebook.magics.engines import engines_cleanup
 from nbguard.notebook.magics.grammar import MagicOfOptions, of_another_magic, option_of_another_magic
 from nbguard.notebook.session import session_of
+from nbguard.spelling import unknown_arguments
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
@@ -165,13 +166,13 @@ def options_of(texts: Sequence[str]) -> argparse.Namespace:
     form = next(form for form in _FORMS if form.option in ("", *(text.partition("=")[0] for text in texts)))
     try:
         options, unknown = _parser(form).parse_known_args([*texts])
-    except UsageError as error:
-        raise UsageError(f"{NAME}: {error} ({NAME}? shows the options)") from None
+    except (UsageError, argparse.ArgumentError) as error:
+        raise UsageError(f"{NAME}: {complaint_of(error)} ({NAME}? shows the options)") from None
     if unknown:
         if elsewhere := option_of_another_magic(NAME, unknown, texts):
             raise UsageError(f"{NAME}: {elsewhere}")
         advice = f": {form.advice}" if form.option or unknown[0].partition("=")[0] in _ARGUMENTS else ""
-        raise UsageError(f"{NAME}: unrecognized arguments: {' '.join(unknown)}{advice} ({NAME}? shows the options)")
+        raise UsageError(f"{NAME}: {unknown_arguments(unknown, OPTIONS)}{advice} ({NAME}? shows the options)")
     return options
 
 

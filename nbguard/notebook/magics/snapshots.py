@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,14 @@ from IPython.core.error import UsageError
 
 from nbguard.notebook.magics.command_line import guarded, show
 from nbguard.notebook.magics.grammar import Word
+from nbguard.notebook.session import session_of
+from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
     from nbguard.notebook.magics.grammar import Grammar
     from nbguard.reports.memory_map import MemoryMap
-
-_LARGE = 32 * 1024**2
-"""From this size on, reading a file shows how far it is."""
 
 
 def _add_record(options: MagicArgumentParser) -> None:
@@ -93,6 +91,7 @@ WORDS = {
 
 def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
     """Do what the line says, and show the result."""
+    _refuse_simulated(shell, options)
     match options.word:
         case "record":
             if options.entries is not None and options.state != "on":
@@ -114,6 +113,25 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
         case _:
             return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options)))
+
+
+def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
+    """Raise UsageError where a line is about the allocator of a GPU while the cells run on a simulated one."""
+    from nbguard.memory.advice import MAP, simulate_with
+
+    simulation = session_of(shell).memory.simulation
+    if simulation is None or options.word not in _OF_A_GPU or (options.word == "whatif" and options.file):
+        return
+    size = format_bytes(simulation.figures().capacity)
+    advice = f"run  {MAP.command}  for its segments"
+    if options.word == "whatif":
+        again = simulate_with(size, "expandable_segments:True").command
+        advice = f"run  {again} , or with other settings, then the cells again"
+    raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: {advice}")
+
+
+_OF_A_GPU = ("record", "snapshot", "whatif")
+"""Words about the allocator of a GPU that is in use."""
 
 
 def map_of(file: str) -> MemoryMap:
@@ -192,15 +210,7 @@ def _unquoted(word: str) -> str:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Return a function that shows under the cell how far the reading of a large file is."""
-    from nbguard.units import format_bytes
+    """Return a function that reports how far the reading of a file is."""
+    from nbguard.scan.progress import stage
 
-    last = [-1]
-
-    def progress(done: int, total: int) -> None:
-        percent = done * 100 // max(total, 1)
-        if total >= _LARGE and percent >= last[0] + 10:
-            last[0] = percent
-            sys.stderr.write(f"\rread {format_bytes(done)} of {format_bytes(total)} ")
-
-    return progress
+    return lambda done, total: stage(f"reading: {format_bytes(done)} of {format_bytes(total)}")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from nbguard.errors import NbguardError, UnpredictableError, in_one_line
+from nbguard.files import unreadable
 from nbguard.prediction.code.cell import CellFit
 from nbguard.prediction.code.functions import as_function
 from nbguard.prediction.code.loops import FEW, GOES_ON, REACHED, Loops, MarkedLoop
@@ -97,7 +98,7 @@ def parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise NbguardError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise NbguardError(unreadable(path, error)) from None
     except UnicodeDecodeError:
         raise NbguardError(f"{path} cannot be read: it is not a text in UTF-8") from None
     except SyntaxError as error:

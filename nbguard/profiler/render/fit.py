@@ -38,10 +38,10 @@ def fit_blocks(report: FitReport, *, whole: bool = True) -> Iterator[Block]:
     """
     for earlier in report.earlier:
         yield from fit_blocks(earlier, whole=whole)
-    yield _head(report)
     if _is_empty(report):
-        yield from map(Line, report.first)
+        yield Line(f"{report.title} · {_ending(report)} · {report.first[0]}")
         return
+    yield _head(report)
     if len(report.first) == 1:
         yield FactLines((("first", report.first[0]),))
     elif report.first:
@@ -64,6 +64,8 @@ def _brief(report: FitReport) -> Iterator[Block]:
     yield from _others(report)
     if report.files:
         yield FactLines((("written", " · ".join(report.files)),))
+    if report.notes:
+        yield Listing(sentences=report.notes)
 
 
 def _loader(report: FitReport, *, whole: bool) -> Iterator[Block]:
@@ -113,13 +115,17 @@ def _figures(report: FitReport) -> Iterator[Block]:
 
 
 def _is_empty(report: FitReport) -> bool:
-    """Say whether a cell that came to its end had no fit in it, no call of a model and no pass over a loader."""
+    """Say whether a cell, however it ended, had no fit in it, no call of a model and no pass over a loader."""
     has_passes = report.timing.batches or report.timing.epochs or isinstance(report.memory, MemoryReport)
-    return report.ending == "complete" and not (has_passes or report.missed or report.findings or report.files)
+    return not (has_passes or report.missed or report.findings or report.files or report.notes)
+
+
+def _ending(report: FitReport) -> str:
+    return _ENDINGS[report.ending] + (f" ({report.error})" if report.error else "")
 
 
 def _head(report: FitReport) -> Head:
-    ending = _ENDINGS[report.ending] + (f" ({report.error})" if report.error else "")
+    ending = _ending(report)
     if report.missed:
         batches = counted(report.missed, "batch was", "batches were")
         ending = f"{batches} over when the profile began{'' if report.ending == 'complete' else f'; {ending}'}"

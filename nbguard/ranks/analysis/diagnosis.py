@@ -48,9 +48,9 @@ class RankDiagnosis(Result):
     view: ClassVar[str] = "nbguard.ranks.analysis.diagnosis_view:rank_blocks"
     label: ClassVar[str] = "Ranks of a distributed job"
 
-    world: int
-    faults: tuple[RankFault, ...]
-    places: tuple[RankPlace, ...]
+    world: int  # number of ranks of the job
+    faults: tuple[RankFault, ...]  # the cause first
+    places: tuple[RankPlace, ...]  # of each rank that has been heard of
 
     @property
     def sentence(self) -> str:

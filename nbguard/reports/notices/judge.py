@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from nbguard.cleanup.plan.promises import freed_by, promised
-from nbguard.memory.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names, release_stale
+from nbguard.cleanup.plan.promises import freed_by, joined, needed, promised, with_release
+from nbguard.memory.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.explain import Path, Why, explain, path_to
@@ -19,8 +19,6 @@ from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, Storage
 _KEY = re.compile(r"\[[^\]]*\]")
 _WAYS = 20
 """Most ways to a thing that one command cuts each by itself; of more, the names at their beginnings are released."""
-_FEW = 4
-"""Lines of which each is asked whether it is needed."""
 _SMALL = 4
 """A view is small if its storage is so many times as large."""
 _OWNERS = frozenset({"learner", "model", "tensor", "data"})
@@ -72,17 +70,23 @@ def judge_again(analysis: Analysis, departures: Iterable[Departure], least: int,
 
 
 def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, int]) -> Why:
-    """Return what is left of the object that a deleted name was bound to, and the ways to it."""
-    left, graph = _left_of(analysis, gone, 1, views), analysis.facts.graph
+    """Return what is left of the object that a deleted name was bound to, and all ways to it."""
+    facts, graph = analysis.facts, analysis.facts.graph
+    alive = storage_numbers(graph, gone.storages)
+    left, node = _left_of(analysis, gone, 1, views), _node_of(analysis, gone.ref, alive)
+    if node is not None and (left is None or left.notice is None):
+        why = explain(facts, gone.name, node, gone.type_name)
+        return with_release(facts, replace(why, deleted=gone.cell))
     paths, storages = ((), frozenset[int]()) if left is None else (left.paths, left.storages)
-    if left is None:  # what waits for the collector
+    if left is None:  # what waits for the collector, and parts that had names of their own and have them still
         waiting = {n for n, root in enumerate(graph.roots) if root.kind == "garbage"}
-        owners, alive = analysis.once(_storage_owners), storage_numbers(graph, gone.storages)
-        storages = frozenset(n for n in alive if owners[n] and waiting.issuperset(bits_of(owners[n])))
-        roots = {root for n in storages for root in bits_of(owners[n])}
-        paths = tuple(paths_to(analysis.facts, None, set(storages), roots)[0]) if storages else ()
+        named = {n for n, root in enumerate(graph.roots) if root.kind == "name" and _is_a_part(graph, root, gone)}
+        owners = {n: {*bits_of(analysis.once(_storage_owners)[n])} for n in alive}
+        storages = frozenset(n for n, own in owners.items() if own and (waiting >= own or named & own))
+        roots = {root for n in storages for root in owners[n] if root in named or root in waiting}
+        paths = tuple(paths_to(facts, None, set(storages), roots)[0]) if storages else ()
     nbytes = left.notice.nbytes if left is not None and left.notice is not None else nbytes_of(graph, storages)
-    return Why(name=gone.name, what=gone.type_name, nbytes=nbytes, paths=paths, deleted=gone.cell)
+    return with_release(facts, Why(name=gone.name, what=gone.type_name, nbytes=nbytes, paths=paths, deleted=gone.cell))
 
 
 def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> _Left | None:
@@ -168,6 +172,11 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
     return node if alive & storages_of(graph, reach(graph, (node,))) else None
 
 
+def _is_a_part(graph: Graph, root: Root, gone: Departure) -> bool:
+    """Say whether a name is that of a part of the object, which it had besides."""
+    return any(graph.nodes[node].ref in gone.named for node in root.nodes)
+
+
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
     """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
 
@@ -175,11 +184,7 @@ def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> b
     before its first name went on to something new, `best = model; model = Net()`, or by the cell that deleted that one.
     """
     has_name = node in root.nodes and (gone.is_rebound or root.cell == gone.cell)
-    return (
-        root.label in (gone.name, gone.alias_of)
-        or has_name
-        or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
-    )
+    return root.label in (gone.name, gone.alias_of) or has_name or (node is None and _is_a_part(graph, root, gone))
 
 
 def _used(analysis: Analysis) -> frozenset[int]:
@@ -288,7 +293,7 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
         its = cuts(own)  # what these lines empty a library may have as well: a queue, with its threads
         if its and left <= (freed_by(analysis.facts, its) or set()):
             paths, lines = own, its
-    first, lines = paths[0], _needed(analysis.facts, lines)
+    first, lines = paths[0], needed(analysis.facts, lines)
     freed = freed_by(analysis.facts, lines) if lines else None
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free
     if is_shared or (not is_whole and _deletes_what_is_in_use(analysis, lines)):
@@ -306,7 +311,7 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
         nbytes=nbytes_of(graph, left),
         holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
         holder_kind=holder.kind,
-        advice=_joined(lines),
+        advice=joined(lines),
         registered=first.times if "_hooks" in first.text else 1,
         is_for_good=not lines and all(path.advice == ONLY_WITH_KERNEL for path in paths),
         frees=promised(analysis.facts, lines) if lines else None,
@@ -365,28 +370,9 @@ def _cuts(graph: Graph, paths: list[Path], roots: Mapping[str, Root], *, is_comp
     return list(lines.values())
 
 
-def _needed(facts: Facts, lines: list[Advice]) -> list[Advice]:
-    """Return the lines without those that add nothing to the others; names are spared first. Of many, all."""
-    if len(lines) > _FEW or not (nbytes := promised(facts, lines)):
-        return lines
-    for line in sorted(lines, key=lambda line: not line.targets):
-        others = [other for other in lines if other is not line]
-        if others and promised(facts, others) == nbytes:
-            lines = others
-    return lines
-
-
 def _deletes_what_is_in_use(analysis: Analysis, lines: list[Advice]) -> bool:
     """Say whether one of the names that these lines delete leads to what other names use as well: it is in use itself."""
     graph = analysis.facts.graph
     names = {line.ends for line in lines} | {text for line in lines for text in line.targets}
     gone = [n for n, root in enumerate(graph.roots) if root.label in names]
     return not analysis.once(_used).isdisjoint(storages_of(graph, reach_of_roots(graph, gone)))
-
-
-def _joined(lines: list[Advice]) -> tuple[Advice, ...]:
-    """Return the lines in the order in which they work: Python, one cleanup with all targets, then what is stale."""
-    targets = tuple(text for line in lines for text in line.targets)
-    code = (line for line in lines if not line.targets and line != release_stale())
-    stale = (line for line in lines if line == release_stale())
-    return (*code, *((release_names(targets),) if targets else ()), *stale)

@@ -84,7 +84,7 @@ class Notices(Result):
     kind: ClassVar[str] = "notices"
     view: ClassVar[str] = "nbguard.reports.notices.view:notices_blocks"
 
-    notices: tuple[Notice, ...]
+    notices: tuple[Notice, ...]  # the latest last
     on: bool  # notices are made
     quiet: tuple[str, ...] = ()  # names about which nothing is shown; `*` stands for all
 

@@ -119,7 +119,7 @@ class RunComparison(Result):
     sentence: str  # names the most likely cause
     before: str  # the first run: its subject and time
     after: str  # the second run
-    differences: tuple[RunDifference, ...] = ()
+    differences: tuple[RunDifference, ...] = ()  # the most likely cause of other results first
     notes: tuple[str, ...] = ()  # what could not be compared, with the reason
 
 

@@ -80,7 +80,7 @@ class RunRecord(Result):
     subject: str  # class of the Learner and of the model; empty: none was given
     time: str  # when it was collected: ISO 8601, UTC
     facts: tuple[RunFact, ...]  # by topic
-    missing: tuple[MissingFact, ...] = ()
+    missing: tuple[MissingFact, ...] = ()  # facts that are not known, with the reason
     cells: tuple[RunCell, ...] = ()  # in the order in which they ran
     diff: str = ""  # changes of Python files since the commit, cut to a bound, without what may be a secret
     seconds: Annotated[float, Within(0, 2**63 - 1)] = 0.0  # that collecting it took
