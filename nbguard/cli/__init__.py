@@ -93,7 +93,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         arguments, of_script = arguments[:place], arguments[place + 1 :]
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        hint = "; those of the script stand after --" if is_prediction else ""
+        hint = "; write the script's own after --" if is_prediction else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.arguments = of_script
     return options

@@ -24,7 +24,7 @@ def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
     yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
     left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""
     names = f"version, settings, sizes, {counted(written.holders, 'holder')}{left}"
-    yield Line(f"pytorch.org/memory_viz opens it; beside it {written.beside}: {names}")
+    yield Line(f"pytorch.org/memory_viz opens it; next to it {written.beside}: {names}")
     if not written.events:
         yield Line(
             f"no history was recorded, so it cannot be replayed: {advice.RECORD_ON.command}, before the cells in question"

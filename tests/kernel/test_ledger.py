@@ -354,7 +354,7 @@ def test_without_torch_nothing_is_recorded(plain_kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%gpumem history", "nothing is recorded yet: `%nbguard on`"),
+        ("%gpumem history", "nothing is recorded yet; `%nbguard on`"),
         ("%gpumem cells", "say on or off"),
         ("%gpumem cells of", "say on or off"),
         ("%nbguard onn", "unknown word 'onn': say one of on, off, status"),

@@ -204,7 +204,7 @@ def test_switching_everything_off_ends_it_at_once(notebook: Kernel, end: str) ->
         ("%gpumem simulate much", "no GPU is known as 'much'"),
         ("%gpumem simulate 1GiB --context 3GiB", "leaves no memory"),
         ("%gpumem simulate 1GiB --settings nonsense:1", "nonsense"),
-        ("%gpumem simulate --context 3GiB", "go with a size"),
+        ("%gpumem simulate --context 3GiB", "need a size"),
     ],
 )
 def test_bad_input_is_one_clear_line(notebook: Kernel, line: str, message: str) -> None:
@@ -233,7 +233,7 @@ def test_one_card_below_the_cell_in_the_panel_and_by_the_magic(kernel: Kernel, p
     heap = panel.heap(lambda heap: heap["oom"] is not None)
     card = json.loads(kernel.run("%gpumem oom --json").ok().text)
 
-    assert "enough: the cell runs through as far as it got · 60.00 MiB · %reset_gpu keep" in shown
+    assert "enough: the cell gets past the line that failed · 60.00 MiB · %reset_gpu keep" in shown
     fixes = [(fix["commands"], fix["nbytes"]) for fix in card["fixes"]]
     assert [(fix["commands"], fix["nbytes"]) for fix in heap["oom"]["fixes"]] == fixes
     assert (["%reset_gpu keep"], 60 * 2**20) in fixes

@@ -223,8 +223,8 @@ def test_a_worker_that_does_not_listen_is_ended_and_an_interrupt_leaves_a_true_r
     ("line", "says"),
     [
         ("--zombies learn", "--zombies takes pids only"),
-        ("--zombies --workers", "--zombies stands alone"),
-        ("--yes", "--yes goes with --zombies or --hard"),
+        ("--zombies --workers", "--zombies takes no other option"),
+        ("--yes", "--yes works with --zombies or --hard"),
         ("--hard learn", "--hard takes no targets"),
         ("--unpark --dry-run", "--park NAMES and --unpark NAMES go alone"),
         ("learn --park other", "--park NAMES and --unpark NAMES go alone"),

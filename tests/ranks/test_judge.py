@@ -76,7 +76,7 @@ def test_a_rank_that_another_fault_has_ended_is_told_so_and_no_call_is_said_to_b
     cause, *others = diagnosed(JobFacts(2, (died, let_down))).faults
     assert cause.kind not in ("died", "same call")
     assert [fault.kind for fault in others] == ["died"]
-    assert others[0].remedy.startswith("mend what stands above first")
+    assert others[0].remedy.startswith("fix the fault above first")
 
 
 def test_an_error_that_several_ranks_raise_is_nobodys_echo() -> None:

@@ -46,7 +46,7 @@ def test_an_echo_is_never_the_first_whatever_the_clock_says(tmp_path: Path) -> N
 
     assert launch.sentence == "rank 1 raised first at `train.py:12 in train()`: ValueError: a broken image"
     assert [(error.rank, error.is_echo) for error in launch.errors] == [(1, False), (0, True)]
-    assert "rank 0 has failed of it" in blocks_text(tuple(launch.blocks()))
+    assert "rank 0 failed because the other side" in blocks_text(tuple(launch.blocks()))
 
 
 def test_of_two_errors_the_earlier_is_the_first(tmp_path: Path) -> None:

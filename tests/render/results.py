@@ -118,7 +118,7 @@ EXAMPLES: tuple[Result, ...] = (
                 collective="all_reduce",
                 place="train.py:13",
                 last_common=7,
-                what="rank 1 has left out the `all_reduce` of 4 × float32 that rank 0 waits for at `train.py:13`",
+                what="rank 1 left out the `all_reduce` of 4 × float32 that rank 0 waits for at `train.py:13`",
                 evidence=("rank 0: `all_reduce` of 4 × float32 at `train.py:13`",),
                 remedy="call the same collectives in the same order on all ranks",
             ),

@@ -55,7 +55,7 @@ def test_what_was_written_is_said_and_what_it_lacks() -> None:
 
     assert text.splitlines() == [
         "~/run.pickle  3.00 MiB: 1 segment, 1 entry of history",
-        "  pytorch.org/memory_viz opens it; beside it run.pickle.nbguard.json: version, settings, sizes, 2 holders",
+        "  pytorch.org/memory_viz opens it; next to it run.pickle.nbguard.json: version, settings, sizes, 2 holders",
     ]
     assert "0 entries of history" in without
     assert "3 small holders had no room" in without

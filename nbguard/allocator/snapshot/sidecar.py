@@ -55,7 +55,7 @@ def read_sidecar(path: str | Path) -> Sidecar:
     except FileNotFoundError:
         return Sidecar()
     except (OSError, ValueError, RecursionError):
-        raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
+        raise SnapshotError(f"{place.name} next to it is damaged; remove it to read the snapshot without it.") from None
 
 
 def _one(raw: dict[str, Any], key: str, kind: type) -> Any:

@@ -80,7 +80,7 @@ class Deterministic(Result):
 def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
     """Yield what is set, the slow-down, and how to undo it."""
     if not state.is_on:
-        yield Title("determinism: all that was set for it is as it was before")
+        yield Title("determinism: all settings are restored")
         return
     yield Title(f"the kernel computes deterministically from seed {state.seed} on", "strong")
     rows = [

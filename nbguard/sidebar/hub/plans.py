@@ -27,7 +27,7 @@ from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanVie
 _KEPT = 20
 _VALID = 3600.0
 """Seconds for which a plan can be agreed to."""
-_GONE = "this plan is no longer known: ask for a new one"
+_GONE = "this plan is no longer known; ask for a new one"
 
 Step = tuple[str, str, int]
 """(kind, name, id of the object) of something that a plan does: ids tell that a name has another object since."""
