@@ -177,7 +177,7 @@ def release(
         namespace: as in `report`.
 
     Raises:
-        TargetError: a target does not exist; nothing has been touched.
+        TargetError: a target does not exist; nothing was touched.
         NoTorchError: PyTorch is not imported yet.
     """
     notebook = Notebook.current(namespace)
@@ -216,7 +216,7 @@ def unpark(*names: str) -> Unparked:
 
     Raises:
         TargetError: nothing is parked under one of the names.
-        NbguardError: the device has no room for it; nothing has been moved.
+        NbguardError: the device has no room for it; nothing was moved.
     """
     return bring_back(names)
 
@@ -256,7 +256,7 @@ def zombies(*pids: int) -> Zombies:
 def end_zombies(*pids: int) -> Zombies:
     """End the orphans that `zombies` with the same arguments lists, and return the outcome of each.
 
-    Only processes of this user whose parent has died and that make no sense without it; each is looked at once more, by pid
+    Only processes of this user whose parent died and that make no sense without it; each is looked at once more, by pid
     and start, before it gets its signal: SIGTERM, and SIGKILL if it does not listen.
     """
     return end_orphans(find_zombies(pids))

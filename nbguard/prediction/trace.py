@@ -120,7 +120,7 @@ class FitTracer:
                 f"{needed} would be reserved, which leaves less than {band} of the device for memory that cannot be computed",
             )
         if endless.unknown:
-            return None, f"{needed} would be reserved, but the trace is incomplete: {endless.unknown[0]}"
+            return None, f"{needed} would be reserved, but the trace is incomplete ({endless.unknown[0]})"
         if endless.peak_reserved > room:
             return (
                 True,

@@ -68,7 +68,7 @@ def _changes(device: DeviceDiff, limit: int) -> Iterator[Block]:
     totals = (f"{row.label} {signed(row.grown)} → {format_bytes(row.after)}" for row in (device.allocated, device.reserved))
     yield Section(device.device, figures=" · ".join(totals))
     for what, rows, total in (("holder", device.holders, device.allocated), ("pool", device.pools, device.reserved)):
-        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} has changed", "dim")
+        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} changed", "dim")
 
 
 def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limit: int) -> Table:

@@ -212,7 +212,7 @@ def test_diagnose_shows_the_rest_of_a_file_whose_settings_cannot_be_used(
     assert main(["diagnose", str(with_settings(tmp_path, "max_split_size_mb:none"))]) in (0, 1)
     text = capsys.readouterr().out
 
-    assert "cuda:0 cannot be run again: its recorded settings cannot be used: max_split_size_mb: takes" in text
+    assert "cuda:0 cannot be run again, because its recorded settings cannot be used: max_split_size_mb: takes" in text
     assert "Who held the memory" in text
 
 

@@ -100,7 +100,7 @@ def test_recording_is_bounded_and_off_forgets_it(small: Kernel) -> None:
     off = small.run("%gpumem record off").ok().text
 
     assert kept == 50
-    assert off == "recording is off, and its history forgotten"
+    assert off == "recording is off, and its history is deleted"
     assert small.value("torch._C._cuda_isHistoryEnabled()") is False
     assert small.run("%gpumem record off").ok().text == "nothing is being recorded"
     assert "no history is recorded: run  %gpumem record on" in _refused(small, "%gpumem whatif")
@@ -118,7 +118,7 @@ def test_somebody_elses_recording_is_left_alone_and_used(small: Kernel) -> None:
     on, off = (small.run(f"%gpumem record {state}").ok().text for state in ("on", "off"))
 
     assert on == off
-    assert "not by nbguard" in on
+    assert "nbguard leaves it alone" in on
     assert small.value("torch._C._cuda_isHistoryEnabled()") is True
     assert small.value("len(torch.cuda.memory._snapshot()['device_traces'][0])") == 70
     found = shown(small, "%gpumem whatif --set expandable_segments:True")["devices"][0]

@@ -50,7 +50,7 @@ def test_an_argument_of_what_runs_at_exit(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "atexit.register(print, model)")
     assert (
         text
-        == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them · it goes only with the kernel"
+        == "`model` was deleted, but its 3.82 MiB is still in memory, held by something that Python does not show · it goes only with the kernel"
     )
 
 
@@ -59,7 +59,7 @@ def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
     text = _after_deletion(notebook, code)
     assert (
         text
-        == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them · it goes only with the kernel"
+        == "`model` was deleted, but its 3.82 MiB is still in memory, held by something that Python does not show · it goes only with the kernel"
     )
 
 

@@ -201,7 +201,7 @@ def test_the_learner_that_trains_is_never_touched(kernel: Kernel, panel: Panel) 
         panel.wait("refused", rid=release)
         end().ok()
 
-    assert parking["why"] == "a fit is running on learn: park it when the fit has ended"
+    assert parking["why"] == "a fit is running on learn; park it when the fit ends"
     assert "when the cell ends" in queued["why"]
     assert kernel.value("len(learn.recorder.losses)") > 32
 

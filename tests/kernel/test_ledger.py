@@ -458,4 +458,4 @@ class TestAutoClean:
         notebook.run(_FAIL).ok()
         notebook.run("%nbguard on").ok()
 
-        assert notebook.run("f()").text.startswith("In[6] has failed, and its error keeps 12.00 MiB alive")
+        assert notebook.run("f()").text.startswith("In[6] failed, and its error keeps 12.00 MiB alive")

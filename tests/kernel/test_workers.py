@@ -249,7 +249,7 @@ def test_without_a_gpu_there_are_no_zombies_and_hard_needs_no_restart(notebook: 
     hard = notebook.run("%reset_gpu --hard").ok().text
     planned = notebook.run("%reset_gpu --hard --dry-run -o plan").ok().text
 
-    assert "no process besides this kernel was found on a GPU" in zombies
+    assert "no process other than this kernel was found on a GPU" in zombies
     assert "2 workers of dl ended" in hard
     assert "this kernel still takes" in hard
     assert "your names" in hard

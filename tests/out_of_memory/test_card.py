@@ -689,7 +689,7 @@ def test_workers_are_told_of_shared_memory(kind: str) -> None:
 def test_the_finding_is_the_best_of_the_card() -> None:
     (found,) = [f for f in build_report(Analysis(_case(4 * GiB, out=3 * GiB))).findings if f.kind == "oom"]
 
-    assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4.00 GiB; `%reset_gpu` frees what")
+    assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4.00 GiB; `%reset_gpu` frees stale")
     assert found.sentence.endswith("(`%gpumem oom` says more)")
     assert found.command == "%gpumem oom"
 
@@ -702,7 +702,7 @@ def test_the_finding_has_the_batch_that_was_foreseen(asked: int, is_first: bool)
     (found,) = [finding for finding in build_report(analysis).findings if finding.kind == "oom"]
 
     assert "; after `%reset_gpu`, a batch of 24 instead of 64 fits (predicted) (`%gpumem oom` says more)" in found.sentence
-    assert ("the same cell fails again; after" in found.sentence) is not is_first
+    assert ("fails again whatever is freed; after" in found.sentence) is not is_first
 
 
 def test_the_card_lists_the_largest_holders() -> None:

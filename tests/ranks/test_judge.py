@@ -113,7 +113,7 @@ def test_a_call_of_its_own_in_the_midst_of_the_batches_may_be_one_too_many() -> 
 
     cause = diagnosed(JobFacts(3, (first, *others))).faults[0]
     assert (cause.kind, cause.ranks) == ("uneven batches", (0,))
-    assert "rank 0 has had fewer batches, or calls something more" in cause.what
+    assert "rank 0 had fewer batches, or makes an extra call" in cause.what
     assert "where rank 0 alone makes that call, take it out of `if rank == …`" in cause.remedy
 
 

@@ -203,7 +203,7 @@ EXAMPLES: tuple[Result, ...] = (
         map=build_map(Analysis(_mapped()), 300 * MiB),
         refusals=(RefusedRequest(device="cuda:0", size=MiB, free=512, site="train.py, line 12", refusals=1),),
         trials=(what_if(_snapshot(), 0, ["expandable_segments:True"], capacity=1024),),
-        untried=("cuda:1 cannot be run again: its trace is cut",),
+        untried=("cuda:1 cannot be run again, because its trace is cut",),
     ),
     Gpus(
         gpus=(GpuReading(index=0, name="NVIDIA H100", total=80 * MiB, used=MiB, capability=(9, 0)),),

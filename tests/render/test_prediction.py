@@ -68,7 +68,7 @@ _NOT_KNOWN = replace(
     FITS,
     settings="expandable_segments:True",
     fits=None,
-    why="7.44 GiB would be reserved, but the trace is incomplete: the callback Hoarder is not traced",
+    why="7.44 GiB would be reserved, but the trace is incomplete (the callback Hoarder is not traced)",
     unknown=("the callback Hoarder is not traced",),
 )
 CELL = CellPrediction(

@@ -86,12 +86,12 @@ def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
     rows = [
         ("generators", f"Python's, numpy's and torch's are seeded{''.join(f'; {name}' for name in state.generators)}"),
         ("algorithms", f"torch.use_deterministic_algorithms: {state.mode}; cudnn.benchmark off"),
-        ("loaders", ", ".join(state.loaders) or f"none was given: {make_deterministic('learn').code} seeds them"),
-        ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not set: PYTHONHASHSEED=0 before Jupyter starts does it"),
+        ("loaders", ", ".join(state.loaders) or f"none was given; {make_deterministic('learn').code} seeds them"),
+        ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not fixed; set PYTHONHASHSEED=0 before Jupyter starts"),
         ("slow-down", _slow_down(state.times)),
     ]
     yield Table(rows=tuple(TableRow(cells=row) for row in rows))
-    yield Line(f"to put all of it back: {undo_deterministic().code}", "dim")
+    yield Line(f"to undo all of this: {undo_deterministic().code}", "dim")
 
 
 def _slow_down(times: StepTimes | None) -> str:

@@ -159,5 +159,5 @@ def _role(error: RankError, first: RankError) -> str:
     if error is first and not error.is_echo:
         return "first"
     if error.is_echo:
-        return "of it"
+        return "followed"
     return "the same" if error.cause == first.cause else "too"

@@ -108,7 +108,7 @@ class Plans:
         """Do what was agreed to, and return what came of it; the plan anew, if it would do anything else by now.
 
         Raises:
-            NbguardError: there is no such plan, or it cannot be done; nothing has been touched.
+            NbguardError: there is no such plan, or it cannot be done; nothing was touched.
         """
         shown = self._shown.pop(token, None)
         if shown is None or time.monotonic() > shown.since + _VALID:

@@ -124,10 +124,10 @@ def test_the_cache_by_device() -> None:
     view = cache_view(kept, "t")
     assert [(row.label, row.nbytes) for row in view.rows] == [("cuda:0", 30 * MiB)]
     assert (view.promised, view.confirm, view.token, view.irreversible) == (30 * MiB, "Empty the cache", "t", "")
-    assert "empty already" in cache_view(Facts(tracked="cuda", devices=(full,)), "t").refused
+    assert "already empty" in cache_view(Facts(tracked="cuda", devices=(full,)), "t").refused
     cpu = cache_view(SCENES["cpu"]().facts, "t")
     assert (cpu.token, cpu.rows) == ("", ())
-    assert "no memory of a GPU" in cpu.refused
+    assert "no GPU memory" in cpu.refused
     counted = cache_view(Facts(tracked="cuda", devices=(replace(device, segments=None),)), "t")
     assert (counted.rows[0].nbytes, counted.token) == (None, "t")
     doubtful = cache_view(Facts(tracked="cuda", devices=(device, full)), "t")
