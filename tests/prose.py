@@ -1,6 +1,7 @@
 """Patterns of English that a reader stumbles over, found in all texts that a user meets: `python -m tests.prose [ROOM...]`.
 
-Texts are the string literals of the package, the golden texts, README, the changelog and the pages of docs/. Not docstrings.
+Texts are the string literals of the package, the golden texts, README, the changelog and the pages of docs/.
+`--docstrings` counts those of the package.
 """
 
 from __future__ import annotations
@@ -153,8 +154,28 @@ def found(texts: Iterator[Text]) -> Iterator[tuple[str, Text, str]]:
                 yield name, text, match[0]
 
 
+def docstrings() -> tuple[int, Counter[str]]:
+    """Return how many docstrings, also those below constants, the package has, and how many have each pattern.
+
+    "glued" counts those whose first line has a colon in its middle.
+    """
+    patterns = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
+    texts = [
+        node.value.value
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    counts = Counter(name for text in texts for name, pattern in patterns.items() if pattern.search(" ".join(text.split())))
+    counts["glued"] = sum(bool(re.search(r"\w: \w", text.strip().partition("\n")[0])) for text in texts)
+    return len(texts), counts
+
+
 def main() -> None:
-    """Print each hit; with names of rooms or files, theirs only."""
+    """Print each hit; with names of rooms or files, theirs only; with --docstrings how many docstrings have each pattern."""
+    if "--docstrings" in sys.argv:
+        print(*docstrings())
+        return
     texts = [text for file in sorted(PACKAGE.rglob("*.py")) for text in strings_of(file)] + list(pages())
     chosen = [text for text in texts if not sys.argv[1:] or any(text.file.startswith(name) for name in sys.argv[1:])]
     hits = list(found(iter(chosen)))
