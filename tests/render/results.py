@@ -161,7 +161,7 @@ EXAMPLES: tuple[Result, ...] = (
     build_map(Analysis(_mapped()), 300 * MiB),
     CELL,
     FITS,
-    SimulationState("simulated no more", _AFTER),
+    SimulationState("no longer simulated", _AFTER),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),
     Notices(
         notices=(

@@ -205,7 +205,7 @@ def _left(outcome: Outcome) -> Iterator[str]:
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     """Yield the parts of the memory that the kernel still takes, whose figures add up, and whether a restart would help."""
-    yield Line(f"this kernel still takes {format_bytes(verdict.total)}:")
+    yield Line(f"this kernel still takes {format_bytes(verdict.total)}{':' if verdict.rest else ''}")
     figures = format_column([part.nbytes for part in verdict.rest], unit_of(verdict.total))
     rows = zip(verdict.rest, figures, strict=True)
     yield from _steps((part.name, figure, f"{part.note}{' (a restart only)' * part.needs_restart}") for part, figure in rows)

@@ -60,12 +60,12 @@ def _names(notice: Notice) -> str:
 
 def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
     """Yield a sentence on the switch, and the table of the last notices."""
-    state = "" if notices.on else f"off: {NOTICES_ON.command}"
+    state = "" if notices.on else f"notices are off: {NOTICES_ON.command}"
     if notices.quiet and notices.on:
-        state = "none is shown" if "*" in notices.quiet else f"none is shown on {', '.join(notices.quiet)}"
-        state += f" ({NOTICES_ON.command} shows all again)"
+        state = "notices are hidden" if "*" in notices.quiet else f"notices about {', '.join(notices.quiet)} are hidden"
+        state += f"; {NOTICES_ON.command} shows all again"
     if not notices.notices:
-        yield Title(f"no notices so far{f' ({state})' if state else ''}", "dim")
+        yield Title(f"no notices so far{f'; {state}' if state else ''}", "dim")
         return
     rows = (
         TableRow(
