@@ -67,7 +67,7 @@ def test_what_is_no_notice(notebook: Kernel) -> None:
     for code in ("del net", "del xs", "x = x * 2", "x = nn.Parameter(x)", "x = [x]", "best = x[0].view(4, -1)", "del x"):
         assert _line(notebook.run(code)) == ""
     notebook.run("runs = [best]").ok()
-    assert "`best` is deleted" not in _line(notebook.run("%reset_gpu best"))
+    assert "`best` was deleted" not in _line(notebook.run("%reset_gpu best"))
     assert notebook.value(_NEW) == ()
 
 
@@ -84,18 +84,18 @@ def test_each_accident_is_told_unless_its_name_is_quiet_or_notices_are_off(noteb
     listed = notebook.run("%nbguard notices on").ok().text
     assert "`" not in listed.replace("`runs", "")
     assert "a was deleted, but its 4.00 MiB is still in memory, held by d[0] (In[7])" in listed
-    assert _line(notebook.run("del c")).startswith("`c` is deleted")
+    assert _line(notebook.run("del c")).startswith("`c` was deleted")
 
 
 def test_the_second_accident_is_as_loud_as_the_first(notebook: Kernel) -> None:
     """Each has the row of its own cell; a row says when it no longer holds."""
     notebook.run("m = nn.Linear(1024, 1024); m").ok()
-    assert "`Out[3]` holds them" in _line(notebook.run("del m"))
+    assert "held by `Out[3]`" in _line(notebook.run("del m"))
     notebook.run("%reset_gpu").ok()
     notebook.run("old = [torch.ones(1 << 20) for _ in range(3)]; old").ok()
     assert "its 12.00 MiB is still in memory, held by `Out[6]`" in _line(notebook.run("del old"))
     notebook.run("m = nn.Linear(1024, 1024); m").ok()
-    assert "`Out[8]` holds them" in _line(notebook.run("del m"))
+    assert "held by `Out[8]`" in _line(notebook.run("del m"))
     rows = f"[(n.name, n.cell, n.holders, n.is_left) for n in {_NEW}]"
     expected = [("m", 4, ("Out[3]",), False), ("old", 7, ("Out[6]",), True), ("m", 9, ("Out[8]",), True)]
     assert notebook.value(rows) == expected
@@ -170,13 +170,13 @@ def test_what_a_suspended_generator_or_coroutine_keeps(notebook: Kernel) -> None
 def test_one_leak_is_told_once(notebook: Kernel) -> None:
     """The memory and the holder of which a notice has told are no news when another name goes, or when they pile up."""
     notebook.run("class Trainer: pass\nnet = nn.Linear(1024, 1024); trainer = Trainer(); trainer.net = net; keep = [net]").ok()
-    assert _line(notebook.run("del net")).startswith("`net` is deleted")
+    assert _line(notebook.run("del net")).startswith("`net` was deleted")
     assert _line(notebook.run("trainer = None")) == ""
     made = notebook.value(f"[(n.names, n.holders, n.times, n.command) for n in {_NEW}]")
     assert made == [(("net",), ("keep[0]",), 1, "%reset_gpu keep[0]")]
     notebook.run("a, b = nn.Linear(1024, 1024), nn.Linear(1024, 1024); both = [a, b]; more = {'a': a}; tail = [b]").ok()
     lines = [_line(notebook.run(code)) for code in ("del a", "del b", "more = None", "both = None", "del tail")]
-    assert [line[:14] for line in lines] == ["`a` is deleted", "`b` is deleted", "", "", ""]
+    assert [line[:15] for line in lines] == ["`a` was deleted", "`b` was deleted", "", "", ""]
     notebook.run("keep.clear(); other = [nn.Linear(1024, 1024)]; net = other[0]; del keep").ok()
     assert _line(notebook.run("del other")) == "", "it has a name"
 
@@ -321,4 +321,4 @@ def test_a_name_of_a_part_is_no_surprise(notebook: Kernel) -> None:
     notebook.run("net = nn.Sequential(nn.Linear(1024, 1024)); runs = [net]\nm = net[0]; w, n = net[0].weight, runs[0]").ok()
     for code in ("del m", "w = 3", "del n"):
         assert _line(notebook.run(code)) == ""
-    assert _line(notebook.run("del net")).startswith("`net` is deleted")
+    assert _line(notebook.run("del net")).startswith("`net` was deleted")
