@@ -303,7 +303,7 @@ def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     cell = notebook.run("fail()", stop_on_error=False)
     assert cell.text == "In[5] failed, and its error keeps 5.00 MiB alive · `%reset_gpu`"
     _follow(notebook, cell)
-    assert "freed" not in notebook.run("%reset_gpu").ok().text.replace("nothing had to be freed", "")
+    assert "freed" not in notebook.run("%reset_gpu").ok().text.replace("nothing was freed", "")
 
     notebook.run("import time\ndef slow(size): time.sleep(0.1); return tables.table(size)").ok()
     cell = notebook.run("y = slow(6)[0, 0].item()")
