@@ -132,12 +132,9 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
             return number
     if graph.rest is not None:
         raise TargetError(
-            f"{name} was not looked into, as part of a long autograd graph, or of very many tensors "
-            f"(see {advice.REPORT.command})"
+            f"{name} was not scanned, as part of a long autograd graph, or of very many tensors (see {advice.REPORT.command})"
         )
-    raise TargetError(
-        f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain ({advice.REPORT.command} lists what does)"
-    )
+    raise TargetError(f"{name} leads to no tensor, model or loader on {tracked} ({advice.REPORT.command} lists names that do)")
 
 
 def plan(
@@ -188,7 +185,7 @@ def release(
         namespace: as in `report`.
 
     Raises:
-        TargetError: a target does not exist; nothing has been touched.
+        TargetError: a target does not exist; nothing was touched.
         NoTorchError: PyTorch is not imported yet.
     """
     notebook = Notebook.current(namespace)
@@ -227,7 +224,7 @@ def unpark(*names: str) -> Unparked:
 
     Raises:
         TargetError: nothing is parked under one of the names.
-        NbguardError: the device has no room for it; nothing has been moved.
+        NbguardError: the device has no room for it; nothing was moved.
     """
     return bring_back(names)
 
@@ -267,7 +264,7 @@ def zombies(*pids: int) -> Zombies:
 def end_zombies(*pids: int) -> Zombies:
     """End the orphans that `zombies` with the same arguments lists, and return the outcome of each.
 
-    Only processes of this user whose parent has died and that make no sense without it; each is looked at once more, by pid
+    Only processes of this user whose parent died and that make no sense without it; each is looked at once more, by pid
     and start, before it gets its signal: SIGTERM, and SIGKILL if it does not listen.
     """
     return end_orphans(find_zombies(pids))

@@ -21,7 +21,7 @@ class NbguardError(Exception):
 
 
 class TargetError(NbguardError, ValueError):
-    """A name given to `%reset_gpu` or `%gpumem why` cannot be used; nothing has been touched."""
+    """A name given to `%reset_gpu` or `%gpumem why` cannot be used; nothing was touched."""
 
 
 class NoTorchError(NbguardError, RuntimeError):
@@ -34,7 +34,7 @@ class NoTorchError(NbguardError, RuntimeError):
 
 
 class OldHeapError(NbguardError):
-    """A sidebar asked about rows of a list that is no longer true; nothing has been touched."""
+    """A sidebar asked about rows of a list that is no longer true; nothing was touched."""
 
     def __init__(self) -> None:
         super().__init__("this list was out of date; it has been updated, please try again")

@@ -92,7 +92,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         arguments, of_script = arguments[:place], arguments[place + 1 :]
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        hint = "; those of the script stand after --" if is_prediction else ""
+        hint = "; write the script's own after --" if is_prediction else ""
         command = known[options.command]
         command.error(f"{unknown_arguments(unknown, command._option_string_actions)}{hint}")
     options.arguments = of_script

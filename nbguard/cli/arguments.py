@@ -81,7 +81,7 @@ def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     _add_rows(the_map, "segments per pool")
     _add_page(the_map)
     the_map.set_defaults(run=files.show_map)
-    diff = add("diff", help="show what grew between two snapshots")
+    diff = add("diff", help="show growth between two snapshots")
     diff.add_argument("before", metavar="BEFORE", help="the earlier file")
     diff.add_argument("after", metavar="AFTER", help="the later file")
     diff.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
@@ -112,7 +112,7 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
             f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
         )
     doctor.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
-    doctor.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
+    doctor.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
     doctor.add_argument("--all", action="store_true", help="show each check with its figures")
     doctor.add_argument("--strict", action="store_true", help="exit with 1 for a piece of advice, 3 for a problem")
     doctor.add_argument("--json", action="store_true", help="as JSON")
@@ -124,14 +124,14 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "predict",
         help="predict the memory of a script's first fit",
         usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--largest] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
-        epilog="What stands after -- are the script's own arguments.",
+        epilog="Arguments after -- are passed to the script.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
     gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB"
     predict.add_argument("--gpu", type=_gpu, metavar="NAME|SIZE", help=gpu)
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
-    predict.add_argument("--settings", type=_settings, metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
+    predict.add_argument("--settings", type=_settings, metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)
     profile = add("profile", help="show a fit's report again, from %%%%profile_fit --save")
@@ -149,11 +149,11 @@ def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         command = add(name, help=help_text)
         command.add_argument("--profile", default="default", metavar="NAME", help="the IPython profile (default)")
         command.set_defaults(run=commands.startup, change=change)
-    lock = add("lock", help="write the versions of what a notebook imports")
-    lock.add_argument("sources", nargs="*", metavar="FILE", help="notebooks and scripts; none: all that is installed here")
+    lock = add("lock", help="write the versions of a notebook's imports")
+    lock.add_argument("sources", nargs="*", metavar="FILE", help="notebooks and scripts (default: everything installed here)")
     lock.set_defaults(run=commands.lock)
     schema = add("schema", help="print the JSON Schema of what --json writes")
-    schema.add_argument("kind", nargs="?", metavar="KIND", help="the `kind` of a document; none: list all kinds")
+    schema.add_argument("kind", nargs="?", metavar="KIND", help="the `kind` of a document (default: list all kinds)")
     schema.set_defaults(run=commands.schema)
     completion = add("completion", help="print completion for bash, zsh or tcsh")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="the shell")
@@ -170,7 +170,7 @@ def _of_files(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _add_recording(command: argparse.ArgumentParser) -> None:
     """Add what a file that others recorded lacks."""
     command.add_argument("--torch", type=_version, metavar="VERSION", help="the PyTorch that recorded it, such as 2.13")
-    command.add_argument("--fraction", type=_share, metavar="X", help="of it that the process might take, such as 0.5")
+    command.add_argument("--fraction", type=_share, metavar="X", help="the share that the process may take, such as 0.5")
     command.add_argument("--capacity", type=_bytes, metavar="SIZE", help="memory of the device, such as 16GiB")
 
 

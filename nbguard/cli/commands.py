@@ -39,7 +39,7 @@ def predict(options: argparse.Namespace) -> int:
     try:
         from nbguard.prediction.code.script import predict_script
     except ImportError:
-        raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
 
     with shown_stages():
         foreseen = predict_script(
@@ -60,7 +60,7 @@ def doctor(options: argparse.Namespace) -> int:
 
     if options.target and ":" not in options.target:
         raise NbguardError(
-            f"{options.target} is not a target: name a module and what it makes, as in  nbguard doctor train:learn"
+            f"{options.target} is not a target; name a module and an object in it, as in  nbguard doctor train:learn"
         )
     if options.target:
         _refuse_without_module(options.target)
@@ -72,7 +72,7 @@ def doctor(options: argparse.Namespace) -> int:
         with shown_stages():
             diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
         if made is not None and made.stopped:
-            note = f"the script has run up to its first fit ({made.stopped}); the fit itself was not run"
+            note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
         target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
         checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
@@ -108,7 +108,7 @@ def _made(target: str | None) -> Made | None:
     try:
         from nbguard.prediction.code.target import made_by
     except ImportError:
-        raise NbguardError("PyTorch is not installed here: there is no model to try") from None
+        raise NbguardError("PyTorch is not installed here, so there is no model to try") from None
     return made_by(target)
 
 

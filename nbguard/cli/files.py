@@ -51,7 +51,7 @@ def show_map(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Show what grew between two snapshots."""
+    """Show growth between two snapshots."""
     from nbguard.snapshots.diff import snapshot_diff
 
     _show(snapshot_diff(options.before, options.after, progress("read", _LARGE)), options)
@@ -83,7 +83,7 @@ def whatif(options: argparse.Namespace) -> int:
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
         if not snapshot.devices:
-            raise SnapshotError(f"{name}: no device is in it, so there is nothing to run again.")
+            raise SnapshotError(f"{name}: it holds no device, so there is nothing to run again.")
         for device in snapshot.devices:
             shown = progress("runs") if not options.json else None
             with _about(name):

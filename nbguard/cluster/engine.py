@@ -62,7 +62,7 @@ def release_facts(targets: tuple[str, ...], choices: Mapping[str, Any]) -> dict[
     """Clean this engine up, and return what came of it as plain data.
 
     Raises:
-        TargetError: a target cannot be freed here; nothing has been touched.
+        TargetError: a target cannot be freed here; nothing was touched.
         NoTorchError: PyTorch is not imported in this engine.
     """
     from nbguard import api

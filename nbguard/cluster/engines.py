@@ -43,4 +43,6 @@ def _engine(number: int, answer: Answer, facts: dict[str, Any]) -> EngineMemory:
     try:
         return engine_of(number, facts)
     except DamagedDataError:
-        return EngineMemory(engine=number, answer=Answer("failed", "it has another version of nbguard: install the same there"))
+        return EngineMemory(
+            engine=number, answer=Answer("failed", "it has another version of nbguard; install the same version there")
+        )

@@ -28,7 +28,7 @@ def client_of(given: Any) -> Any:
             f"this {name_of(type(given))} is not the client of a cluster: give an ipyparallel Client or a view, {_EXAMPLE}"
         )
     if not client.ids:
-        raise NbguardError("the cluster has no engines yet: wait for them, as in  rc.wait_for_engines(2)")
+        raise NbguardError("the cluster has no engines yet; wait for them, as in  rc.wait_for_engines(2)")
     return client
 
 
@@ -72,7 +72,7 @@ def _answer(result: Any) -> tuple[Answer, dict[str, Any]]:
         name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", "")
         return _error(str(name), clean(str(text), 300)), {}
     if type(facts) is not dict:
-        return Answer("failed", "it has another version of nbguard: install the same there"), {}
+        return Answer("failed", "it has another version of nbguard; install the same version there"), {}
     return _ANSWERED, facts
 
 
@@ -82,5 +82,5 @@ def _error(name: str, text: str) -> Answer:
     if name in ("ModuleNotFoundError", "ImportError") and "nbguard" in text:
         return Answer("not there", "nbguard is not installed where it runs: `pip install nbguard` there")
     if name in ("EngineError", "CompositeError"):
-        return Answer("failed", "it is gone: it ended or lost its connection")
+        return Answer("failed", "it ended or lost its connection")
     return Answer("failed", f"{name}: {text}" if text else name)

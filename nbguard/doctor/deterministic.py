@@ -143,7 +143,7 @@ def refuse_unsettable(seed: Any) -> None:
         UndiagnosableError: the seed is none, or there is no PyTorch whose switches could be set.
     """
     if "torch" not in sys.modules:
-        raise UndiagnosableError("PyTorch is not imported in this kernel: there is nothing to set")
+        raise UndiagnosableError("PyTorch is not imported in this kernel, so there is nothing to set")
     if type(seed) is not int or not 0 <= seed < _MOST:
         raise UndiagnosableError(f"a seed is a whole number from 0 to {_MOST - 1}, not {seed!r}")
 

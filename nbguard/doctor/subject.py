@@ -34,7 +34,7 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:
-        raise UndiagnosableError("PyTorch is not imported in this kernel: there is no model to try")
+        raise UndiagnosableError("PyTorch is not imported in this kernel, so there is no model to try")
     fastai: Any = sys.modules.get("fastai.learner")
     if fastai is not None and fastai.Learner in mro_of(type(obj)):
         model = attribute_of(obj, "model")

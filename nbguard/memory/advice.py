@@ -46,23 +46,23 @@ def is_python(text: str) -> bool:
 
 NONE = Advice(command="")
 ONLY_WITH_KERNEL = Advice(
-    command="", effect="goes only with the kernel: C++ or a table of Python's own keeps it, and no line takes it out"
+    command="", effect="freed only with the kernel; C++ or one of Python's tables keeps it, and no line removes it"
 )
 
-ONLY_WITH_CLASS = Advice(command="", effect="goes with the class, which was made while the code ran, and with its objects")
-ONLY_WITH_THREAD = Advice(command="", effect="goes when the thread has done its work")
+ONLY_WITH_CLASS = Advice(command="", effect="freed with the class, which was made while the code ran, and with its objects")
+ONLY_WITH_THREAD = Advice(command="", effect="freed when the thread ends")
 
 # --- what gives memory back -------------------------------------------------------------------------------------------------
 
 
 def release_stale(frees: int | None = None) -> Advice:
     """Return the advice that frees all that is stale."""
-    return Advice(command=_RESET, effect="frees all that is stale", frees=frees)
+    return Advice(command=_RESET, effect="frees all stale memory", frees=frees)
 
 
 def release_stale_of_engines(frees: int | None = None) -> Advice:
     """Return the advice that frees all that is stale in the engines of an ipyparallel cluster."""
-    return Advice(command=f"{_RESET} --engines", effect="frees all that is stale in each engine", frees=frees)
+    return Advice(command=f"{_RESET} --engines", effect="frees all stale memory in each engine", frees=frees)
 
 
 def release_names(names: Sequence[str], frees: int | None = None, *, has_caches: bool = False) -> Advice:
@@ -110,7 +110,7 @@ def release_output(label: str, frees: int | None = None) -> Advice:
 
 def release_errors(frees: int | None = None) -> Advice:
     """Return the advice that releases what the frames of kept exceptions hold."""
-    effect = "releases what the frames of exceptions hold, and keeps the exceptions"
+    effect = "releases memory held by the frames of exceptions, and keeps the exceptions"
     return Advice(command=f"{_RESET} --errors", effect=effect, frees=frees)
 
 
@@ -183,8 +183,8 @@ def empty_container(module: str, container: str, frees: int | None = None) -> Ad
 
 
 def call_own_end(module: str, owner: str, method: str, argument: str = "") -> Advice:
-    """Return the line that calls an object's own method, which lets go of what it has piled up; the object stays."""
-    effect = f"lets go of {argument}" if argument else "lets go of what it has piled up"
+    """Return the line that calls an object's own method, which clears its collected values; the object stays."""
+    effect = f"lets go of {argument}" if argument else "clears its collected values"
     return Advice(command=f"{_imported(module)}{owner}.{method}({argument})", effect=effect, is_own=True)
 
 
@@ -215,7 +215,7 @@ def cancel_work(executor: str, type_name: str) -> Advice:
 def cancel(line: str, name: str, *, is_task: bool) -> Advice:
     """Return the line that cancels what waits in an event loop: by its name, if it has one, else `line`."""
     by_name = f"{name}.cancel(); del {name}" if is_task else f"{name}.cancel()"
-    return Advice(command=by_name if name else line, effect="cancels it: it goes when the cell has ended")
+    return Advice(command=by_name if name else line, effect="cancels it; its memory is freed when the cell ends")
 
 
 def end_threads(executor: str) -> Advice:
@@ -262,19 +262,19 @@ def why(name: str) -> Advice:
 
 UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects that gc.freeze() hides")
 PLAN = Advice(command=f"{_RESET} --dry-run", effect="shows the plan and touches nothing")
-PLACEHOLDER = Advice(command=f"{_RESET} NAME", effect="frees what a name leads to")
+PLACEHOLDER = Advice(command=f"{_RESET} NAME", effect="frees the memory of a name")
 EVERYTHING = Advice(command=f"{_RESET} --all", effect="frees every name that leads to device memory")
-HARD = Advice(command=f"{_RESET} --hard", effect="also clears what libraries make again by themselves")
-UNPARK_ALL = Advice(command=f"{_RESET} --unpark", effect="brings back all that is parked")
-PARK_PLACEHOLDER = Advice(command=f"{_RESET} --park NAME", effect="moves what a name leads to into host memory")
+HARD = Advice(command=f"{_RESET} --hard", effect="also clears caches that libraries recreate")
+UNPARK_ALL = Advice(command=f"{_RESET} --unpark", effect="brings back everything parked")
+PARK_PLACEHOLDER = Advice(command=f"{_RESET} --park NAME", effect="moves the tensors of a name into host memory")
 ZOMBIES = Advice(command=f"{_RESET} --zombies", effect="lists the processes on the GPUs")
-END_ZOMBIES = Advice(command=f"{_RESET} --zombies --yes", effect="ends what dead programs left on the GPUs")
+END_ZOMBIES = Advice(command=f"{_RESET} --zombies --yes", effect="ends processes that dead programs left on the GPUs")
 REPORT = Advice(command=_REPORT, effect="shows who holds the memory")
 ALL_HOLDERS = Advice(command=f"{_REPORT} --all", effect="shows small holders, too")
 WHY = Advice(command=f"{_REPORT} why", effect="with a name, shows the reference paths")
 MAP = Advice(command=f"{_REPORT} map", effect="shows where in the segments it lies")
 OOM = Advice(command=f"{_REPORT} oom", effect="says more about the last failed request")
-HISTORY = Advice(command=f"{_REPORT} history", effect="shows what each cell did to the memory")
+HISTORY = Advice(command=f"{_REPORT} history", effect="shows each cell's change of the memory")
 CELLS_ON = Advice(command=f"{_REPORT} cells on", effect="says so in a line after each cell")
 RECORD_ON = Advice(command=f"{_REPORT} record on", effect="keeps PyTorch's history of its allocator")
 RECORD_OFF = Advice(command=f"{_REPORT} record off", effect="ends and forgets the history")
@@ -295,13 +295,13 @@ NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
 
 def diagnose(name: str = "learn") -> Advice:
     """Return the advice that tries a Learner or a model."""
-    return Advice(command=f"{_SWITCH} doctor {name}", effect="tries whether it repeats and exports")
+    return Advice(command=f"{_SWITCH} doctor {name}", effect="checks whether it repeats and exports")
 
 
 def make_deterministic(name: str = "", *, warn_only: bool = False) -> Advice:
     """Return the advice that seeds everything and switches to deterministic algorithms."""
     words = [_SWITCH, "fix determinism", name, "--warn-only" if warn_only else ""]
-    return Advice(command=" ".join(word for word in words if word), effect="makes what follows repeat")
+    return Advice(command=" ".join(word for word in words if word), effect="makes the following code repeatable")
 
 
 def undo_deterministic() -> Advice:

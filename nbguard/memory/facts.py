@@ -49,7 +49,7 @@ ModulePart = Literal["", "parameters", "buffers", "modules"]
 """The dict of a torch module that an object is: all else that a module refers to is no part of the model."""
 
 OwnEnd = Literal["", "reset", "delete_adapter"]
-"""The method by which an object of a library itself lets go of what it has piled up."""
+"""The method by which an object of a library itself clears its collected values."""
 
 DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
@@ -211,7 +211,7 @@ class Node:
     repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children, for each reference but the first
 
     module_part: ModulePart = field(default="", metadata={"json": False})  # of the module that refers to it
-    own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that lets go of what it has piled up
+    own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that clears its collected values
 
     @property
     def references(self) -> Iterator[tuple[int, str]]:

@@ -63,7 +63,7 @@ class Simulated:
         if not self.context:
             sentences.append("the CUDA context counts 0 B (context='500MiB' counts one; it differs from one GPU to the next)")
         if self.unseen:
-            sentences.append("sparse tensors and wrappers of tensors were used: their memory is not counted")
+            sentences.append("sparse tensors and tensor wrappers were used, and their memory is not counted")
         return tuple(sentences)
 
 
@@ -107,8 +107,8 @@ def _unused(storages: Iterable[StorageFact], places: Mapping[int, int]) -> Itera
     if host:
         yield (
             f"{counted(len(host), 'CPU tensor')} of this kernel ({format_bytes(sum(host))}) "
-            f"{'is' if len(host) == 1 else 'are'} not on the device: made before it was simulated and not used since, or left "
-            "on the host. What is used from now on counts"
+            f"{'is' if len(host) == 1 else 'are'} not on the device, because made before the simulation and not used since, "
+            "or left on the host. Tensors used from now on count"
         )
 
 

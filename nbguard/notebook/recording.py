@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from nbguard.reports.cell_ledger import History
 
 _NOTHING_YET = (
-    "nothing is recorded yet: `%nbguard on` records what each cell does to the memory, `%gpumem cells on` says so "
-    "after each cell, too"
+    "nothing is recorded yet; `%nbguard on` records each cell's change of the memory, `%gpumem cells on` also shows "
+    "it after each cell"
 )
 
 

@@ -238,7 +238,7 @@ def close(shell: Any) -> None:
 
 
 def history() -> History:
-    """Return what each cell did to the memory since `%nbguard on` or `%gpumem cells on`: plain frozen records.
+    """Return each cell's change of the memory since `%nbguard on` or `%gpumem cells on`: plain frozen records.
 
     Raises:
         NbguardError: nothing has been recorded, or this is no IPython session.
@@ -247,7 +247,7 @@ def history() -> History:
 
     shell: Any = get_ipython()
     if shell is None:
-        raise NbguardError("this is not an IPython session: there are no cells to record")
+        raise NbguardError("this is not an IPython session, so there are no cells to record")
     return session_of(shell).recording.history
 
 
@@ -261,5 +261,5 @@ def notices() -> tuple[Notice, ...]:
 
     shell: Any = get_ipython()
     if shell is None:
-        raise NbguardError("this is not an IPython session: there are no cells after which something could be noticed")
+        raise NbguardError("this is not an IPython session, so there are no cells to watch")
     return session_of(shell).notices.notices.notices

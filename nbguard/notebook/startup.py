@@ -53,7 +53,7 @@ class Startup:
         if self.state == "on":
             return f"nbguard is loaded in every notebook of the profile {self.profile}: {self.path}"
         if self.state == "other":
-            return f"nbguard has not written {self.path}: it is left as it is"
+            return f"nbguard did not write {self.path}, so it stays"
         return f"nbguard is not loaded automatically in the profile {self.profile}: {FILE} is not in {self.path.parent}"
 
 

@@ -113,13 +113,13 @@ def asked_words(asked: OomFact, device: str) -> str:
     """Return the request in words: `it asked cuda:0 for 400.00 MiB`."""
     match asked.kind:
         case "worker":
-            return "a DataLoader worker was killed, as the system does to what uses too much host memory"
+            return "a DataLoader worker was killed, as happens when the host runs out of memory"
         case "shm":
-            return "shared memory, through which DataLoader workers hand over batches, was full"
+            return "the shared memory that DataLoader workers use for batches was full"
     who = "a library of CUDA's" if asked.kind == "library" else "it"
     where = "the host" if asked.kind in HOST_KINDS else device
     if asked.requested is None:
-        return f"{who} asked {where} for memory, and does not say how much"
+        return f"{who} asked {where} for memory but does not say how much"
     return f"{who} asked {where} for {'about ' if asked.slack else ''}{format_bytes(asked.requested)}"
 
 
@@ -149,20 +149,23 @@ def _notes(facts: Facts, rerun: Rerun, parts: tuple[Part, ...]) -> Iterator[str]
     if rerun.further:
         run = rerun.further[0]
         taken, more = format_bytes(run.taken), format_bytes(run.requested)
-        yield f"In[{run.cell}], the same cell, had got further: it had taken {taken} when {more} more could not be allocated"
+        yield f"In[{run.cell}], the same cell, got further; it held {taken} when {more} more could not be allocated"
     if asked.slack:
-        yield f"the request is as the error's text rounds it: up to {format_bytes(asked.slack)} more"
+        yield f"the error message rounds the request, which was up to {format_bytes(asked.slack)} more"
     if asked.kind == "device" and asked.requested is not None and asked.requested <= 20 * 1024**2:
         yield "PyTorch asks for 2 MiB or 20 MiB at least, however small the tensor"
     if asked.note is not None and asked.note.unread:
         yield asked.note.unread
     if asked.kind in HOST_KINDS and facts.tracked != "cpu":
-        yield f"what holds the host's memory is not listed: the tensors of {facts.tracked} are tracked"
+        yield f"holders of host memory are not listed, because the tensors of {facts.tracked} are tracked"
     machine = None if asked.host is None else asked.host.total
     if asked.kind == "host" and asked.requested is not None and machine is not None and asked.requested > machine:
-        yield "the request is larger than the whole machine's memory: no cleanup makes room for it"
+        yield "the request exceeds the whole machine's memory, so no cleanup makes room for it"
     if asked.kind not in HOST_KINDS and request.device is None:
         yield "the error does not say which of the devices it was"
     theirs = next((part.nbytes for part in parts if part.name == DevicePart.OTHERS), 0)
     if theirs:
-        yield f"other processes held {format_bytes(theirs)} of {request.name} just now: all of this holds if they take no more"
+        yield (
+            f"other processes held {format_bytes(theirs)} of {request.name} just now; these figures assume "
+            "that they take no more"
+        )

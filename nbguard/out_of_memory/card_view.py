@@ -67,7 +67,7 @@ def _situation(card: OomCard) -> Iterator[str]:
         yield "then: " + " · ".join(_then(card.asked.note))
         if card.cell_took:
             whole = format_bytes(card.asked.note.allocated)
-            yield f"the cell itself had taken {format_bytes(card.cell_took)} of the {whole} that were allocated"
+            yield f"the cell itself had allocated {format_bytes(card.cell_took)} of the {whole} that were allocated"
     if card.parts and card.asked.kind in HOST_KINDS:
         yield " · ".join(f"{part.label} {format_bytes(part.nbytes)}" for part in card.parts)
     elif card.parts:

@@ -108,7 +108,7 @@ class OomContext:
 
     @property
     def is_mostly_the_cell(self) -> bool:
-        """Say whether the cell itself had taken most of the device."""
+        """Say whether the cell itself had allocated most of the device."""
         whole = self.rerun.ceiling
         most = max((run.taken + run.requested for run in self.rerun.further), default=0)
         most = max(most, self.rerun.taken + self.request.nbytes_with_segment)
@@ -162,7 +162,7 @@ def _never(context: OomContext) -> Iterator[Fix]:
         words = f"the cell itself needs {format_bytes(rerun.whole)} at the same time, this request among it"
     else:
         words = f"{format_bytes(asked)} is asked for"
-    words += f", and PyTorch can have {ceiling} of {request.name} at most: whatever is freed, the same cell fails again"
+    words += f", and PyTorch can have {ceiling} of {request.name} at most, so the same cell fails again whatever is freed"
     yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.NEVER, loss=_NOTHING)
 
 
@@ -173,7 +173,7 @@ def _again(context: OomContext) -> Iterator[Fix]:
     if verdict is RerunVerdict.RERUN:
         words = f"{format_bytes(largest or 0)} can be allocated now: run it again"
     elif not context.plan.storages and verdict is RerunVerdict.REQUEST and request.would_succeed():
-        words = f"{format_bytes(largest or 0)} can be allocated now, for a run that needs no more in all"
+        words = f"{format_bytes(largest or 0)} can be allocated now, enough for a run that needs no more in total"
     else:
         return
     yield Fix(words=words, advice=(), nbytes=largest, verdict=verdict, loss=_NOTHING)
@@ -190,11 +190,11 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
     if not gain or (request.is_of_host and not freed):
         return
     own = request.nbytes_here(context.rerun.own & plan.storages)
-    words = "frees what is stale" if freed else "gives the empty cache back to the driver"
+    words = "frees stale memory" if freed else "gives the empty cache back to the driver"
     if after is not None:
         words += f"; {format_bytes(after)} can be allocated then"
     if verdict is RerunVerdict.SHORT and own and after is not None and request.nbytes is not None:
-        words += f", for a smaller run: this one had taken {format_bytes(own)} of that itself"
+        words += f", for a smaller run (this one took {format_bytes(own)} of that itself)"
     elif verdict is RerunVerdict.SHORT and after is not None and (missing := request.nbytes_with_segment - after) > 0:
         words += f", {format_bytes(missing)} too little"
     elif verdict is RerunVerdict.REQUEST:
@@ -207,7 +207,7 @@ def _not_known(context: OomContext) -> str:
     if context.rerun.further:
         return f"; In[{context.rerun.further[0].cell}], the same cell, failed further on"
     if context.rerun.taken:
-        return "; what the cell allocates before this request may be placed differently then, or be more"
+        return "; the cell's earlier allocations may then be placed differently, or be larger"
     return "; whether the cell takes more before this request is not known"
 
 
@@ -277,7 +277,7 @@ def _parking(context: OomContext) -> Iterator[Fix]:
     for candidate in parking_candidates(context.rerun, context.holders, context.leftovers):
         largest = format_bytes(context.largest(candidate.after) or 0)
         words = f"moves {', '.join(candidate.names)} to host memory; {largest} can be allocated then, and "
-        words += f"{unpark(candidate.names).code} brings it back; what something outside Python shares stays"
+        words += f"{unpark(candidate.names).code} brings it back; memory shared with something outside Python stays"
         nbytes = context.request.nbytes_here(candidate.after.freed)
         yield Fix(words=words, advice=candidate.advice, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
 
@@ -361,7 +361,7 @@ def _less_kept(context: OomContext) -> Iterator[Fix]:
     if not runs_model:
         return
     if not oom.trains and _has_graph(context):
-        words = "nothing here calls backward: under torch.no_grad() no graph is kept"
+        words = "nothing here calls backward; torch.no_grad() keeps no graph"
         yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 
@@ -399,7 +399,7 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
         if 1 < parts <= batch and rerun.own_bytes:
             words = (
                 f"a batch of {batch // parts} instead of {batch} gets here with some {format_bytes(whole // parts)} instead of "
-                f"{format_bytes(whole)}; what comes later may need more"
+                f"{format_bytes(whole)}; later code may need more"
             )
             gain = whole - whole // parts
             yield Fix(words=words, advice=(release_stale(),), nbytes=gain, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)

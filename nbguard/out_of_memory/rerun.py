@@ -48,7 +48,7 @@ class RerunVerdict(str, Enum):
 
 VERDICT_TEXTS: dict[RerunVerdict, str] = {
     RerunVerdict.RERUN: "enough: the cell gets past the line that failed",
-    RerunVerdict.FURTHER: "may be enough: the cell gets past the line that failed, and what comes later may need more",
+    RerunVerdict.FURTHER: "may be enough: the cell gets past the line that failed, but later code may need more",
     RerunVerdict.REQUEST: "lets this request through",
     RerunVerdict.UNKNOWN: "may be enough",
     RerunVerdict.SHORT: "not enough alone",
@@ -108,7 +108,7 @@ class Rerun:
 
     @cached_property
     def taken(self) -> int:
-        """Return the bytes that the cell itself had taken at the failure, at least."""
+        """Return the bytes that the cell itself had allocated at the failure, at least."""
         start, note = self.request.oom.start, self.request.oom.note
         if start is not None and note is not None:
             return max(0, note.allocated - start.allocated)

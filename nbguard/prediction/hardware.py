@@ -55,7 +55,7 @@ def gpu_of(text: str | None) -> Gpu:
     gpu = Gpu(name=f"a GPU of {format_bytes(capacity)}", capacity=capacity)
     if gpu.context >= capacity:
         raise NbguardError(
-            f"a GPU of {format_bytes(capacity)} has no room beside a CUDA context of {format_bytes(gpu.context)}"
+            f"a GPU of {format_bytes(capacity)} has no room next to a CUDA context of {format_bytes(gpu.context)}"
         )
     return gpu
 

@@ -25,13 +25,13 @@ from nbguard.prediction.trace import FitTracer
 from nbguard.scan.devices.cuda import allocator_settings
 from nbguard.units import format_bytes
 
-_EMPTY = "the device is empty before it: what other notebooks, processes and earlier cells hold is not counted"
+_EMPTY = "the device is empty before the fit; memory of other notebooks, processes and earlier cells is not counted"
 _ASSUMPTIONS = (
-    "cuDNN's workspaces are not known: they are a part of the band, as cuDNN takes a smaller one where memory is short",
-    "gradients are finite: no step of mixed precision is skipped",
+    "cuDNN's workspaces are not known but part of the band, as cuDNN takes smaller ones if memory is short",
+    "gradients are finite, so mixed precision skips no step",
 )
 _LAYERS = (
-    "the workspaces of cuDNN's recurrent layers take {band} at most, which is a part of the band: measured on an H200 "
+    "the workspaces of cuDNN's recurrent layers take at most {band}, which is part of the band; measured on an H200 "
     "with cuDNN 9.19; other versions may differ"
 )
 
@@ -108,9 +108,11 @@ def foresee(
         tracer = tracer_of(source, gpu, settings, code)
         device = tracer.gpu
         if largest and not source.size:
-            raise UnpredictableError("the loop makes its batches itself: the largest is not searched for")
+            raise UnpredictableError("the loop makes its batches itself, so the largest batch was not searched for")
         if largest and device.capacity is None:
-            raise NbguardError("the largest batch is that of a GPU: name one, as in predict(learn, gpu='16GiB', largest=True)")
+            raise NbguardError(
+                "the largest batch depends on the GPU; name one, as in predict(learn, gpu='16GiB', largest=True)"
+            )
         endless = tracer.endless(batch_size)
         fits, why = tracer.answer(batch_size, endless)
         largest_batches = largest_batch(tracer, endless) if largest else None
@@ -157,7 +159,7 @@ def _before(gpu: Gpu) -> str:
     if gpu.others is None:
         return _EMPTY
     context, others = format_bytes(gpu.context - gpu.others), format_bytes(gpu.others)
-    here = f"this process has not opened the device: CUDA's context takes {context}"
+    here = f"this process has not opened the device; CUDA's context takes {context}"
     return f"{here}, and other processes hold {others}, as they do now"
 
 
@@ -178,7 +180,7 @@ def predict_cell(source: str, namespace: dict[str, Any], gpu: str | None = None,
     for fit in fits_of_cell(source, namespace):
         prediction = foresee(fit.source, gpu=gpu, settings=settings, code=fit.code)
         fits.append(ForeseenFit(text=fit.text, prediction=prediction))
-    return CellPrediction(executed="nothing of the cell has run", fits=tuple(fits))
+    return CellPrediction(executed="no line of the cell was run", fits=tuple(fits))
 
 
 def tracer_of(

@@ -26,7 +26,7 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
         ("peak allocated", prediction.peak_allocated, _place(prediction.peak)),
         ("peak reserved", prediction.peak_reserved, "by PyTorch's allocator"),
         ("CUDA context", prediction.context, "and other processes, measured" if prediction.is_live else "assumed"),
-        ("band", prediction.band, "for memory of libraries that cannot be computed"),
+        ("band", prediction.band, "for library memory that cannot be computed"),
     )
     figures = format_column([nbytes for _, nbytes, _ in rows], unit_of(prediction.need))
     shown = tuple(TableRow(cells=(name, figure, note)) for (name, _, note), figure in zip(rows, figures, strict=True))
@@ -73,7 +73,7 @@ def _made_of(prediction: Prediction) -> Iterator[Block]:
     unit = unit_of(prediction.peak_allocated)
     figures = format_column([each.nbytes for each in prediction.categories], unit)
     rows = (TableRow(cells=(str(each.category), figure)) for each, figure in zip(prediction.categories, figures, strict=True))
-    yield Line("at the peak, of what is allocated:", "strong")
+    yield Line("allocated at the peak:", "strong")
     yield Table(rows=tuple(rows), figures=(1,))
     phases = " · ".join(f"{each.phase} {format_bytes(each.peak_allocated)}" for each in prediction.phases)
     yield Line(f"peak of each phase: {phases}")
@@ -98,14 +98,14 @@ def _savings(prediction: Prediction) -> Iterator[Block]:
             TableRow(cells=(each.name, f"−{figure}", each.cost + _largest_after(each)))
             for each, figure in zip(helping, figures, strict=True)
         )
-        yield Line("what would save memory, of what is reserved at the peak:", "strong")
+        yield Line("changes that would save memory (of the reserved peak):", "strong")
         yield Table(rows=tuple(rows), figures=(1,))
         for saving in helping:
             yield Line(f"{saving.name}:", "dim")
             yield from map(Line, saving.code.splitlines() or [f"PYTORCH_ALLOC_CONF={saving.settings}"])
     others = [saving.name for saving in prediction.savings if saving not in helping]
     if others:
-        yield Line(f"would save nothing worth it here: {', '.join(others)}", "dim")
+        yield Line(f"would save next to nothing here: {', '.join(others)}", "dim")
 
 
 def _largest_after(saving: Saving) -> str:
@@ -120,4 +120,4 @@ def _largest(largest: LargestBatch) -> str:
     if largest.sure == largest.limit:
         return f"largest batch: {largest.limit} fits{whole}"
     sure = "none is sure to fit" if not largest.sure else f"{largest.sure} is sure to fit"
-    return f"largest batch: {sure}; up to {largest.limit}{whole} may, with nothing left for what cannot be computed"
+    return f"largest batch: {sure}; up to {largest.limit}{whole} may fit, with nothing left for memory that cannot be computed"

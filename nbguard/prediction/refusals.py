@@ -34,7 +34,7 @@ def refuse_optimizers(optimizers: Iterable[tuple[str, Any]]) -> None:
     for name, optimizer in optimizers:
         package = type(optimizer).__module__.partition(".")[0]
         if package in _COMPRESSED:
-            raise UnpredictableError(f"{name} is {package}'s {type(optimizer).__name__}: its state and its kernels are its own")
+            raise UnpredictableError(f"{name} is {package}'s {type(optimizer).__name__}, which has its own state and kernels")
 
 
 def refuse(modules: Iterable[tuple[str, Any]]) -> None:

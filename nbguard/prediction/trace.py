@@ -111,14 +111,26 @@ class FitTracer:
         needed = format_bytes(endless.peak_reserved)
         if endless.peak_reserved + endless.band > room and not self.runs(batch_size, endless.band):
             if endless.peak_reserved > room and not self.runs(batch_size, 0):
-                return False, f"the fit runs out of memory: {self.gpu.name} has {format_bytes(room)} beside CUDA's context"
+                return (
+                    False,
+                    f"the fit runs out of memory, as {self.gpu.name} has {format_bytes(room)} apart from CUDA's context",
+                )
             band = format_bytes(endless.band)
-            return None, f"{needed} would be reserved, and less than {band} of the device is left for what cannot be computed"
+            return (
+                None,
+                f"{needed} would be reserved, which leaves less than {band} of the device for memory that cannot be computed",
+            )
         if endless.unknown:
-            return None, f"{needed} would be reserved, of {format_bytes(room)} beside CUDA's context; {endless.unknown[0]}"
+            return (
+                None,
+                f"{needed} would be reserved of the {format_bytes(room)} apart from CUDA's context; {endless.unknown[0]}",
+            )
         if endless.peak_reserved > room:
-            return True, f"{format_bytes(room)} beside CUDA's context is enough: the allocator empties its cache where it must"
-        return True, f"{needed} is reserved at most, of {format_bytes(room)} beside CUDA's context"
+            return (
+                True,
+                f"{format_bytes(room)} apart from CUDA's context is enough if the allocator empties its cache when needed",
+            )
+        return True, f"at most {needed} is reserved of the {format_bytes(room)} apart from CUDA's context"
 
     def _trace(self, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
         """Fit a copy without data on a modelled GPU of which `reserve` bytes stay free.
@@ -128,7 +140,7 @@ class FitTracer:
             FailedFitError: the fit fails for another reason.
         """
         if self.until is not None and time.monotonic() > self.until:
-            raise OutOfTimeError("there was no time left for another trace")
+            raise OutOfTimeError("no time was left for another trace")
         try:
             return self._tried(self.source, batch_size, gpu, reserve)
         except FailedFitError as error:
@@ -224,7 +236,7 @@ def _reason(error: Exception) -> str:
     line = line_of(error)
     at = f", at {line}" if line else ""
     if isinstance(error, RuntimeError) and "device" in text and "meta" in text:
-        return f"a tensor is on the host and not on the device of the model{at}: make it there, or move it with .to(device)"
+        return f"a tensor is on the host, not on the model's device{at}: make it there, or move it with .to(device)"
     return f"{type(error).__name__}: {text}{at}"
 
 
@@ -251,7 +263,7 @@ def _growth(device: RecordingDevice, batches: int | None) -> list[str]:
 
 def _unknown(emulation: Emulation, *, steps: bool) -> list[str]:
     """Return what may take memory and was not traced, in words; `steps`: the fit has an optimizer, which takes steps."""
-    unknown = [f"{line} reads a value: which way the code takes then is not known" for line in emulation.operators.reads]
+    unknown = [f"{line} reads a value, so the code's path is not known" for line in emulation.operators.reads]
     unknown += [
         f"the buffers of {kind} are not known"
         for kind, given in sorted(emulation.operators.unknown.items())

@@ -79,7 +79,7 @@ class HangWatchdog:
         try:
             self._watch()
         except Exception as error:  # noqa: BLE001 - a mistake of ours is one line, and the program goes on without the watch
-            _log.warning("nbguard's watch of rank %d has ended: %s: %s", self._own.rank, type(error).__name__, error)
+            _log.warning("nbguard's watch of rank %d ended: %s: %s", self._own.rank, type(error).__name__, error)
 
     def _watch(self) -> None:
         state: object = None

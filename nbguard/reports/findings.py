@@ -125,13 +125,14 @@ def _left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
         most = f" of up to {unwalked.operations_at_most:,}" if unwalked.operations_at_most > unwalked.operations else ""
         yield Finding(
             "left_out",
-            f"the autograd graph{of} is too long to be looked into safely: {unwalked.operations:,} operations{most} were, so "
+            f"the autograd graph{of} is too long to be scanned safely; {unwalked.operations:,} "
+            f"operations{most} were scanned, so "
             "figures are lower bounds (at least), and whatever the rest may hold counts as held",
         )
     if unwalked.tensors_left:
         yield Finding(
             "left_out",
-            f"{unwalked.tensors:,} tensors were looked into, {unwalked.tensors_left:,} more{of} were not: figures are lower "
+            f"{unwalked.tensors:,} tensors were scanned, but {unwalked.tensors_left:,} more{of} were not, so figures are lower "
             "bounds (at least), and whatever the rest may hold counts as held",
         )
 
@@ -145,7 +146,7 @@ def _unread(facts: Facts) -> Iterator[Finding]:
         were = "was" if count == 1 else "were"
         yield Finding(
             "left_out",
-            f"{counted(count, 'object')} {were} not looked into ({types}{more}): PyTorch or the class does not say what is "
+            f"{counted(count, 'object')} {were} not scanned ({types}{more}) because PyTorch or the class does not say what is "
             "inside, so figures are lower bounds",
         )
 
@@ -260,7 +261,7 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str
     if any(row.stale_blocks for row in rows):
         cleanup = advice.release_stale(plan.promised)
         return f": {cleanup.code} frees the stale ones among them", cleanup
-    return ", none of which is stale", advice.NONE
+    return ", and none of them is stale", advice.NONE
 
 
 def _outside(facts: Facts) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ def _typed(shell: Any, cells: Sequence[str]) -> Sequence[str]:
 def _saved_sources(facts: FactCollector, path: Path | None) -> frozenset[str] | None:
     """Return the sources of the cells in the notebook's file; None, with the reason on record, where they are not known."""
     if path is None:
-        facts.miss("code", "edited since", "which notebook this is is not known")
+        facts.miss("code", "edited since", "this notebook's name is not known")
         return None
     try:
         cells = json.loads(read_file(path, _NOTEBOOK))["cells"]
@@ -100,7 +100,7 @@ def collect_modules(facts: FactCollector, folder: Path) -> None:
         try:
             facts.add("code", f"module {name}", bytes_hash(read_file(source, _SOURCE)))
         except OSError:
-            facts.miss("code", f"module {name}", "its file cannot be read any more")
+            facts.miss("code", f"module {name}", "its file can no longer be read")
 
 
 def _is_own(path: str, roots: tuple[str, ...]) -> bool:

@@ -23,7 +23,7 @@ _MLFLOW = re.compile(r"[0-9a-f]{32}")
 
 
 def compare(before: Any, after: Any) -> RunComparison:
-    """Return what differs between two runs, ranked by what can change bits; its first sentence names the likeliest cause.
+    """Return differences between two runs, those that can change bits first; its first sentence names the likeliest cause.
 
     Args:
         before: a `RunRecord`, a report of `%%profile_fit --log`, the path of a JSON file or a notebook with one, or the id of a
@@ -50,7 +50,7 @@ def record_of(source: Any) -> RunRecord:
         return record_from(source)
     if type(source).__module__ == "nbguard.profiler.analysis.report":
         if source.record is None:
-            raise RunRecordError("this report has no record: log the fit, or write one, as in  %nbguard record learn -o run")
+            raise RunRecordError("this report has no record; log the fit, or write one, as in  %nbguard record learn -o run")
         record: RunRecord = source.record
         return record
     raise RunRecordError(
@@ -113,11 +113,11 @@ def _from_mlflow(run: str) -> RunRecord:
     try:
         mlflow: Any = importlib.import_module("mlflow")
     except ImportError:
-        raise RunRecordError(f"{run} looks like a run of MLflow's, which is not installed: pip install mlflow") from None
+        raise RunRecordError(f"{run} looks like an MLflow run, but MLflow is not installed: pip install mlflow") from None
     try:
         where = mlflow.MlflowClient().get_run(run).info.artifact_uri
         data = mlflow.artifacts.load_dict(f"{where}/{ARTIFACT}")
     except Exception as error:  # noqa: BLE001 - MLflow's and its stores' errors have no common class
         first = (str(error).splitlines() or [""])[0][:200]
-        raise RunRecordError(f"the run {run} of MLflow's has no record: {first}") from None
+        raise RunRecordError(f"the MLflow run {run} has no record: {first}") from None
     return record_from(data)

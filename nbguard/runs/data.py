@@ -185,4 +185,4 @@ def _attributes(facts: FactCollector, name: str, dataset: Any) -> None:
             continue
         known += 1
     if not known:
-        facts.miss("data", name, f"a {name_of(type(dataset))} keeps its data in a way of its own")
+        facts.miss("data", name, f"a {name_of(type(dataset))} keeps its data in its own way")

@@ -50,7 +50,7 @@ def tensors_hash(tensors: Sequence[Any]) -> str:
         for tensor in tensors:
             plain = tensor.detach()
             if plain.device.type != "cpu":
-                raise ValueError(f"it lies on {plain.device.type}: to read it would wait for the device")
+                raise ValueError(f"it is on {plain.device.type}, and reading it would wait for the device")
             if plain.layout is not torch.strided or plain.is_quantized:
                 raise ValueError("it is sparse or quantized")
             result.update(f"{plain.dtype}{tuple(plain.shape)}".encode())

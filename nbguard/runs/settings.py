@@ -73,13 +73,13 @@ def collect_learner(facts: FactCollector, learn: Any) -> None:
 def collect_optimizer(facts: FactCollector, optimizer: Any) -> None:
     """Collect the settings of each group of an optimizer, torch's or fastai's."""
     if optimizer is None:
-        facts.miss("hyper-parameters", "groups", "there is no optimizer yet: a fit makes it")
+        facts.miss("hyper-parameters", "groups", "there is no optimizer yet; a fit makes it")
         return
     inner = attribute_of(optimizer, "opt") or optimizer
     groups = attribute_of(inner, "param_groups")
     hypers = attribute_of(inner, "hypers") if groups is None else groups
     if type(hypers) not in (list, tuple) and (hypers := _items(hypers)) == []:
-        facts.miss("hyper-parameters", "groups", f"a {name_of(type(optimizer))} keeps its settings in a way of its own")
+        facts.miss("hyper-parameters", "groups", f"a {name_of(type(optimizer))} keeps its settings in its own way")
         return
     facts.add("hyper-parameters", "groups", f"{len(hypers)} of {name_of(type(inner))}")
     for number, group in enumerate(hypers[:_GROUPS]):

@@ -129,6 +129,6 @@ def collect_place(facts: FactCollector, notebook: Path | None) -> None:
     facts.add("place", "host", socket.gethostname())
     facts.add("place", "folder", Path.cwd())
     if notebook is None:
-        facts.miss("place", "notebook", "the program that started this kernel does not tell which notebook it is")
+        facts.miss("place", "notebook", "the program that started this kernel does not say which notebook it is")
     else:
         facts.add("place", "notebook", notebook)

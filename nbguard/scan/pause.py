@@ -149,7 +149,7 @@ def pause_main_thread() -> Iterator[None]:
         return
     is_main, turn = me == threading.main_thread().ident, _turn
     if not is_main and not turn.acquire(timeout=_TURN):
-        raise NbguardError(f"another thread has been looking at the memory for {_TURN:.0f} s: look again once it is done")
+        raise NbguardError(f"another thread has been scanning the memory for {_TURN:.0f} s: try again when it is done")
     try:
         stop = _Stop() if is_main else _Stop.asked()
         _paused_for.add(me)
@@ -172,7 +172,7 @@ def _wait_for(stop: _Stop) -> None:
         if (waited > _SETTLED or not asks) and not _is_in_backward():
             return
         if waited > _PATIENCE:
-            raise NbguardError(f"a backward pass has been running for {_PATIENCE:.0f} s: look again once it has ended")
+            raise NbguardError(f"a backward pass has been running for {_PATIENCE:.0f} s: try again when it ends")
         time.sleep(_EVERY)
 
 

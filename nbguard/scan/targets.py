@@ -75,7 +75,7 @@ def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[i
         value = lookup(target, namespace)
         if target.id in hidden and hidden[target.id] is value:
             raise TargetError(
-                f"{text} is IPython's own: it cannot be freed (a displayed result is freed by  %reset_gpu Out[3])"
+                f"{text} is IPython's own, so it cannot be freed (a displayed result is freed by  %reset_gpu Out[3])"
             )
         return Target(text=text, root=target.id, value_kind=name_of(type(value)))
     if not isinstance(target, (ast.Attribute, ast.Subscript)):

@@ -69,7 +69,7 @@ class Simulation:
 
     def __enter__(self) -> Simulation:
         if self._mode.is_entered:
-            raise NbguardError("this simulation is running already: leave it before you enter it again")
+            raise NbguardError("this simulation is already running; leave it before you enter it again")
         self._mode.__enter__()
         return self
 

@@ -52,7 +52,7 @@ def torch_snapshot() -> dict[str, Any]:
     if torch is None:
         raise NoTorchError
     if not torch.cuda.is_initialized():
-        raise NbguardError("CUDA is not in use in this kernel yet: its allocator has nothing that could be saved")
+        raise NbguardError("CUDA is not in use in this kernel yet, so its allocator has nothing to save")
     try:
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     except AttributeError:

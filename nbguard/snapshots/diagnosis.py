@@ -103,7 +103,7 @@ def diagnose_snapshot(
                 trial = what_if(snapshot, number, confs, torch_version, capacity, fraction, progress=trial_progress)
                 trials.append(trial)
             except SnapshotError as error:
-                untried.append(f"cuda:{number} cannot be run again: {error}")
+                untried.append(f"cuda:{number} cannot be run again, because {error}")
     return SnapshotDiagnosis(
         report=report_of(path, snapshot, names),
         map=map_of(path, snapshot, names),

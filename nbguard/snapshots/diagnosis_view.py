@@ -13,11 +13,10 @@ from nbguard.snapshots.saved_view import saved_blocks
 from nbguard.units import counted, format_bytes
 
 _NO_TRACE = (
-    "The file has no history, so why it came to this is not known. "
-    "torch.cuda.memory._record_memory_history() before the run records one."
+    "The file has no history, so the cause is not known. torch.cuda.memory._record_memory_history() before the run records one."
 )
 _NO_REQUEST = (
-    "The recorded history has no request in it, so why it came to this is not known. "
+    "The recorded history contains no request, so the cause is not known. "
     "torch.cuda.memory._record_memory_history(max_entries=100_000) before the run keeps that many events."
 )
 

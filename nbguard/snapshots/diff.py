@@ -57,7 +57,7 @@ def snapshot_diff(before: str | Path, after: str | Path, progress: Progress | No
     notes: tuple[str, ...] = ()
     if (first_names.holders is None) != (second_names.holders is None):
         without = Path(before if first_names.holders is None else after).name
-        notes = (f"{without} has no names beside it: both are compared by the lines that allocated",)
+        notes = (f"{without} has no names file next to it, so both are compared by their allocating lines",)
         first_names, second_names = replace(first_names, holders=None), replace(second_names, holders=None)
     return difference(report_of(before, first, first_names), report_of(after, second, second_names), notes)
 

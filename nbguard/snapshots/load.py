@@ -147,7 +147,7 @@ def _names_of(path: Path) -> NotebookNames:
     except FileNotFoundError:
         return NotebookNames()
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
+        raise SnapshotError(f"{place.name} next to it is damaged; remove it to read the snapshot without it.") from None
 
 
 def _checksum(path: Path) -> int:

@@ -90,13 +90,15 @@ def _devices(snapshot: Snapshot, names: NotebookNames) -> list[tuple[DeviceFacts
 def _notes(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
     notes = []
     if names.is_of_another:
-        notes.append("the file beside it is of another snapshot: its names are left out, sizes and version may be wrong")
+        notes.append(
+            "the file next to it belongs to another snapshot, so its names are left out; sizes and version may be wrong"
+        )
     if names.holders is None:
         has_stacks = any(block.stack >= 0 for segment in snapshot.segments for block in segment.blocks)
         by = "holders are the lines that allocated" if has_stacks else "holders are not known, as no stacks were recorded"
-        notes.append(f"no names ({advice.SNAPSHOT.command} writes them beside it): {by}")
+        notes.append(f"no names ({advice.SNAPSHOT.command} writes them next to it): {by}")
     if names.unnamed:
-        notes.append(f"{names.unnamed} small holders had no room in the file beside it")
+        notes.append(f"{names.unnamed} small holders had no room in the file next to it")
     return tuple(notes)
 
 

@@ -24,7 +24,7 @@ def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
     yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
     left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""
     names = f"version, settings, sizes, {counted(written.holders, 'holder')}{left}"
-    yield Line(f"pytorch.org/memory_viz opens it; beside it {written.beside}: {names}")
+    yield Line(f"pytorch.org/memory_viz opens it; next to it {written.beside}: {names}")
     if not written.events:
         yield Line(
             f"no history was recorded, so it cannot be replayed: {advice.RECORD_ON.command}, before the cells in question"
@@ -68,7 +68,7 @@ def _changes(device: DeviceDiff, limit: int) -> Iterator[Block]:
     totals = (f"{row.label} {signed(row.grown)} → {format_bytes(row.after)}" for row in (device.allocated, device.reserved))
     yield Section(device.device, figures=" · ".join(totals))
     for what, rows, total in (("holder", device.holders, device.allocated), ("pool", device.pools, device.reserved)):
-        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} has changed", "dim")
+        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} changed", "dim")
 
 
 def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limit: int) -> Table:

@@ -101,7 +101,7 @@ def _live() -> Snapshot:
             " (--file FILE takes a snapshot that has one)"
         )
     if state.state == "waiting":
-        raise NbguardError("recording begins with the first use of CUDA, and there was none yet: run your cells first")
+        raise NbguardError("recording begins with the first use of CUDA; run your cells first")
     return with_cell_names(live_snapshot(), cell_files())
 
 
@@ -114,7 +114,7 @@ def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
     """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
     report = build_report(scan(Notebook.current(namespace)).analysis)
     if report.stale:
-        yield f"{advice.release_stale().code} frees {format_bytes(report.stale)} that nothing needs any more"
+        yield f"{advice.release_stale().code} frees {format_bytes(report.stale)} that is no longer needed"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]
     for row in sorted(rows, key=lambda row: -row.retained)[:_NAMED]:
         yield f"{advice.release_names(row.names[:1]).code} frees the {format_bytes(row.retained)} that {row.label} holds"

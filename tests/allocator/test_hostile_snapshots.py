@@ -186,7 +186,7 @@ def test_contradictions_are_said(path: str, tmp_path: Path) -> None:
     raw = small()
     _change(path, CONTRADICTIONS[path])(raw)
 
-    with pytest.raises(SnapshotError, match="not a snapshot that can be read"):
+    with pytest.raises(SnapshotError, match="not a readable snapshot"):
         loads(tmp_path, pickle.dumps(raw))
 
 
@@ -329,5 +329,5 @@ def test_messages_name_the_file_only(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError) as caught:
         loads(tmp_path, b"hello")
 
-    assert re.match(r"file: not a snapshot that can be read: ", str(caught.value))
+    assert re.match(r"file: not a readable snapshot: ", str(caught.value))
     assert str(tmp_path) not in str(caught.value)

@@ -135,7 +135,7 @@ def test_what_stands_beside(tmp_path: Path) -> None:
     assert load_snapshot(file).sidecar == facts
 
     sidecar_path(file).write_text('{"nbguard": 1, "totals": ["x"]}')
-    with pytest.raises(SnapshotError, match=r"run\.pickle\.nbguard\.json beside it is damaged"):
+    with pytest.raises(SnapshotError, match=r"run\.pickle\.nbguard\.json next to it is damaged"):
         load_snapshot(file)
 
 

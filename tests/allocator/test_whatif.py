@@ -73,7 +73,7 @@ def test_what_came_before_the_trace_is_blamed_where_it_is_to_blame() -> None:
     found = what_if(snapshot_of(raw_snapshot(model, cut=cut), "2.11"), 0)
 
     assert found.replay.is_exact
-    assert recommendation(found).startswith("From a fresh start the request that failed finds room")
+    assert recommendation(found).startswith("From a fresh start the failed request also finds room")
     assert any("The trace begins with" in note for note in notes(found))
 
 

@@ -41,9 +41,9 @@ LEFT_KERNEL = replace(ORPHAN, command=KERNEL, connection=False)
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (ORPHAN, "a multiprocessing worker whose parent has died"),
-        (replace(ORPHAN, command=FORKSERVER, is_forked=True), "a multiprocessing worker whose parent has died"),
-        (replace(ORPHAN, command=COMPILER), "a torch.compile worker whose parent has died"),
+        (ORPHAN, "a multiprocessing worker whose parent died"),
+        (replace(ORPHAN, command=FORKSERVER, is_forked=True), "a multiprocessing worker whose parent died"),
+        (replace(ORPHAN, command=COMPILER), "a torch.compile worker whose parent died"),
         (
             replace(ORPHAN, parent_command=("systemd", "--user"), ancestors=(800, 1), is_adopted=True),
             "a multiprocessing worker",
@@ -52,7 +52,7 @@ LEFT_KERNEL = replace(ORPHAN, command=KERNEL, connection=False)
         (replace(ORPHAN, parent_command=("tini", "--", "jupyter", "lab")), "a multiprocessing worker"),
         (replace(ORPHAN, parent_command=None, ancestors=(), is_parent_gone=True), "a multiprocessing worker"),
         (replace(ORPHAN, devices=(), holds_files=True), "a multiprocessing worker"),
-        (FORK, "forked by a kernel that has died"),
+        (FORK, "forked by a dead kernel"),
         (LEFT_KERNEL, "a kernel whose server and connection file are gone"),
     ],
 )

@@ -53,7 +53,7 @@ def test_who_has_what_and_that_no_restart_is_needed() -> None:
     assert found.total == sum(_parts(found).values())
     assert (found.gain, found.is_needed, found.loses) == (401 * MIB, False, 1)
     assert found.reason == (
-        "a restart of the kernel is not needed: it would give back only 401.00 MiB "
+        "a restart of the kernel is not needed, because it would give back only 401.00 MiB "
         "(not held by Python 1.00 MiB, context 400.00 MiB)"
     )
 

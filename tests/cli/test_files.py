@@ -92,7 +92,7 @@ def test_whatif_shows_the_spread_over_orders_of_addresses(tmp_path: Path, capsys
     new = capsys.readouterr().out
 
     assert " – " in old
-    assert "the spread is over orders" in old
+    assert "the spread covers their possible orders" in old
     assert " – " not in new
 
 
@@ -239,7 +239,7 @@ def test_a_file_of_another_kind_is_said_to_be_one(content: bytes, tmp_path: Path
 
     assert main(["map", str(file)]) == 2
     assert capsys.readouterr().err == (
-        "nbguard: other: not a snapshot that can be read: it is neither a pickle nor JSON; "
+        "nbguard: other: not a readable snapshot: it is neither a pickle nor JSON; "
         "torch.cuda.memory._dump_snapshot(FILE) writes one.\n"
     )
 
@@ -280,7 +280,7 @@ def test_diagnose_shows_the_rest_of_a_file_whose_settings_cannot_be_used(
     assert main(["diagnose", str(with_settings(tmp_path, "max_split_size_mb:none"))]) in (0, 1)
     text = capsys.readouterr().out
 
-    assert "cuda:0 cannot be run again: its recorded settings cannot be used: max_split_size_mb: takes" in text
+    assert "cuda:0 cannot be run again, because its recorded settings cannot be used: max_split_size_mb: takes" in text
     assert "Who held the memory" in text
 
 
@@ -291,7 +291,7 @@ def test_a_file_without_a_device_is_said_to_have_nothing_to_run_again(
     file.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
 
     assert main(["whatif", str(file)]) == 2
-    assert "no device is in it, so there is nothing to run again" in capsys.readouterr().err
+    assert "it holds no device, so there is nothing to run again" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_module_and_loads_no_library(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_diagnose_of_a_trace_without_a_request_does_not_say_that_none_failed(
     text = capsys.readouterr().out
 
     assert "No request failed" not in text
-    assert "The recorded history has no request in it, so why it came to this is not known. " in text
+    assert "The recorded history contains no request, so the cause is not known. " in text
     assert "max_entries" in text
     assert main(["whatif", str(file)]) == 0
     assert re.search(r"^  [0-9,]+ blocks in use, and no request after them", capsys.readouterr().out, re.MULTILINE)

@@ -64,9 +64,9 @@ def test_engines_from_the_first_look_to_a_cleanup(notebook: Kernel) -> None:
     assert notebook.value("len({e.pid for e in report.engines})") == 2
 
     planned = notebook.run("%reset_gpu --engines --dry-run").ok().text
-    assert "would free 4.00 MiB · nothing has been touched" in planned
+    assert "would free 4.00 MiB · nothing was touched" in planned
     done = notebook.run("%reset_gpu --engines -o cleanup").ok()
-    assert "nothing has been touched" in done.bundles[0]["text/plain"]  # the plan of each engine, first
+    assert "nothing was touched" in done.bundles[0]["text/plain"]  # the plan of each engine, first
     assert "freed 4.00 MiB of 4.00 MiB promised" in done.bundles[1]["text/plain"]
     assert notebook.value("[(e.engine, e.promised, e.freed, e.left) for e in cleanup.engines]") == [
         (0, 4_194_304, 4_194_304, 4_000_000),

@@ -60,8 +60,8 @@ def test_after_out_of_memory_the_next_allocation_succeeds(notebook: Notebook, co
     assert failed.error[0] == "OutOfMemoryError"
     report, card = (kernel.run(line).ok().text for line in ("%gpumem", "%gpumem oom"))
     assert "it asked cuda:0 for 400.00 MiB; the cell itself needs 1.17 GiB at the same time" in report
-    assert "whatever is freed, the same cell fails again" in report
-    assert f"frees what is stale; {most}.00 MiB can be allocated then, for a smaller run" in card
+    assert "the same cell fails again whatever is freed" in report
+    assert f"frees stale memory; {most}.00 MiB can be allocated then, for a smaller run" in card
 
     freed, _ = _reset_keeps_its_promise(kernel)
 

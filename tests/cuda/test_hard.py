@@ -50,7 +50,10 @@ def test_workspaces_come_back_as_promised_and_a_restart_is_not_needed(notebook: 
     assert _rest(outcome)["context"] == CONTEXT
     assert _rest(outcome)["your names"] == after
     assert (verdict["gain"], verdict["is_needed"]) == (CONTEXT, False)
-    assert "a restart of the kernel is not needed: it would give back only 400.00 MiB (context 400.00 MiB)" in verdict["reason"]
+    assert (
+        "a restart of the kernel is not needed, because it would give back only 400.00 MiB (context 400.00 MiB)"
+        in verdict["reason"]
+    )
     kernel.run("net, opt = train(net)").ok()  # which makes a new workspace
 
 
@@ -117,7 +120,7 @@ with torch.no_grad(), torch.cuda.graph(graph): y = net(x)
     outcome = _hard(kernel)
 
     assert not [action for action in outcome["done"] if action["kind"] == "workspaces"]
-    assert "cuBLAS workspaces stay: a CUDA graph may have recorded them" in outcome["plan"]["skipped"]
+    assert "cuBLAS workspaces stay because a CUDA graph may have recorded them" in outcome["plan"]["skipped"]
     assert _rest(outcome)["cuBLAS workspaces"] > 0
     assert sum(_rest(outcome).values()) == _kernels_own(kernel)
 

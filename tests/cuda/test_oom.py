@@ -112,7 +112,7 @@ def test_stale_memory_of_others_than_the_run_is_enough(notebook: Notebook) -> No
     best = card["fixes"][0]
     assert (best["commands"], best["enough"]) == (["%reset_gpu"], True)
     assert (
-        "ran out of memory: it asked cuda:0 for 600.00 MiB; %reset_gpu frees what is stale; 924.00 MiB can be allocated" in text
+        "ran out of memory: it asked cuda:0 for 600.00 MiB; %reset_gpu frees stale memory; 924.00 MiB can be allocated" in text
     )
     _run(kernel, best)
     kernel.run("x = mib(600)").ok()

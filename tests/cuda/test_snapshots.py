@@ -100,7 +100,7 @@ def test_recording_is_bounded_and_off_forgets_it(small: Kernel) -> None:
     off = small.run("%gpumem record off").ok().text
 
     assert kept == 50
-    assert off == "recording is off, and its history forgotten"
+    assert off == "recording is off, and its history is deleted"
     assert small.value("torch._C._cuda_isHistoryEnabled()") is False
     assert small.run("%gpumem record off").ok().text == "nothing is being recorded"
     assert "no history is recorded: run  %gpumem record on" in _refused(small, "%gpumem whatif")
@@ -118,7 +118,7 @@ def test_somebody_elses_recording_is_left_alone_and_used(small: Kernel) -> None:
     on, off = (small.run(f"%gpumem record {state}").ok().text for state in ("on", "off"))
 
     assert on == off
-    assert "not by nbguard" in on
+    assert "nbguard leaves it alone" in on
     assert small.value("torch._C._cuda_isHistoryEnabled()") is True
     assert small.value("len(torch.cuda.memory._snapshot()['device_traces'][0])") == 70
     found = shown(small, "%gpumem whatif --set expandable_segments:True")["devices"][0]
@@ -282,8 +282,8 @@ _BAD = (
     ("load", "give one file"),
     ("load nothing.pickle", "there is no such file"),
     ("load empty.pickle", "the file is empty"),
-    ("load hostile.pickle", "not a snapshot"),
-    ("load beside.pickle", "beside it is damaged"),
+    ("load hostile.pickle", "not a readable snapshot"),
+    ("load beside.pickle", "next to it is damaged"),
     ("load good.pickle --device 3", "no device 3 in good.pickle; there is: cuda:0"),
     ("diff good.pickle", "give two files"),
     ("diff good.pickle nothing.pickle", "there is no such file"),
@@ -291,13 +291,13 @@ _BAD = (
     ("whatif --file good.pickle --device 5", "nothing of cuda:5 is in it; there is: cuda:0"),
     ("whatif --file good.pickle --capacity much", "is not a size"),
     ("whatif --file good.pickle --torch new", "new"),
-    ("whatif good.pickle", "a file goes behind --file"),
+    ("whatif good.pickle", "give a file after --file"),
     ("record maybe", "say on or off"),
     ("record on --entries 0", "0 entries cannot be kept"),
     ("load good.pickle --set a:1", "--set goes with whatif"),
     ("--file good.pickle", "--file goes with map and whatif"),
     ("map --file nowhere.pickle", "nowhere.pickle"),
-    ("map --file good.pickle --request 1GiB", "a file's names cannot be released"),
+    ("map --file good.pickle --request 1GiB", "without --request"),
     ("map --file good.pickle --device 3", "no device 3 here; there is: cuda:0"),
 )
 

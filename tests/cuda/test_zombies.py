@@ -149,8 +149,8 @@ def test_only_orphans_are_ended(notebook: Notebook, start: Start, folder: Path) 
 
     assert set(rows) == everybody
     assert {pid for pid, (is_orphan, _) in rows.items() if is_orphan} == {orphan, fork}
-    assert rows[orphan][1] == "a multiprocessing worker whose parent has died"
-    assert rows[fork][1] == "forked by a kernel that has died"
+    assert rows[orphan][1] == "a multiprocessing worker whose parent died"
+    assert rows[fork][1] == "forked by a dead kernel"
     assert "a live kernel: its connection file is there" in rows[live][1]
     assert "its parent lives" in rows[live_fork][1] or "of a live kernel" in rows[live_fork][1]
     assert "a program of its own without a parent" in rows[nohup][1]

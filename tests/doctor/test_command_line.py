@@ -103,7 +103,7 @@ def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("train", "nbguard: train is not a target: name a module and what it makes, as in  nbguard doctor train:learn"),
+        ("train", "nbguard: train is not a target; name a module and an object in it, as in  nbguard doctor train:learn"),
         ("absent:learn", "nbguard: absent:learn cannot be made: ModuleNotFoundError: No module named 'absent'"),
         ("train:absent", "nbguard: train:absent cannot be made: AttributeError: module 'train' has no attribute 'absent'"),
         ("train:broken", "nbguard: train:broken cannot be made: OSError: no data here"),
@@ -153,7 +153,7 @@ def test_a_script_runs_up_to_its_first_fit(name: str, folder: Path, capsys: pyte
     backward = torch.Tensor.backward
     assert main(["doctor", "train:learn", "--determinism", "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
-    assert sum("the fit itself was not run" in note for note in notes) == 1
+    assert sum("the fit itself did not run" in note for note in notes) == 1
     assert not (folder / "fitted").exists()
     assert torch.Tensor.backward is backward
 

@@ -115,7 +115,7 @@ def test_it_is_shown_with_the_measured_slow_down() -> None:
     assert "put_ has no deterministic implementation and will raise; --warn-only lets it pass" in refused
     assert "not measured: %nbguard fix determinism learn measures it" in state.mimebundle()["text/plain"]
     assert "not measurable" in state.timed(StepTimes(plain=1, deterministic=1)).mimebundle()["text/plain"]
-    assert "as it was before" in Deterministic(is_on=False, seed=4).mimebundle()["text/plain"]
+    assert "restored" in Deterministic(is_on=False, seed=4).mimebundle()["text/plain"]
 
 
 @pytest.mark.parametrize(

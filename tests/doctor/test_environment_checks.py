@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "no TF32": (environment(torch_matmul_precision="highest"), "note", "do not use the tensor cores"),
     "initialised": (environment(torch_has_context=True, cuda_line="In[4], line 2"), "note", "initialised by In[4], line 2"),
     "bad fork": (environment(torch_is_bad_fork=True), "problem", "CUDA cannot be used in this process"),
-    "others initialised": (environment(has_driver_open=True), "note", "CUDA's driver has been initialised"),
+    "others initialised": (environment(has_driver_open=True), "note", "CUDA's driver is initialised"),
     "Accelerator": (environment(has_accelerator_state=True), "note", "an Accelerator was made in this notebook"),
     "Docker's /dev/shm": (
         environment(host=HostFacts(shm_total=64 * MiB, shm_free=64 * MiB)),
@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "few files": (
         environment(limits=ProcessLimits(open_files=1024, open_files_most=4096)),
         "advice",
-        "this process may open 1024 files",
+        "this process may open only 1024 files",
     ),
     "locked memory": (
         environment(limits=ProcessLimits(open_files=65536, locked_memory=8 * MiB), has_infiniband=True),
@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "trap": (
         environment(variables=(("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128"),)),
         "advice",
-        "the second works against the first",
+        "which work against each other",
     ),
     "ROCm's name": (
         environment(variables=(("PYTORCH_HIP_ALLOC_CONF", "backend:native"),)),
@@ -98,7 +98,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "renamed": (
         environment(variables=(("NCCL_ASYNC_ERROR_HANDLING", "1"),)),
         "advice",
-        "NCCL_ASYNC_ERROR_HANDLING is an obsolete name: PyTorch reads TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_ASYNC_ERROR_HANDLING is an obsolete name; PyTorch reads TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ),
     "blocking": (environment(variables=(("CUDA_LAUNCH_BLOCKING", "1"),)), "advice", "CUDA_LAUNCH_BLOCKING=1 is a switch"),
     "two OpenMP runtimes": (

@@ -72,7 +72,7 @@ def test_a_model_that_writes_into_its_parameters_is_tried_on_a_copy(through: str
 
     diagnosis = exported(model, batch)
     assert fingerprint(model) == before
-    assert "a call of the model writes into its parameters: it was tried on a copy with memory of its own" in diagnosis.notes
+    assert "a call of the model writes into its parameters, so it was tried on a copy with separate memory" in diagnosis.notes
     with suppress(NbguardError):
         nbguard.exportable(model, batch)
     assert fingerprint(model) == before
@@ -115,7 +115,7 @@ def test_the_table_of_fastais_architectures(name: str) -> None:
         (script,) = checks["jit.script"].findings
         assert all(words in f"{script.what} {script.evidence}" for words in SCRIPT_LINES[name])
         assert script.severity == "note"
-    assert "on its way out" in checks["jit.trace"].evidence
+    assert "retiring TorchScript" in checks["jit.trace"].evidence
     assert changed == set()
 
 
@@ -194,8 +194,8 @@ class PairsOfShape(nn.Module):
 PLANTED = {
     "branch": (Branch, "torch.export", "test_export.py:", "if x.sum() > 0"),
     "size": (Fixed, "dynamic batch", "test_export.py:", "a size is fixed in the code"),
-    "numpy": (Numpy, "torch.export", "test_export.py:", "stay with tensors"),
-    "baked": (Baked, "jit.trace", "", "computes other values for a batch of 1"),
+    "numpy": (Numpy, "torch.export", "test_export.py:", "use torch functions"),
+    "baked": (Baked, "jit.trace", "", "computes different values for a batch of 1"),
 }
 
 
@@ -244,7 +244,7 @@ def test_a_model_that_names_no_input_is_told_that_pytorch_fixes_their_size() -> 
     )
     if check.state != "ok":  # PyTorch 2.13 fails for any such model
         (finding,) = check.findings
-        assert finding.command == "# name the inputs in forward(): PyTorch lets those of **kwargs have no other size"
+        assert finding.command == "# name the inputs in forward(): PyTorch fixes the sizes of **kwargs"
     assert "batches of 4, 5, 1: values differ by 0 at most" in advised.evidence
 
 
@@ -256,7 +256,7 @@ def test_hooks_and_lists_of_the_user_stay_as_they_are() -> None:
     diagnosis = exported(model, batch)
     assert model.stored == []
     assert fingerprint(model) == before
-    assert "2 hooks that are functions were left out of the copy that was exported" in diagnosis.notes
+    assert "2 hooks that are functions are not part of the exported copy" in diagnosis.notes
 
 
 def test_preprocessing_and_what_is_pickled_by_name() -> None:

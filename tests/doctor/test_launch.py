@@ -65,10 +65,10 @@ def test_a_good_launch_has_no_findings() -> None:
 @pytest.mark.parametrize(
     ("check", "says", "facts"),
     [
-        ("launcher", "each of 8 processes believes to be alone", {"variables": {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}}),
+        ("launcher", "thinks it is the only one", {"variables": {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}}),
         ("launcher", "MASTER_ADDR, MASTER_PORT is not set", {"variables": {"RANK": "0", "WORLD_SIZE": "2"}}),
         ("launcher", "RANK=4 is not a rank of a job of 4", {"variables": {**TORCHRUN, "RANK": "4"}}),
-        ("launcher", "4 processes run the same command, and this one believes to be alone", {"siblings": 3}),
+        ("launcher", "4 processes run the same command, but this one thinks it is the only one", {"siblings": 3}),
         (
             "launcher",
             "the process group has 2 ranks, WORLD_SIZE says 4",
@@ -76,7 +76,7 @@ def test_a_good_launch_has_no_findings() -> None:
         ),
         ("launcher", "an Accelerator was made in this process", {"has_accelerator": True}),
         ("port", "port 29500 is in use", {"listener": PortOwner(7, "python train.py")}),
-        ("address", "stands for no address", {"variables": TORCHRUN, "addresses": ()}),
+        ("address", "does not resolve", {"variables": TORCHRUN, "addresses": ()}),
         (
             "address",
             "means each host itself",
@@ -84,7 +84,7 @@ def test_a_good_launch_has_no_findings() -> None:
         ),
         ("interfaces", "names ib0, which is down", {"variables": {"NCCL_SOCKET_IFNAME": "ib0"}}),
         ("interfaces", "names wlan, which is not an interface", {"variables": {"GLOO_SOCKET_IFNAME": "wlan"}}),
-        ("self-test", "cannot work together", {"tried": SelfTest(seconds=1.0, error="RuntimeError: no route")}),
+        ("self-test", "cannot exchange data", {"tried": SelfTest(seconds=1.0, error="RuntimeError: no route")}),
     ],
 )
 def test_a_bad_launch_has_a_finding_with_a_command(check: str, says: str, facts: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def test_a_notice_on_what_a_library_holds(kernel: Kernel) -> None:
     cell = kernel.run("del model").ok()
 
     command = "import enginelib; enginelib.Registry.encode.cache_clear()"
-    assert cell.text.startswith("`model` is deleted, its 3.82 MiB are not: `enginelib.Registry.encode")
+    assert cell.text.startswith("`model` was deleted, but its 3.82 MiB is still in memory, held by `enginelib.Registry.encode")
     assert cell.text.endswith(f"`{command}`")
     assert follow(kernel, command) == (1000 * 1000 + 1000) * 4
 

@@ -30,7 +30,7 @@ def _after_deletion(notebook: Kernel, code: str, names: str = "model") -> str:
 
 def test_a_function_that_runs_at_exit(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "def save(m=model): ...\natexit.register(save)")
-    assert "`save → default [0]` (In[4]) and `atexit callback save → default [0]` hold them" in text
+    assert "`save → default [0]` (In[4]) and `atexit callback save → default [0]`" in text
     assert text.endswith("`import atexit; atexit.unregister(save);` and `%reset_gpu save`")
     assert follow(notebook, "import atexit; atexit.unregister(save);\n%reset_gpu save") == _NBYTES
 
@@ -41,7 +41,7 @@ def test_a_method_that_runs_at_exit(notebook: Kernel) -> None:
     why = notebook.run("%gpumem why model").ok().text
     assert "import atexit; atexit.unregister(model.forward);" in why
     text = notebook.run("del model").ok().text
-    assert "`atexit callback Linear.forward.__self__` holds them" in text
+    assert "`atexit callback Linear.forward.__self__`" in text
     assert text.endswith("`%reset_gpu atexit callback Linear.forward`")
     assert follow(notebook, "%reset_gpu atexit callback Linear.forward") == _NBYTES
 
@@ -50,7 +50,7 @@ def test_an_argument_of_what_runs_at_exit(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "atexit.register(print, model)")
     assert (
         text
-        == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them · it goes only with the kernel"
+        == "`model` was deleted, but its 3.82 MiB is still in memory, held by something that Python does not show · it goes only with the kernel"
     )
 
 
@@ -59,15 +59,15 @@ def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
     text = _after_deletion(notebook, code)
     assert (
         text
-        == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them · it goes only with the kernel"
+        == "`model` was deleted, but its 3.82 MiB is still in memory, held by something that Python does not show · it goes only with the kernel"
     )
 
 
 def test_an_argument_of_a_finalizer(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "keep = K(); weakref.finalize(keep, print, model)")
-    assert "`weakref.finalize._registry[<finalize>].args[0]` holds them" in text
+    assert "`weakref.finalize._registry[<finalize>].args[0]`" in text
     line = "%reset_gpu weakref.finalize._registry[<finalize>]"
-    assert text.endswith(f"holds them · `{line}`")
+    assert text.endswith(f" · `{line}`")
     assert follow(notebook, line) == _NBYTES
     assert notebook.value("type(keep).__name__") == "K"
 
@@ -79,8 +79,8 @@ def test_records_that_a_logging_handler_keeps_back(notebook: Kernel) -> None:
     )
     text = _after_deletion(notebook, code)
     line = "import logging; logging.getLogger('a.b').handlers[0].buffer.clear()"
-    assert "`logging.getLogger('a.b').handlers[0].buffer[0].exc_info[2] → fail → m` hold them" in text
-    assert text.endswith(f"hold them · `{line}`")
+    assert "`logging.getLogger('a.b').handlers[0].buffer[0].exc_info[2] → fail → m`" in text
+    assert text.endswith(f" · `{line}`")
     assert follow(notebook, line) == _NBYTES
     assert notebook.value("logging.getLogger('a.b') is log")
 

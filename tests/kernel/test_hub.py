@@ -138,7 +138,7 @@ def test_what_waits_can_be_cancelled(kernel: Kernel, panel: Panel) -> None:
         panel.ask("cancel", rid=rid)
         refused = panel.wait("refused", rid=rid)
 
-    assert refused["why"] == "cancelled before it began: nothing was touched"
+    assert refused["why"] == "cancelled before it began; nothing was touched"
     panel.until(lambda tick: not tick["busy"])
     assert kernel.value("spare.numel()") == 1 << 20
 
@@ -180,7 +180,7 @@ def test_what_stays_beside_a_cell_is_named_and_goes_with_the_next_click(kernel: 
 
     ((label, why),) = outcome["undone"]
     assert label.replace(" not cleared", " will be cleared") == click["rows"][0]["label"], "the step in the words of a plan"
-    assert why == "not while the cell runs, which may use it; Clean stale does it when the cell has ended"
+    assert why == "not while the cell runs, as it may use it; Clean stale does it when the cell ends"
     assert beside["skipped"] == [f"{label}: {why}"]
     assert (beside["when"], click["when"]) == ("now", "cell_end")
     assert rest["promised"] == rest["realised"] > 0
@@ -201,7 +201,7 @@ def test_the_learner_that_trains_is_never_touched(kernel: Kernel, panel: Panel) 
         panel.wait("refused", rid=release)
         end().ok()
 
-    assert parking["why"] == "a fit is running on learn: park it when the fit has ended"
+    assert parking["why"] == "a fit is running on learn; park it when the fit ends"
     assert "when the cell ends" in queued["why"]
     assert kernel.value("len(learn.recorder.losses)") > 32
 
@@ -280,7 +280,7 @@ def test_what_was_not_agreed_to_is_not_done(kernel: Kernel, panel: Panel) -> Non
     assert kernel.value("spare.numel()") == 1 << 21
     assert panel.apply(more["plan"])["realised"] == more["plan"]["promised"]
     refused = panel.wait("refused", rid=panel.ask("apply", token=clean["token"]))
-    assert refused["why"] == "this plan is no longer known: ask for a new one"
+    assert refused["why"] == "this plan is no longer known; ask for a new one"
 
 
 def _settled_heap(kernel: Kernel, panel: Panel, label: str) -> dict[str, Any]:
@@ -397,4 +397,4 @@ def test_what_is_no_learner_has_no_next_fit(kernel: Kernel, panel: Panel) -> Non
 
     refused = panel.wait("refused", rid=panel.ask("foresee", heap=wanted["heap"], id=wanted["ids"][0]))
 
-    assert refused["why"] == "there is no fit of this row to predict: it is not a Learner, or it trains now"
+    assert refused["why"] == "this row has no fit to predict, because it is not a Learner or is training now"

@@ -354,7 +354,7 @@ def test_without_torch_nothing_is_recorded(plain_kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%gpumem history", "nothing is recorded yet: `%nbguard on`"),
+        ("%gpumem history", "nothing is recorded yet; `%nbguard on`"),
         ("%gpumem cells", "say on or off"),
         ("%gpumem cells of", "say on or off"),
         ("%nbguard onn", "unknown word 'onn': did you mean on?"),
@@ -458,4 +458,4 @@ class TestAutoClean:
         notebook.run(_FAIL).ok()
         notebook.run("%nbguard on").ok()
 
-        assert notebook.run("f()").text.startswith("In[6] has failed, and its error keeps 12.00 MiB alive")
+        assert notebook.run("f()").text.startswith("In[6] failed, and its error keeps 12.00 MiB alive")

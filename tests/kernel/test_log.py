@@ -75,7 +75,7 @@ def test_mistakes_are_one_line_and_change_nothing(kernel: Kernel, tmp_path: Path
     for line, words in (
         ("nowhere:x", "no log is called 'nowhere'"),
         ("csv", "a csv log needs a place to write to"),
-        ("off csv:x", "off stands alone"),
+        ("off csv:x", "off takes nothing else"),
         (f"csv:{tmp_path}/no/cells.csv", "there is no folder"),
         (f"prometheus:{tmp_path}/x.prom --every 0", "--every takes seconds above 0"),
     ):

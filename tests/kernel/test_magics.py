@@ -125,7 +125,7 @@ def test_dry_run_touches_nothing_and_promises_what_is_freed(notebook: Kernel) ->
     alive = notebook.value("not any(gone() for gone in builtins._tracked['model'])")
     notebook.run("%reset_gpu -o outcome").ok()
 
-    assert "nothing has been touched" in plan
+    assert "nothing was touched" in plan
     assert alive
     assert notebook.value("(plan.promised == outcome.realised, outcome.extra, outcome.survivors)") == (True, 0, ())
 
@@ -184,10 +184,10 @@ def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
         ("%nbguard doctr", "did you mean doctor?"),
         ("%profile_fit --memry", "did you mean --memory?"),
         ("%gpumem why learn runs", "unrecognized arguments: runs: give one name, as in  %gpumem why learn"),
-        ("%gpumem map --entries 3", "--entries goes with record, as in  %gpumem record --entries N"),
+        ("%gpumem map --entries 3", "--entries belongs to record, as in  %gpumem record --entries N"),
         ("%gpumem map --request 1GiB --file a.pickle", "--file: not allowed with argument --request"),
         ("%gpumem -n 0 map", "1 or more"),
-        ("%gpumem record off --entries 3", "--entries goes with record on"),
+        ("%gpumem record off --entries 3", "--entries needs record on"),
         ("%nbguard on learn", "unrecognized arguments: learn"),
         ("%gpumem --device 7", "no device 7 here; there is: cpu"),
         ("%gpumem -n many", "'many' is not a number of rows"),
@@ -244,7 +244,7 @@ def test_what_belongs_to_another_command_is_told_with_the_line_to_run(shared_not
     [
         (
             "%gpumem fix",
-            "fix is a word of %nbguard: say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
+            "fix is a word of %nbguard: name a fix and a Learner, as in  %nbguard fix determinism learn",
         ),
         ("%nbguard predict", "predict is a word of %gpumem: give one Learner, as in  %gpumem predict learn --gpu 16GiB"),
         ("%gpumem --park", "--park goes with %reset_gpu: %reset_gpu? shows the options"),
@@ -468,7 +468,7 @@ def test_an_interrupt_while_looking_changes_nothing_and_keeps_nothing(notebook: 
         cell = notebook.run(line)
         assert cell.error == (
             "KeyboardInterrupt",
-            f"{line.split()[0]} was interrupted while it looked: nothing has been changed",
+            f"{line.split()[0]} was interrupted during its scan; nothing was changed",
         )
 
     assert notebook.value("('t' in globals(), gc.isenabled())") == (True, True)

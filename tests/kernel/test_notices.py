@@ -34,7 +34,10 @@ def _follow(notebook: Kernel, cell: Cell) -> None:
 def test_the_sentences_and_that_their_commands_free_it(notebook: Kernel) -> None:
     notebook.run("big = torch.ones(1 << 20); runs = [0, big]; gone = StorageWeakRef(big.untyped_storage()).expired").ok()
     cell = notebook.run("del big")
-    assert _line(cell) == "`big` is deleted, its 4.00 MiB are not: `runs[1]` (In[3]) holds them · `%reset_gpu runs[1]`"
+    assert (
+        _line(cell)
+        == "`big` was deleted, but its 4.00 MiB is still in memory, held by `runs[1]` (In[3]) · `%reset_gpu runs[1]`"
+    )
     assert not notebook.value("gone()")
     _follow(notebook, cell)
     assert notebook.value("gone()")
@@ -54,7 +57,7 @@ def test_the_sentences_and_that_their_commands_free_it(notebook: Kernel) -> None
 
     notebook.run("hist = []").ok()
     lines = [notebook.run("hist.append((torch.ones(1 << 20, requires_grad=True) * 2).sum())").ok().text for _ in range(4)]
-    expected = "In[16] leaves 4.00 MiB more: `hist[2]` (In[13]) keeps its graph · append `loss.item()` or `t.detach()`"
+    expected = "In[16] leaves 4.00 MiB more; `hist[2]` (In[13]) keeps its graph · append `loss.item()` or `t.detach()`"
     assert lines == ["", "", f"each run of {expected}", ""]
 
 
@@ -64,7 +67,7 @@ def test_what_is_no_notice(notebook: Kernel) -> None:
     for code in ("del net", "del xs", "x = x * 2", "x = nn.Parameter(x)", "x = [x]", "best = x[0].view(4, -1)", "del x"):
         assert _line(notebook.run(code)) == ""
     notebook.run("runs = [best]").ok()
-    assert "`best` is deleted" not in _line(notebook.run("%reset_gpu best"))
+    assert "`best` was deleted" not in _line(notebook.run("%reset_gpu best"))
     assert notebook.value(_NEW) == ()
 
 
@@ -80,26 +83,28 @@ def test_each_accident_is_told_unless_its_name_is_quiet_or_notices_are_off(noteb
     assert _line(notebook.run("del b")) == ""
     listed = notebook.run("%nbguard notices on").ok().text
     assert "`" not in listed.replace("`runs", "")
-    assert "a is deleted, its 4.00 MiB are not: d[0] (In[7]) holds them" in listed
-    assert _line(notebook.run("del c")).startswith("`c` is deleted")
+    assert "a was deleted, but its 4.00 MiB is still in memory, held by d[0] (In[7])" in listed
+    assert _line(notebook.run("del c")).startswith("`c` was deleted")
 
 
 def test_the_second_accident_is_as_loud_as_the_first(notebook: Kernel) -> None:
     """Each has the row of its own cell; a row says when it no longer holds."""
     notebook.run("m = nn.Linear(1024, 1024); m").ok()
-    assert "`Out[3]` holds them" in _line(notebook.run("del m"))
+    assert "held by `Out[3]`" in _line(notebook.run("del m"))
     notebook.run("%reset_gpu").ok()
     notebook.run("old = [torch.ones(1 << 20) for _ in range(3)]; old").ok()
-    assert "its 12.00 MiB are not: `Out[6]` holds them" in _line(notebook.run("del old"))
+    assert "its 12.00 MiB is still in memory, held by `Out[6]`" in _line(notebook.run("del old"))
     notebook.run("m = nn.Linear(1024, 1024); m").ok()
-    assert "`Out[8]` holds them" in _line(notebook.run("del m"))
+    assert "held by `Out[8]`" in _line(notebook.run("del m"))
     rows = f"[(n.name, n.cell, n.holders, n.is_left) for n in {_NEW}]"
     expected = [("m", 4, ("Out[3]",), False), ("old", 7, ("Out[6]",), True), ("m", 9, ("Out[8]",), True)]
     assert notebook.value(rows) == expected
 
     for _ in range(2):  # the same cell run again, with other memory each time
         assert _line(notebook.run("x = torch.ones(1 << 20); kept = [x]")) == ""
-        assert _line(notebook.run("del x")).startswith("`x` is deleted, its 4.00 MiB are not: `kept[0]`")
+        assert _line(notebook.run("del x")).startswith(
+            "`x` was deleted, but its 4.00 MiB is still in memory, held by `kept[0]`"
+        )
     assert notebook.value(rows)[-2:] == [("x", 11, ("kept[0]",), False), ("x", 13, ("kept[0]",), True)]
 
 
@@ -132,7 +137,7 @@ def test_what_a_living_model_uses_is_no_leftover(notebook: Kernel) -> None:
     for code in cells:
         assert _line(notebook.run(code)) == "", code
     assert notebook.value(_NEW) == ()
-    line = "`head` is deleted, 8.01 MiB of it are not"
+    line = "`head` was deleted, but 8.01 MiB of it is still in memory"
     assert _line(notebook.run("del head")).startswith(line), "the optimizer has its parameters"
 
 
@@ -157,7 +162,7 @@ def test_what_a_suspended_generator_or_coroutine_keeps(notebook: Kernel) -> None
     for code, name in (("gen = make(big); next(gen)", "gen"), ("task = wait(big); task.send(None)", "task")):
         notebook.run(f"big = torch.ones(1 << 20); {code}; None").ok()
         cell = notebook.run("del big")
-        assert _line(cell).startswith(f"`big` is deleted, its 4.00 MiB are not: `{name} → "), cell.text
+        assert _line(cell).startswith(f"`big` was deleted, but its 4.00 MiB is still in memory, held by `{name} → "), cell.text
         _follow(notebook, cell)
         assert notebook.value(f"{_NEW}[-1].is_left") is False
 
@@ -165,13 +170,13 @@ def test_what_a_suspended_generator_or_coroutine_keeps(notebook: Kernel) -> None
 def test_one_leak_is_told_once(notebook: Kernel) -> None:
     """The memory and the holder of which a notice has told are no news when another name goes, or when they pile up."""
     notebook.run("class Trainer: pass\nnet = nn.Linear(1024, 1024); trainer = Trainer(); trainer.net = net; keep = [net]").ok()
-    assert _line(notebook.run("del net")).startswith("`net` is deleted")
+    assert _line(notebook.run("del net")).startswith("`net` was deleted")
     assert _line(notebook.run("trainer = None")) == ""
     made = notebook.value(f"[(n.names, n.holders, n.times, n.command) for n in {_NEW}]")
     assert made == [(("net",), ("keep[0]",), 1, "%reset_gpu keep[0]")]
     notebook.run("a, b = nn.Linear(1024, 1024), nn.Linear(1024, 1024); both = [a, b]; more = {'a': a}; tail = [b]").ok()
     lines = [_line(notebook.run(code)) for code in ("del a", "del b", "more = None", "both = None", "del tail")]
-    assert [line[:14] for line in lines] == ["`a` is deleted", "`b` is deleted", "", "", ""]
+    assert [line[:15] for line in lines] == ["`a` was deleted", "`b` was deleted", "", "", ""]
     notebook.run("keep.clear(); other = [nn.Linear(1024, 1024)]; net = other[0]; del keep").ok()
     assert _line(notebook.run("del other")) == "", "it has a name"
 
@@ -192,9 +197,11 @@ def test_little_is_not_worth_a_notice(notebook: Kernel) -> None:
         "base = torch.ones(3 << 20); big = torch.ones(1 << 20); tiny = torch.ones(30 << 10); some = torch.ones(150 << 10)"
     ).ok()
     notebook.run("bigs, lists, dicts = [big], [tiny], {'a': some}").ok()
-    assert _line(notebook.run("del big")).startswith("`big` is deleted, its 4.00 MiB are not")
+    assert _line(notebook.run("del big")).startswith("`big` was deleted, but its 4.00 MiB is still in memory")
     assert _line(notebook.run("del tiny")) == ""
-    assert _line(notebook.run("del some")).startswith("`some` is deleted, its 600.00 KiB are not: `dicts['a']`")
+    assert _line(notebook.run("del some")).startswith(
+        "`some` was deleted, but its 600.00 KiB is still in memory, held by `dicts['a']`"
+    )
 
 
 def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
@@ -294,18 +301,18 @@ def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     notebook.run("import os, sys; sys.path.insert(0, os.path.abspath('some-packages')); import tables").ok()
     notebook.run("def fail():\n    batch = torch.ones(5 << 18)\n    raise KeyError('no such thing')").ok()
     cell = notebook.run("fail()", stop_on_error=False)
-    assert cell.text == "In[5] has failed, and its error keeps 5.00 MiB alive · `%reset_gpu`"
+    assert cell.text == "In[5] failed, and its error keeps 5.00 MiB alive · `%reset_gpu`"
     _follow(notebook, cell)
-    assert "freed" not in notebook.run("%reset_gpu").ok().text.replace("nothing had to be freed", "")
+    assert "freed" not in notebook.run("%reset_gpu").ok().text.replace("nothing was freed", "")
 
     notebook.run("import time\ndef slow(size): time.sleep(0.1); return tables.table(size)").ok()
     cell = notebook.run("y = slow(6)[0, 0].item()")
-    assert cell.text.startswith("In[9] has left 6.00 MiB that no name leads to: `tables.table"), cell.text
+    assert cell.text.startswith("In[9] left 6.00 MiB that no name leads to, held by `tables.table"), cell.text
     assert cell.text.endswith("· `import tables; tables.table.cache_clear()`")
     _follow(notebook, cell)
 
     cell = notebook.run("time.sleep(0.1); nn.Sequential(nn.Linear(1024, 1024))")
-    assert cell.text.endswith("In[11] has left 4.00 MiB that no name leads to: `Out[11]` holds them · `%reset_gpu`"), cell.text
+    assert cell.text.endswith("In[11] left 4.00 MiB that no name leads to, held by `Out[11]` · `%reset_gpu`"), cell.text
     _follow(notebook, cell)
     assert notebook.run("time.sleep(0.1); torch.ones(1 << 20).view(-1)").ok().text.count("left") == 0, "data of the user's"
 
@@ -314,4 +321,4 @@ def test_a_name_of_a_part_is_no_surprise(notebook: Kernel) -> None:
     notebook.run("net = nn.Sequential(nn.Linear(1024, 1024)); runs = [net]\nm = net[0]; w, n = net[0].weight, runs[0]").ok()
     for code in ("del m", "w = 3", "del n"):
         assert _line(notebook.run(code)) == ""
-    assert _line(notebook.run("del net")).startswith("`net` is deleted")
+    assert _line(notebook.run("del net")).startswith("`net` was deleted")

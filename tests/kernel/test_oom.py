@@ -48,7 +48,7 @@ def test_an_absurd_request(notebook: Kernel, cell: str, error: str, requested: i
     assert asked["line"]["text"] in cell
     assert asked["host"]["available"] < asked["host"]["total"]
     assert not [fix for fix in card["fixes"] if fix["enough"]]
-    assert "the request is larger than the whole machine's memory" in text or requested is None
+    assert "the request exceeds the whole machine's memory" in text or requested is None
     assert "it asked the host for" in text
 
 

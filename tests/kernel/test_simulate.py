@@ -123,7 +123,7 @@ def test_the_report_shows_the_simulated_device_with_its_holders(notebook: Kernel
     text = notebook.run("%gpumem").ok().text
 
     assert not [finding for finding in report["findings"] if finding["kind"] == "outside"]
-    assert "○ assumed: 1 CPU tensor of this kernel (4.00 MiB) is not on the device: made before" in text
+    assert "○ assumed: 1 CPU tensor of this kernel (4.00 MiB) is not on the device, because made before" in text
     (device,) = report["devices"]
     assert (report["tracked"], device["device"], device["total"]) == ("simulated", "simulated:0", 2 << 30)
     held = {row["label"]: row["retained"] for row in device["holders"] if row["retained"]}
@@ -204,7 +204,7 @@ def test_switching_everything_off_ends_it_at_once(notebook: Kernel, end: str) ->
         ("%gpumem simulate much", "no GPU is known as 'much'"),
         ("%gpumem simulate 1GiB --context 3GiB", "leaves no memory"),
         ("%gpumem simulate 1GiB --settings nonsense:1", "nonsense"),
-        ("%gpumem simulate --context 3GiB", "go with a size"),
+        ("%gpumem simulate --context 3GiB", "need a size"),
     ],
 )
 def test_bad_input_is_one_clear_line(notebook: Kernel, line: str, message: str) -> None:

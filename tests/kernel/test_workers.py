@@ -223,8 +223,8 @@ def test_a_worker_that_does_not_listen_is_ended_and_an_interrupt_leaves_a_true_r
     ("line", "says"),
     [
         ("--zombies learn", "--zombies takes pids only"),
-        ("--zombies --workers", "--zombies stands alone"),
-        ("--yes", "--yes goes with --zombies or --hard"),
+        ("--zombies --workers", "--zombies takes no other option"),
+        ("--yes", "--yes works with --zombies or --hard"),
         ("--hard learn", "--hard takes no targets"),
         ("--unpark --dry-run", "--park NAMES and --unpark NAMES go alone"),
         ("learn --park other", "--park NAMES and --unpark NAMES go alone"),
@@ -249,7 +249,7 @@ def test_without_a_gpu_there_are_no_zombies_and_hard_needs_no_restart(notebook: 
     hard = notebook.run("%reset_gpu --hard").ok().text
     planned = notebook.run("%reset_gpu --hard --dry-run -o plan").ok().text
 
-    assert "no process besides this kernel was found on a GPU" in zombies
+    assert "no process other than this kernel was found on a GPU" in zombies
     assert "2 workers of dl ended" in hard
     assert "this kernel still takes" in hard
     assert "your names" in hard

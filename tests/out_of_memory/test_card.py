@@ -141,7 +141,7 @@ def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
     fix = _cleanup(facts)
 
     assert (fix.nbytes, fix.enough) == (3 * GiB, False)
-    assert "for a smaller run: this one had taken 3.00 GiB" in fix.words
+    assert "for a smaller run (this one took 3.00 GiB" in fix.words
     assert _card(facts).taken == 3 * GiB
 
 
@@ -221,7 +221,7 @@ def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
 
     fix = _card(facts).fixes[0]
 
-    assert fix.words == "4.00 GiB can be allocated now, for a run that needs no more in all"
+    assert fix.words == "4.00 GiB can be allocated now, enough for a run that needs no more in total"
     assert fix.enough is None
 
 
@@ -663,7 +663,7 @@ def test_the_least_of_all_limits_counts() -> None:
 
 
 def test_more_than_the_machine_has() -> None:
-    assert "larger than the whole machine" in _card(_host(9 * GiB, HostFacts(total=8 * GiB, available=GiB))).notes[0]
+    assert "exceeds the whole machine" in _card(_host(9 * GiB, HostFacts(total=8 * GiB, available=GiB))).notes[0]
     assert not _card(_host(8 * GiB, HostFacts(total=8 * GiB, available=GiB))).notes
 
 
@@ -689,7 +689,7 @@ def test_workers_are_told_of_shared_memory(kind: str) -> None:
 def test_the_finding_is_the_best_of_the_card() -> None:
     (found,) = [f for f in build_report(Analysis(_case(4 * GiB, out=3 * GiB))).findings if f.kind == "oom"]
 
-    assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4.00 GiB; `%reset_gpu` frees what")
+    assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4.00 GiB; `%reset_gpu` frees stale")
     assert found.sentence.endswith("(`%gpumem oom` says more)")
     assert found.command == "%gpumem oom"
 
@@ -702,7 +702,7 @@ def test_the_finding_has_the_batch_that_was_foreseen(asked: int, is_first: bool)
     (found,) = [finding for finding in build_report(analysis).findings if finding.kind == "oom"]
 
     assert "; after `%reset_gpu`, a batch of 24 instead of 64 fits (predicted) (`%gpumem oom` says more)" in found.sentence
-    assert ("the same cell fails again; after" in found.sentence) is not is_first
+    assert ("fails again whatever is freed; after" in found.sentence) is not is_first
 
 
 def test_the_card_lists_the_largest_holders() -> None:

@@ -51,7 +51,7 @@ def check(rounds: ROUNDS) -> None:
         if "followed" not in one:
             continue
         fix, error = one["card"]["fixes"][one["followed"]], one["error"]
-        if fix["words"].startswith(("releases ", "frees what is stale")) and fix["verdict"] != "never":
+        if fix["words"].startswith(("releases ", "frees stale memory")) and fix["verdict"] != "never":
             assert one["came_back"] == fix["nbytes"], (number, fix, one["came_back"])
         before = max(earlier["made"] for earlier in rounds[: number + 1])
         came_further = error is None or (number + 1 < len(rounds) and rounds[number + 1]["made"] > before)

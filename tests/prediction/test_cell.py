@@ -74,7 +74,7 @@ def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> 
     same = make("mlp bf16", "cpu", 8)
     assert found.fits[0].prediction.peak_allocated == predict(same).peak_allocated
     text = found._repr_mimebundle_()["text/plain"]
-    assert "nothing of the cell has run" in text
+    assert "no line of the cell was run" in text
     assert text.count("assumed: gradients are finite") == 1
 
 
@@ -84,7 +84,7 @@ def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> 
         ("learn = make()\nlearn.fit(1)", "the cell makes learn itself"),
         ("other.fit(1)", "the cell makes other itself"),
         ("x = 1", "starts no fit"),
-        ("for i in range(3):\n    model(x).backward()", "goes over no loader"),
+        ("for i in range(3):\n    model(x).backward()", "iterates over no existing loader"),
         ("for", "is not valid Python"),
     ],
 )

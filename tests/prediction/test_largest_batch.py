@@ -41,11 +41,11 @@ def test_an_estimate_that_is_near_takes_few_tries(limit: int, off: float) -> Non
         (LargestBatch(sure=9, limit=9, is_whole_set=True, traces=3), "largest batch: 9 fits, the whole training set"),
         (
             LargestBatch(sure=60, limit=64, is_whole_set=False, traces=7),
-            "largest batch: 60 is sure to fit; up to 64 may, with nothing left for what cannot be computed",
+            "largest batch: 60 is sure to fit; up to 64 may fit, with nothing left for memory that cannot be computed",
         ),
         (
             LargestBatch(sure=None, limit=64, is_whole_set=False, traces=7),
-            "largest batch: none is sure to fit; up to 64 may, with nothing left for what cannot be computed",
+            "largest batch: none is sure to fit; up to 64 may fit, with nothing left for memory that cannot be computed",
         ),
     ],
 )

@@ -326,12 +326,12 @@ def test_shards_and_replicas_are_refused_by_their_class(make_parallel: Callable[
     ("model", "match"),
     [
         (_quantised, r"a quantised tensor"),
-        (Custom, r"nbguard_tests\.doubled\.default has no form without data"),
+        (Custom, r"nbguard_tests\.doubled\.default needs real data"),
         (lambda: torch.compile(nn.Linear(512, 10), backend="eager"), r"the model is a OptimizedModule: torch\.compile"),
         (lambda: nn.DataParallel(nn.Linear(512, 10)), r"is a DataParallel"),
         (lambda: torch.jit.script(nn.Linear(512, 10)), r"TorchScript"),
         (_sparse, r"a sparse_coo tensor"),
-        (Unknown, r"aten\.nonzero\.default has no form without data"),
+        (Unknown, r"aten\.nonzero\.default needs real data"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -348,7 +348,7 @@ def test_refusals_name_the_module_or_the_operator(model: Any, match: str) -> Non
     ("options", "match"),
     [
         ({"gpu": "GTX1"}, "no GPU is known as 'GTX1'"),
-        ({"gpu": "100MiB"}, "no room beside a CUDA context"),
+        ({"gpu": "100MiB"}, "no room next to a CUDA context"),
         ({"batch_size": 0}, "above 0"),
         ({"settings": "nonsense:1"}, "nonsense"),
     ],

@@ -88,7 +88,7 @@ def test_the_arguments_of_the_script_stand_after_two_dashes(tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)["fits"][0]["prediction"]["batch_sizes"] == [7]
     with pytest.raises(SystemExit):
         main(["predict", str(tmp_path / "train.py"), "--items", "7"])
-    assert "unrecognized arguments: --items 7; those of the script stand after --" in capsys.readouterr().err
+    assert "unrecognized arguments: --items 7; write the script's own after --" in capsys.readouterr().err
 
 
 MODULE = """
@@ -146,7 +146,7 @@ def test_a_loop_in_functions_and_files_is_followed_with_its_validation(tmp_path:
 
     assert few.batch_sizes == (10, 10, 10, 9)
     assert few.fits is True
-    assert few.assumptions[-1] == "what the script does after this fit is not counted"
+    assert few.assumptions[-1] == "the script's work after this fit is not counted"
     parameters = 4 * (100 * 4000 + 4000 + 4000 + 1)
     kinds = {str(each.category): each.nbytes for each in few.categories}
     assert kinds["optimizer state"] >= 2 * parameters
@@ -207,12 +207,12 @@ for number in range(9):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (PROCESSES, r"processes of its own \(work\(\)\)"),
-        ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "where no loop is seen"),
+        (PROCESSES, r"separate processes \(work\(\)\)"),
+        ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "outside any visible loop"),
         (LOOP.replace("Linear(100, 100)", "DataParallel(torch.nn.Linear(100, 100))"), "model is a DataParallel"),
         (
             ON_THE_HOST,
-            r"is on the host and not on the device of the model, at script\(\) in __main__, line 6: .*: make it there",
+            r"is on the host, not on the model's device, at script\(\) in __main__, line 6: .*: make it there",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_what_the_copy_does_not_reach_is_refused_and_not_trained() -> None:
     ("fitted", "options", "match"),
     [
         (lambda: lambda batch: None, {}, "refers to no model"),
-        (lambda: Loop().step, {"precision": "bf16"}, "says its precision itself"),
+        (lambda: Loop().step, {"precision": "bf16"}, "sets its own precision"),
         (lambda: Loop().step, {"precision": "int4"}, "precision is 'bf16' or 'fp16'"),
     ],
 )

@@ -223,7 +223,7 @@ def rich() -> FitReport:
             kind="sync",
             severity="advice",
             what="`Recorder` reads the loss in every batch, which waits for the GPU",
-            evidence="`.cpu()` of the loss: 3.1 ms per batch, of it 2.9 ms waiting",
+            evidence="`.cpu()` of the loss: 3.1 ms per batch, including 2.9 ms of waiting",
             change="keep `learn.recorder` out of the loop: `learn.remove_cb(Recorder)`",
             time=3_100 * US,
         ),

@@ -270,7 +270,7 @@ def _check_mlflow_record(mlflow: Any) -> None:
 
 
 def test_a_run_that_mlflow_does_not_have_is_said(mlflow: Any) -> None:
-    with pytest.raises(NbguardError, match=r"^the run 0{32} of MLflow's has no record: "):
+    with pytest.raises(NbguardError, match=r"^the MLflow run 0{32} has no record: "):
         record_of("0" * 32)
 
 

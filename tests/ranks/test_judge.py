@@ -76,7 +76,7 @@ def test_a_rank_that_another_fault_has_ended_is_told_so_and_no_call_is_said_to_b
     cause, *others = diagnosed(JobFacts(2, (died, let_down))).faults
     assert cause.kind not in ("died", "same call")
     assert [fault.kind for fault in others] == ["died"]
-    assert others[0].remedy.startswith("mend what stands above first")
+    assert others[0].remedy.startswith("fix the fault above first")
 
 
 def test_an_error_that_several_ranks_raise_is_nobodys_echo() -> None:
@@ -113,7 +113,7 @@ def test_a_call_of_its_own_in_the_midst_of_the_batches_may_be_one_too_many() -> 
 
     cause = diagnosed(JobFacts(3, (first, *others))).faults[0]
     assert (cause.kind, cause.ranks) == ("uneven batches", (0,))
-    assert "rank 0 has had fewer batches, or calls something more" in cause.what
+    assert "rank 0 had fewer batches, or makes an extra call" in cause.what
     assert "where rank 0 alone makes that call, take it out of `if rank == …`" in cause.remedy
 
 

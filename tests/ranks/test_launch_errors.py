@@ -46,7 +46,7 @@ def test_an_echo_is_never_the_first_whatever_the_clock_says(tmp_path: Path) -> N
 
     assert launch.sentence == "rank 1 raised first at `train.py:12 in train()`: ValueError: a broken image"
     assert [(error.rank, error.is_echo) for error in launch.errors] == [(1, False), (0, True)]
-    assert "rank 0 has failed of it" in blocks_text(tuple(launch.blocks()))
+    assert "rank 0 failed because the other side" in blocks_text(tuple(launch.blocks()))
 
 
 def test_of_two_errors_the_earlier_is_the_first(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_notebook_is_told_the_rank_and_its_line_and_the_cell_that_launched(not
 def test_a_rank_that_was_killed_is_named_by_what_it_did_not_leave(notebook: Kernel) -> None:
     cell = notebook.run(LAUNCH.format("kill", free_port()), timeout=240)
 
-    assert "rank 1 was ended by SIGKILL first" in cell.text or "rank 1 has left no error: killed" in cell.text
+    assert "rank 1 was ended by SIGKILL first" in cell.text or "rank 1 left no error; killed" in cell.text
 
 
 def test_an_error_that_no_launcher_raised_shows_nothing(notebook: Kernel) -> None:
@@ -185,4 +185,4 @@ def test_of_several_ranks_that_left_no_error_none_is_accused() -> None:
     one, two = LaunchErrors(errors=(echo,), silent=(1,)), LaunchErrors(errors=(echo,), silent=(1, 2))
     assert one.sentence.startswith("rank 0 was let down by rank 1: ")
     assert two.sentence.startswith("rank 0 was let down by another rank: ")
-    assert "ranks 1 and 2 have left no error" in blocks_text(tuple(two.blocks()))
+    assert "ranks 1 and 2 left no error" in blocks_text(tuple(two.blocks()))

@@ -34,7 +34,7 @@ TROUBLES = {
     ),
     "attach-1589": (
         "g:1:2 [0] misc/shmutils.cc:129 NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-b (size 1)",
-        "cannot open the shared memory of another",
+        "cannot open another rank's shared memory",
     ),
     "qp-925": (
         "h:1:2 [0] misc/ibvwrap.cc:187 NCCL WARN Call to ibv_modify_qp failed with error No such device",
@@ -46,7 +46,7 @@ TROUBLES = {
     ),
     "closed-1612": (
         "[0] misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer 10.10.1.3<36138>",
-        "the peer 10.10.1.3 has closed its connection",
+        "the peer 10.10.1.3 closed its connection",
     ),
     "cuda-1518": (
         "[1] misc/shmutils.cc:103 NCCL WARN Cuda failure 'invalid argument'",

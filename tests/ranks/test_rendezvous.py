@@ -55,7 +55,7 @@ def test_a_rank_that_waits_for_one_that_never_comes_says_so_while_it_waits(
     """Seen: twenty seconds of silence, then PyTorch's traceback. Each rank is of another job; both wait at once."""
     ports = free_port(), free_port()
     jobs = [start(tmp_path_factory.mktemp("job"), rank, 8, ports[rank]) for rank in (0, 1)]
-    says = "for rank 1", f"rank 1 waits in `init_process_group` for rank 0 at 127.0.0.1:{ports[1]}, where nobody listens"
+    says = "for rank 1", f"rank 1 waits in `init_process_group` for rank 0 at 127.0.0.1:{ports[1]}, where no process listens"
     for rank, job in enumerate(jobs):
         printed, logged = job.communicate(timeout=240)
 
@@ -79,9 +79,9 @@ _THERE = MeetingPoint(host="127.0.0.1", port=29977, is_here=True)
 @pytest.mark.parametrize(
     ("point", "late", "says"),
     [
-        (_THERE, (0,), "where nobody listens"),
+        (_THERE, (0,), "where no process listens"),
         (MeetingPoint(host="10.1.1.1", port=1, is_here=False), (0,), "another host"),
-        (MeetingPoint(host="h", port=1, is_here=True, listener=PortOwner(7, "nc -l", is_job=False)), (0,), "none of the job"),
+        (MeetingPoint(host="h", port=1, is_here=True, listener=PortOwner(7, "nc -l", is_job=False)), (0,), "not part of"),
         (MeetingPoint(host="h", port=1, is_here=True, listener=PortOwner(7, "x", is_job=True)), (2, 3), "rank 0 is there"),
         (MeetingPoint(host="h", port=1, is_here=True, listener=PortOwner(None, "")), (0,), "another user's"),
         (None, (0, 2, 3), "for the other 3 ranks"),

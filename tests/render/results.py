@@ -118,7 +118,7 @@ EXAMPLES: tuple[Result, ...] = (
                 collective="all_reduce",
                 place="train.py:13",
                 last_common=7,
-                what="rank 1 has left out the `all_reduce` of 4 × float32 that rank 0 waits for at `train.py:13`",
+                what="rank 1 left out the `all_reduce` of 4 × float32 that rank 0 waits for at `train.py:13`",
                 evidence=("rank 0: `all_reduce` of 4 × float32 at `train.py:13`",),
                 remedy="call the same collectives in the same order on all ranks",
             ),
@@ -161,7 +161,7 @@ EXAMPLES: tuple[Result, ...] = (
     build_map(Analysis(_mapped()), 300 * MiB),
     CELL,
     FITS,
-    SimulationState("simulated no more", _AFTER),
+    SimulationState("no longer simulated", _AFTER),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),
     Notices(
         notices=(
@@ -203,7 +203,7 @@ EXAMPLES: tuple[Result, ...] = (
         map=build_map(Analysis(_mapped()), 300 * MiB),
         refusals=(RefusedRequest(device="cuda:0", size=MiB, free=512, site="train.py, line 12", refusals=1),),
         trials=(what_if(_snapshot(), 0, ["expandable_segments:True"], capacity=1024),),
-        untried=("cuda:1 cannot be run again: its trace is cut",),
+        untried=("cuda:1 cannot be run again, because its trace is cut",),
     ),
     Gpus(
         gpus=(GpuReading(index=0, name="NVIDIA H100", total=80 * MiB, used=MiB, capability=(9, 0)),),

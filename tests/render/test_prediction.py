@@ -57,22 +57,22 @@ FITS = Prediction(
     steady=7_480 * MIB,
     band=381 * MIB,
     fits=True,
-    why="7.44 GiB is reserved at most, of 14.41 GiB beside CUDA's context",
+    why="at most 7.44 GiB is reserved of the 14.41 GiB apart from CUDA's context",
     batch_sizes=(64, 64, 64, 17),
     batches=94,
     convolutions=318,
     seconds=1.84,
-    assumptions=("the device is empty before it",),
+    assumptions=("the device is empty before the fit",),
 )
 _NOT_KNOWN = replace(
     FITS,
     settings="expandable_segments:True",
     fits=None,
-    why="7.44 GiB would be reserved, of 14.41 GiB beside CUDA's context; the callback Hoarder is not traced",
+    why="7.44 GiB would be reserved of the 14.41 GiB apart from CUDA's context; the callback Hoarder is not traced",
     unknown=("the callback Hoarder is not traced",),
 )
 CELL = CellPrediction(
-    executed="nothing of the cell has run",
+    executed="no line of the cell was run",
     fits=(
         ForeseenFit(text="line 2: learn.fine_tune(3), after freeze()", prediction=FITS),
         ForeseenFit(text="line 2: learn.fine_tune(3), after unfreeze()", prediction=FITS),

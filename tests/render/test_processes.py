@@ -44,7 +44,7 @@ def test_what_became_of_them_is_said_of_each() -> None:
 
 
 def test_nothing_there_and_nothing_known() -> None:
-    assert Zombies().mimebundle()["text/plain"] == "  no process besides this kernel was found on a GPU"
+    assert Zombies().mimebundle()["text/plain"] == "  no process other than this kernel was found on a GPU"
     assert "it does not answer" in Zombies(unavailable="it does not answer").mimebundle()["text/plain"]
     assert "nothing to end" in Zombies(judged=(_OTHER,)).mimebundle()["text/plain"]
     interrupted = Zombies(unavailable="interrupted before", interrupted=True).mimebundle()["text/plain"]
@@ -83,12 +83,12 @@ def test_a_hard_cleanup_shows_host_bytes_apart_and_its_verdict() -> None:
 
     assert text.splitlines()[:2] == [
         "  2 workers of dl ended  pids 12, 13, 4.00 MiB of host memory",
-        "  nothing was stale: nothing had to be freed · 4.00 MiB of host memory given back",
+        "  nothing was stale, so nothing was freed · 4.00 MiB of host memory given back",
     ]
     assert "this kernel still takes 9.00 MiB:" in text
     assert "your names  9.00 MiB  %reset_gpu NAME or %reset_gpu --all frees it" in text
     assert "a restart of the kernel is not needed" in text
-    assert "would free 0 B · 4.00 MiB of host memory · nothing has been touched · afterwards it lists" in planned
+    assert "would free 0 B · 4.00 MiB of host memory · nothing was touched · afterwards it lists" in planned
     data = json.loads(outcome.json_bundle()["text/plain"])
     assert data["host"] == 4 * MIB
     assert sum(part["nbytes"] for part in data["verdict"]["rest"]) == data["verdict"]["total"] == 9 * MIB

@@ -20,7 +20,7 @@ from nbguard.render.markup import Html, join, tag, with_code
 from nbguard.render.result import Result
 from nbguard.render.text import blocks_text
 from tests.render.results import EXAMPLES, RESULTS
-from tests.render.test_render import _parsed
+from tests.render.test_render import _golden, _parsed
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=y>', "a\x1b[31m\u202e\nb", "o'k`x`&amp;", "long " * 400]
 _by_kind = [pytest.param(example, id=example.kind) for example in EXAMPLES]
@@ -45,6 +45,27 @@ def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result, monkeypatch:
     assert data["text/plain"].strip()
     assert str(result) == data["text/plain"]
     assert type(data["text/html"]) is str
+
+
+@pytest.mark.parametrize(
+    ("name", "rooms"),
+    [
+        ("doctor.txt", {"doctor"}),
+        ("ranks.txt", {"ranks", "cluster"}),
+        ("runs.txt", {"runs"}),
+        ("snapshots.txt", {"snapshots"}),
+        ("cleanup.txt", {"cleanup"}),
+        ("notices.txt", {"reports"}),
+    ],
+)
+def test_golden_text_of_the_examples_of_a_room(name: str, rooms: set[str], request: pytest.FixtureRequest) -> None:
+    """The wording of these rooms is pinned here. Their other tests go by kinds, commands and bytes."""
+    kinds = {"notices", "rounds"} if name == "notices.txt" else None
+    shown = [each for each in EXAMPLES if type(each).__module__.split(".")[1] in rooms]
+    texts = [each.mimebundle()["text/plain"] for each in shown if kinds is None or each.kind in kinds]
+
+    assert texts
+    _golden(name, "\n\n".join(texts), request)
 
 
 @pytest.mark.parametrize("result", _by_kind)

@@ -25,8 +25,8 @@ MIB = 1024**2
         (Recording("on", 5_000), "recording: the allocator's last 5,000 entries"),
         (Recording("on", 100_000), "up to 25.75 MiB of host memory per device"),
         (Recording("waiting", 100_000, 4), "recording begins with the first use of CUDA"),
-        (Recording("theirs"), "and not by nbguard: it is left as it is"),
-        (Recording("off", changed=True), "recording is off, and its history forgotten"),
+        (Recording("theirs"), "nbguard leaves it alone"),
+        (Recording("off", changed=True), "recording is off, and its history is deleted"),
         (Recording("off"), "nothing is being recorded"),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_was_written_is_said_and_what_it_lacks() -> None:
 
     assert text.splitlines() == [
         "~/run.pickle  3.00 MiB: 1 segment, 1 entry of history",
-        "  pytorch.org/memory_viz opens it; beside it run.pickle.nbguard.json: version, settings, sizes, 2 holders",
+        "  pytorch.org/memory_viz opens it; next to it run.pickle.nbguard.json: version, settings, sizes, 2 holders",
     ]
     assert "0 entries of history" in without
     assert "3 small holders had no room" in without

@@ -38,7 +38,7 @@ _AFTER = replace(_BEFORE, allocated=5 * MIB, peak_allocated=14 * MIB, ooms=2, br
 def test_golden_simulation(request: pytest.FixtureRequest) -> None:
     first, then, plain = (
         SimulationState("simulated from the next cell on: 16.00 GiB", _BEFORE),
-        SimulationState("simulated no more", _AFTER),
+        SimulationState("no longer simulated", _AFTER),
         SimulationState("simulated", replace(_BEFORE, settings="", context=0)),
     )
     lines = [cell_line(_BEFORE, _AFTER, 7), cell_line(_AFTER, replace(_AFTER, allocated=MIB, peak_reserved=22 * MIB), 8)]
@@ -47,6 +47,6 @@ def test_golden_simulation(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_html_says_what_the_text_says() -> None:
-    bundle = SimulationState("simulated no more", _AFTER).mimebundle()
+    bundle = SimulationState("no longer simulated", _AFTER).mimebundle()
 
     assert all(escape(line.strip()) in bundle["text/html"] for line in bundle["text/plain"].splitlines())

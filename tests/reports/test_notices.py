@@ -45,7 +45,8 @@ def test_a_deleted_name_whose_object_another_path_leads_to() -> None:
 
     assert notice is not None
     assert notice_line(notice) == (
-        "`model` is deleted, its 14.00 MiB are not: `trainer.callback_handler.model` holds them · `%reset_gpu trainer`"
+        "`model` was deleted, but its 14.00 MiB is still in memory, held by `trainer.callback_handler.model` "
+        "· `%reset_gpu trainer`"
     )
 
 
@@ -152,7 +153,7 @@ def test_memory_that_another_name_has_as_well_has_no_command() -> None:
     assert _judged(graph, _gone(graph, _ref(graph, "code"), name="on")) is None
     notice = _judged(graph, _gone(graph, _ref(graph, "model")))
     assert notice is not None
-    assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `registry → m` and `parts` hold them"
+    assert notice_line(notice) == "`model` was deleted, but its 4.00 MiB is still in memory, held by `registry → m` and `parts`"
     assert (notice.command, notice.frees) == ("", None)
 
 
@@ -171,9 +172,11 @@ def test_a_line_that_frees_more_but_not_this_is_no_advice() -> None:
     notice = _judged(graph, replace(gone, nbytes=4 * MiB))
 
     assert notice is not None
-    assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `trainer.model` and `outputs` hold them"
+    assert (
+        notice_line(notice) == "`model` was deleted, but its 4.00 MiB is still in memory, held by `trainer.model` and `outputs`"
+    )
     line = notice_line(replace(notice, holders=(*notice.holders, "losses")))
-    assert line.endswith("`trainer.model` and 2 more hold them · see `%gpumem why trainer.model`")
+    assert line.endswith("`trainer.model` and 2 more · see `%gpumem why trainer.model`")
 
 
 def test_what_ends_by_itself_holds_nothing() -> None:
@@ -227,7 +230,7 @@ def test_a_cell_that_leaves_more_each_time() -> None:
 
     assert notice is not None
     assert notice_line(notice) == (
-        "each run of In[12] leaves 300.00 MiB more: `hist[2]` keeps its graph · append `loss.item()` or `t.detach()`"
+        "each run of In[12] leaves 300.00 MiB more; `hist[2]` keeps its graph · append `loss.item()` or `t.detach()`"
     )
     assert judge_growth(after(2), 12, held_storages(after(2)), MiB) is None
 
@@ -260,7 +263,9 @@ def test_what_others_share_with_the_object_is_theirs() -> None:
     notice = _judged(graph, _gone(graph, _ref(graph, "learner"), name="learn"))
 
     assert notice is not None
-    assert notice_line(notice) == "`learn` is deleted, its 4.00 MiB are not: the last error holds them · `%reset_gpu`"
+    assert (
+        notice_line(notice) == "`learn` was deleted, but its 4.00 MiB is still in memory, held by the last error · `%reset_gpu`"
+    )
 
 
 def test_a_notice_that_has_told_of_it_counts_the_later_names_and_keeps_its_words() -> None:
@@ -296,7 +301,9 @@ def test_one_cell_and_one_holder_are_one_notice() -> None:
         (("a", "b"), 6 * MiB, "%reset_gpu runs[0] runs[1]"),
         (("c",), MiB, "%reset_gpu kept[0]"),
     ]
-    assert notice_sentence(notices[0]).startswith("`a` and `b` are deleted, their 6.00 MiB are not: `runs[0]`")
+    assert notice_sentence(notices[0]).startswith(
+        "`a` and `b` were deleted, but their 6.00 MiB is still in memory, held by `runs[0]`"
+    )
 
 
 def test_what_is_left_of_a_deleted_name() -> None:

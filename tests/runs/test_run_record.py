@@ -236,7 +236,7 @@ def test_a_fit_that_is_not_logged_has_none() -> None:
             model(x).sum().backward()
 
     assert profile.report.record is None
-    with pytest.raises(RunRecordError, match="this report has no record: log the fit"):
+    with pytest.raises(RunRecordError, match="this report has no record; log the fit"):
         record_of(profile.report)
 
 

@@ -59,7 +59,7 @@ def test_xpu_tells_as_much_as_cuda_does(monkeypatch: pytest.MonkeyPatch) -> None
     assert (device.allocator.allocated, device.allocator.peak_reserved) == (600, 4096)
     assert device.segments is not None
     assert fragmentation(device.segments).stranded == 1448
-    assert _reasons(missing) == "no driver of xpu is asked: other processes' memory is not known"
+    assert _reasons(missing) == "no driver of xpu is queried, so other processes' memory is not known"
     (tick,), _ = cuda.device_facts("xpu", with_segments=False)
     assert tick.segments is None
 
@@ -71,7 +71,7 @@ def test_what_an_older_torch_does_not_tell_is_a_reason(monkeypatch: pytest.Monke
     (device,), missing = accelerator_facts("xpu")
 
     assert (device.name, device.total, device.free, device.allocator, device.segments) == ("xpu", None, None, None, None)
-    for words in ("no memory counters for xpu", "does not tell the size of xpu", "does not tell the blocks of xpu"):
+    for words in ("no memory counters for xpu", "does not report the size of xpu", "does not report the blocks of xpu"):
         assert words in _reasons(missing)
 
 
@@ -109,7 +109,7 @@ def test_an_apple_gpu_has_the_size_that_metal_recommends(monkeypatch: pytest.Mon
     assert device.allocator is not None
     assert (device.allocator.allocated, device.allocator.reserved) == (3 * GiB, 4 * GiB)
     assert (device.total, device.free) == ((12 * GiB, 8 * GiB) if tells else (None, None))
-    assert "does not tell the blocks" in _reasons(missing)
+    assert "does not report the blocks" in _reasons(missing)
     assert ("how much memory Metal recommends" in _reasons(missing)) is not tells
 
 
@@ -172,7 +172,7 @@ def test_amds_driver_that_is_missing_or_knows_no_such_device_is_a_reason(monkeyp
     monkeypatch.setitem(sys.modules, "amdsmi", _Amd())
     with AmdReader() as reader:
         assert reader.device(SimpleNamespace(), 0) is None
-    assert "knows no device at the place" in (reader.reason or "")
+    assert "knows no device at torch's address" in (reader.reason or "")
 
 
 def test_a_rocm_build_asks_amds_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_the_tightest_limit_of_the_control_groups_counts(tmp_path: Path) -> None
     assert limits == {"drm/0000:03:00.0/vram0": 8000, "x": 70}
     assert group_limit(limits, _PLACE) == 8000
     assert group_limit(limits, SimpleNamespace()) is None
-    assert _reasons(unmatched(limits, {8000})) == "the control group limits x to 70 B: which device that is, is not known"
+    assert _reasons(unmatched(limits, {8000})) == "the control group limits x to 70 B, but which device that is, is not known"
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["listed", "a driver without the call"])

@@ -311,7 +311,7 @@ def test_a_look_that_waits_too_long_for_another_threads_is_one_line(monkeypatch:
         thread, found = _beside(look)
         thread.join()
 
-    assert "another thread has been looking at the memory" in str(found[0])
+    assert "another thread has been scanning the memory" in str(found[0])
     thread, found = _beside(look)
     thread.join()
     assert found == [None]

@@ -114,7 +114,7 @@ def test_a_diff_of_a_named_and_an_unnamed_file_compares_lines(tmp_path: Path) ->
     found = snapshot_diff(before, after)
 
     assert [(row.label, row.grown) for row in found.devices[0].holders] == [("allocated at train.py:41", MIB)]
-    assert found.notes == ("a.pickle has no names beside it: both are compared by the lines that allocated",)
+    assert found.notes == ("a.pickle has no names file next to it, so both are compared by their allocating lines",)
 
 
 def test_two_equal_files_differ_in_nothing(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_two_equal_files_differ_in_nothing(tmp_path: Path) -> None:
     found = snapshot_diff(place, place)
 
     assert found.devices[0].holders == found.devices[0].pools == ()
-    assert "no holder has changed" in found.mimebundle()["text/plain"]
+    assert "no holder changed" in found.mimebundle()["text/plain"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_two_equal_files_differ_in_nothing(tmp_path: Path) -> None:
 def test_a_damaged_file_beside_is_one_error(tmp_path: Path, said: dict[str, Any]) -> None:
     place = _file(tmp_path / "run.pickle", _raw(MIB), **said)
 
-    with pytest.raises(SnapshotError, match=r"run\.pickle\.nbguard\.json beside it is damaged"):
+    with pytest.raises(SnapshotError, match=r"run\.pickle\.nbguard\.json next to it is damaged"):
         snapshot_report(place)
 
 
@@ -158,7 +158,7 @@ def test_names_of_another_snapshot_are_not_believed(tmp_path: Path) -> None:
 
     assert [row.label for row in before.report.devices[0].holders] == ["learn"]
     assert [row.label for row in after.report.devices[0].holders] == ["unknown"]
-    assert "the file beside it is of another snapshot" in after.notes[0]
+    assert "the file next to it belongs to another snapshot" in after.notes[0]
 
 
 def test_foreign_labels_are_shown_as_text(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def recommendation(result: WhatIf) -> str:
         return _against_refusal(result, base.worst.refusal, helpful)
     if base.worst.passed:
         return (
-            "From a fresh start the request that failed finds room under the recorded settings too: what came before the "
+            "From a fresh start the failed request also finds room under the recorded settings, so allocations before the "
             "trace had fragmented the memory. Record from the start of the process to see which settings prevent that; "
             "freeing the blocks that pin those segments, or a restart of the kernel, undoes it."
         )
@@ -114,22 +114,22 @@ def notes(result: WhatIf) -> Iterator[str]:
             "in the order of their addresses."
         )
     if result.capacity is None:
-        yield "It is not known how much memory the device had, so nothing runs out here: give it with --capacity 16GiB."
+        yield "The device's memory is not known, so nothing runs out here; give it with --capacity 16GiB."
     if not replay.is_version_known:
-        yield f"The file does not say which PyTorch recorded it; the rules are those of {replay.torch_version}: give --torch."
+        yield f"The file does not say which PyTorch recorded it, so the rules of {replay.torch_version} apply; give --torch."
     if any(len(row.outcomes) > 1 and row.peak != row.least_peak for row in result.rows):
-        yield "Up to PyTorch 2.11 addresses decide between equal blocks: the spread is over orders in which they may come."
+        yield "Up to PyTorch 2.11 addresses decide between equal blocks; the spread covers their possible orders."
     trapped = [row for row in result.rows if row.settings.expandable and row.settings.max_split_size is not None]
     if trapped:
         yield (
-            "expandable_segments with max_split_size_mb is a trap: a free block of that size or more serves no smaller "
-            "request again, so the segment keeps growing. Leave max_split_size_mb out."
+            "expandable_segments with max_split_size_mb is a trap, because a free block of that size or more serves no smaller "
+            "request again and the segment keeps growing. Leave max_split_size_mb out."
         )
     trace = result.snapshot.trace(replay.device)
     if any(pool != DEFAULT_POOL for pool in (*(trace.pools or ()), *(segment.pool for segment in result.snapshot.segments))):
-        yield "Pools of CUDA graphs and MemPools are kept to the end of each run: when they went is not recorded."
+        yield "Pools of CUDA graphs and MemPools are kept to the end of each run, because their end is not recorded."
     if any(row.worst.passed for row in result.rows):
-        yield "A request that failed when recorded and finds room here is freed at once: what came next is not recorded."
+        yield "A request that failed when recorded and finds room here is freed at once, because its later use is not recorded."
 
 
 def _use(result: WhatIf, row: WhatIfRow) -> str:

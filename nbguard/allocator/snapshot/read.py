@@ -27,7 +27,7 @@ MAX_BYTES = 4 * 1024**3
 """A larger file, or one that unpacks to more, is refused."""
 
 LARGE = 1 << 20
-"""Bytes from which on a pickle is worth a process of its own, which starts in some 0.1 s."""
+"""Bytes from which on a pickle is worth a separate process, which starts in some 0.1 s."""
 
 _PICKLED = b"\x80(]}"
 """First bytes of pickles whose object is a dict or a list, of all protocols."""
@@ -133,22 +133,21 @@ def _decode(data: bytes, progress: Progress | None) -> Any:
         )
     if data[:1] not in _PICKLED:
         raise SnapshotError(
-            "not a snapshot that can be read: it is neither a pickle nor JSON; "
-            "torch.cuda.memory._dump_snapshot(FILE) writes one."
+            "not a readable snapshot: it is neither a pickle nor JSON; torch.cuda.memory._dump_snapshot(FILE) writes one."
         )
     return unpickle(data, progress)
 
 
 def _read_json(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_CONTAINER + 1000:
-        raise SnapshotError("not a snapshot that can be read: the JSON is made of empty containers.")
+        raise SnapshotError("not a readable snapshot: the JSON is made of empty containers.")
     try:
         return json.loads(data.removeprefix(b"\xef\xbb\xbf"), parse_int=_integer, parse_constant=_no_number)
     except RecursionError:
-        raise SnapshotError("not a snapshot that can be read: the JSON is nested too deep.") from None
+        raise SnapshotError("not a readable snapshot: the JSON is nested too deep.") from None
     except ValueError as error:
         where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise SnapshotError(f"not a snapshot that can be read: the JSON is damaged or ends too early{where}.") from None
+        raise SnapshotError(f"not a readable snapshot: the JSON is damaged or ends too early{where}.") from None
 
 
 def _integer(digits: str) -> int:

@@ -83,7 +83,7 @@ def read_pickle(file: BinaryIO, size: int, sidecar: Sidecar, progress: Progress 
 
 def _why_it_died(status: int) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
-        return "not a snapshot that can be read: reading it takes far longer than its size explains."
+        return "not a readable snapshot: reading it takes far longer than its size explains."
     return DAMAGED
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     except UnreadablePickle as bad:
         out.write(_REFUSED + unreadable(bad).encode())
     except MemoryError:
-        out.write(_REFUSED + b"not a snapshot that can be read: it would fill far more memory than its size explains.")
+        out.write(_REFUSED + b"not a readable snapshot: it would fill far more memory than its size explains.")
     except _DAMAGES:
         out.write(_REFUSED + DAMAGED.encode())
     else:

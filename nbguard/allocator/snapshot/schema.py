@@ -152,7 +152,7 @@ def _place(segment: SnapshotSegment) -> tuple[int, int]:
 def _segment(raw: object, stacks: _StackNumbers, budget: _Budget) -> SnapshotSegment:
     budget.spend(1)
     if type(raw) is not dict or type(raw.get("blocks")) is not list or raw.get("segment_type", "") not in ("small", "large"):
-        _reject("a segment is none")
+        _reject("a segment is not a dict")
     address, total = _number(raw, "address"), _number(raw, "total_size")
     blocks = tuple(_blocks(raw["blocks"], address, stacks, budget))
     if sum(block.size for block in blocks) != total:
@@ -275,7 +275,7 @@ def _pool(raw: object) -> PoolId:
     match raw:
         case [int(first), int(second)]:
             return first, second
-    raise SnapshotError("not a snapshot that can be read: a pool has no id of two numbers.")
+    raise SnapshotError("not a readable snapshot: a pool has no id of two numbers.")
 
 
 def _number(raw: dict[str, Any], key: str, default: int | None = None, most: int = _LARGEST) -> int:
@@ -286,4 +286,4 @@ def _number(raw: dict[str, Any], key: str, default: int | None = None, most: int
 
 
 def _reject(what: str) -> NoReturn:
-    raise SnapshotError(f"not a snapshot that can be read: {what}.")
+    raise SnapshotError(f"not a readable snapshot: {what}.")

@@ -52,4 +52,4 @@ def read_sidecar(path: str | Path) -> Sidecar:
     except FileNotFoundError:
         return Sidecar()
     except (OSError, ValueError, RecursionError, DamagedDataError):
-        raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
+        raise SnapshotError(f"{place.name} next to it is damaged; remove it to read the snapshot without it.") from None

@@ -40,7 +40,7 @@ _REFERENCES = re.compile(rb"(?:j[\s\S]{4}){4,}")
 _U16, _I32, _U32, _U64, _F64 = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
 
 
-DAMAGED = "not a snapshot that can be read: the pickle ends too early or is damaged."
+DAMAGED = "not a readable snapshot: the pickle ends too early or is damaged."
 
 
 class UnreadablePickle(Exception):  # noqa: N818
@@ -65,12 +65,12 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
     except (IndexError, struct.error):
         raise SnapshotError(DAMAGED) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise SnapshotError("not a snapshot that can be read: the pickle is damaged.") from None
+        raise SnapshotError("not a readable snapshot: the pickle is damaged.") from None
 
 
 def unreadable(why: UnreadablePickle) -> str:
     """Return the message of the error for a pickle that is not read."""
-    return f"not a snapshot that can be read: {why}."
+    return f"not a readable snapshot: {why}."
 
 
 def asks_for(wanted: str) -> UnreadablePickle:

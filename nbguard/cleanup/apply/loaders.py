@@ -48,7 +48,7 @@ def _shut_down(action: Action, tracker: WeakTracker) -> None:
     if progress != action.names or not set(worker_processes(iterator)) <= set(action.processes):
         for loader, kept in zip(loaders, former, strict=True):
             _attach(loader, kept)
-        raise NbguardError("it has gone on since the plan was made: it is in use")
+        raise NbguardError("it went on since the plan was made, so it is in use")
     if iterator._rcvd_idx < iterator._send_idx:
         iterator._next_data = _ended
     iterator._shutdown_workers()
@@ -97,4 +97,4 @@ def _insist(processes: Iterable[Process]) -> list[Process]:
 
 def _state(processes: Iterable[Process]) -> str:
     alive = [process for process in processes if is_alive(process)]
-    return "the system does not end them" if alive else "they have ended, and only their entries are left"
+    return "the system does not end them" if alive else "they ended, and only their entries are left"

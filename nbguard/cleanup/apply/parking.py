@@ -30,7 +30,7 @@ from nbguard.units import format_bytes
 _LEFT_FOR_OTHERS = 0.02
 """Share of the host's memory that a parking leaves free."""
 _SHARED = "something outside Python shares it"
-_STOPPED = "interrupted: what had been moved by then stays moved"
+_STOPPED = "interrupted: tensors moved by then stay moved"
 
 
 @plain_torch()
@@ -72,7 +72,7 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
 
     Raises:
         TargetError: nothing is parked under one of the labels.
-        NbguardError: the device has no room for it; nothing has been moved.
+        NbguardError: the device has no room for it; nothing was moved.
     """
     chosen = _chosen(labels)
     _refuse_without_room(chosen)
@@ -130,7 +130,7 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
         if nbytes > room:
             raise NbguardError(
                 f"{format_bytes(nbytes)} would not fit: {device} has room for {format_bytes(room)} at most. "
-                f"Free something first ({advice.REPORT.command} shows what holds it); nothing has been moved"
+                f"Free something first ({advice.REPORT.command} shows what holds it); nothing was moved"
             )
 
 

@@ -70,7 +70,7 @@ def _end(orphan: DeviceProcess) -> str:
             time.sleep(0.02)
         if not is_alive(process):
             return ""
-    return "it does not end, not even by SIGKILL: it waits in the driver, and only that or a restart of the machine ends it"
+    return "it ignores even SIGKILL because it waits in the driver; only the driver or a restart of the machine ends it"
 
 
 def _signal(process: Process, number: signal.Signals) -> str:

@@ -55,7 +55,7 @@ def _take_away(step: StepContext) -> None:
     known = [owner for owner in owners if {owner, value} <= found.keys()]
     taken = sum(take_away(found[owner], found[value], step.action.names[1]) for owner in known)
     if not taken:
-        raise LookupError("it has changed since the look: run it again")
+        raise LookupError("it changed since the scan; run it again")
 
 
 def _run_line(step: StepContext) -> None:

@@ -66,7 +66,7 @@ def release_kept_errors(builder: PlanBuilder) -> None:
 def drop_compiled(builder: PlanBuilder) -> None:
     """Drop what torch.compile has compiled, for live models too: they compile again at their next call."""
     if any(learner.is_running for learner in builder.facts.learners):
-        builder.skipped.append("compiled code is in use by a running fit: it stays")
+        builder.skipped.append("compiled code stays because a running fit uses it")
     elif not builder.facts.has_compiled:
         builder.skipped.append("nothing has been compiled here (torch.compile): there is nothing to drop")
     else:
@@ -155,9 +155,9 @@ def clearable_workspaces(facts: Facts) -> Workspaces:
     if not nbytes:
         return Workspaces()
     if any(root.kind == "frame" for root in facts.graph.roots) or any(learner.is_running for learner in facts.learners):
-        return Workspaces(why_not="cuBLAS workspaces stay: a function is running that may use them")
+        return Workspaces(why_not="cuBLAS workspaces stay because a running function may use them")
     if facts.pools or any(segment.is_private for device in facts.devices for segment in device.segments or ()):
-        return Workspaces(why_not="cuBLAS workspaces stay: a CUDA graph may have recorded them")
+        return Workspaces(why_not="cuBLAS workspaces stay because a CUDA graph may have recorded them")
     return Workspaces(nbytes, {device: frozenset(block.address for block in blocks) for device, blocks in by_device.items()})
 
 

@@ -34,7 +34,7 @@ def judge(candidate: DeviceProcess, around: Surroundings) -> Judged:
     if _may_be_kernel(candidate.command):
         return Judged(candidate, False, "perhaps a live kernel (shut it down in Jupyter)")
     if kind := _leftover_kind(candidate.command):
-        return Judged(candidate, True, f"{kind} whose parent has died")
+        return Judged(candidate, True, f"{kind} whose parent died")
     return Judged(
         candidate,
         False,
@@ -102,7 +102,7 @@ def _judge_kernel(candidate: DeviceProcess, around: Surroundings) -> tuple[bool,
         for kernel in around.kernels:
             if kernel.connection == connection and kernel.process.started <= candidate.process.started:
                 return False, f"of a live kernel (pid {kernel.process.pid})"
-        return True, "forked by a kernel that has died"
+        return True, "forked by a dead kernel"
     if candidate.is_forked is None or candidate.connection is not False:
         return False, "a live kernel: its connection file is there (shut it down in Jupyter)"
     if candidate.has_clients is not False:

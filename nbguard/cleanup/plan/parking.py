@@ -131,14 +131,14 @@ def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
     """
     graph = facts.graph
     if any(learner.is_running and learner.node in nodes for learner in facts.learners):
-        raise TargetError(f"a fit is running on {text}: park it when the fit has ended")
+        raise TargetError(f"a fit is running on {text}; park it when the fit ends")
     wanted = storages_of(graph, nodes)
     for root in graph.roots:
         if root.thread and wanted & storages_of(graph, reach(graph, root.nodes)):
-            raise TargetError(f"{text} is in use by {root.label}: park it when that has ended")
+            raise TargetError(f"{text} is in use by {root.label}; park it when that ends")
     for number, node in enumerate(graph.nodes):
         if node.type_name in _TASKS and number not in nodes and wanted & storages_of(graph, reach(graph, (number,))):
-            raise TargetError(f"a waiting {node.type_name} uses {text}: park it when that has ended")
+            raise TargetError(f"a waiting {node.type_name} uses {text}; park it when that ends")
 
 
 def _needed_by_others(graph: Graph, entries: Mapping[str, set[int]], together: set[int]) -> dict[int, str]:

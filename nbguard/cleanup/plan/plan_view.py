@@ -93,12 +93,12 @@ def _plan_sentence(plan: Plan) -> str:
     later = later if plan.request.hard else ""
     if not plan.promised and not plan.at_least and all(action.kind == "collect" for action in plan.actions):
         cache = f", but {_device_gets(plan)} of free cache would go back to the device" if plan.reserved_at_most else ""
-        return f"nothing is stale: there is nothing to free{cache}{later}"
+        return f"nothing is stale, so there is nothing to free{cache}{later}"
     back = f" · {_device_gets(plan)} would go back to the device" if plan.reserved is not None else ""
     back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
     host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
-    return f"would free {_amount(plan)}{back}{besides} · nothing has been touched{later}"
+    return f"would free {_amount(plan)}{back}{besides} · nothing was touched{later}"
 
 
 def _amount(plan: Plan) -> str:
@@ -106,7 +106,7 @@ def _amount(plan: Plan) -> str:
     if not plan.at_least:
         return format_bytes(plan.promised)
     most = "; nothing counts the most that it may be" if plan.at_most is None else f", up to {format_bytes(plan.at_most)}"
-    return f"at least {format_bytes(plan.promised)}{most} (not all was looked into)"
+    return f"at least {format_bytes(plan.promised)}{most} (not all of it was scanned)"
 
 
 def _device_gets(plan: Plan) -> str:
@@ -138,13 +138,13 @@ def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
 def _outcome_sentence(outcome: Outcome) -> str:
     """Return the bytes realised against those promised, before and after."""
     if not outcome.plan.promised and not outcome.realised and not outcome.extra:
-        return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
+        return f"nothing was stale, so nothing was freed{_given_back(outcome)}{_host(outcome)}"
     text = f"freed {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised"
     if outcome.plan.at_least:
         text += " at least"
     if outcome.extra:
         extra = f", and {format_bytes(outcome.extra)}"
-        text += f"{extra} of what was not looked into" if outcome.plan.at_least else f"{extra} more"
+        text += f"{extra} from memory that was not scanned" if outcome.plan.at_least else f"{extra} more"
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
     return text + _given_back(outcome, always=True) + _host(outcome)
 
@@ -195,7 +195,7 @@ def _left(outcome: Outcome) -> Iterator[str]:
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     """Yield the parts of the memory that the kernel still takes, whose figures add up, and whether a restart would help."""
-    yield Line(f"this kernel still takes {format_bytes(verdict.total)}:")
+    yield Line(f"this kernel still takes {format_bytes(verdict.total)}{':' if verdict.rest else ''}")
     figures = format_column([part.nbytes for part in verdict.rest], unit_of(verdict.total))
     rows = zip(verdict.rest, figures, strict=True)
     yield from _steps((part.name, figure, f"{part.note}{' (a restart only)' * part.needs_restart}") for part, figure in rows)

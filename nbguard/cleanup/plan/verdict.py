@@ -48,7 +48,7 @@ _NOTES = {
     "cuBLAS workspaces": f"cleared by {advice.HARD.code} when nothing runs and no CUDA graph is there",
     "CUDA graphs": "of graph pools that no Python object holds",
     "not held by Python": "buffers and caches of C++ libraries",
-    "free, but not returnable": "freed with the blocks beside it, or with the CUDA graph whose pool it is",
+    "free, but not returnable": "freed with its neighbouring blocks, or with its pool's CUDA graph",
     "context": "CUDA itself in this kernel",
 }
 _CLASSES: dict[HolderSource, str] = {"workspaces": "cuBLAS workspaces", "graphs": "CUDA graphs"}
@@ -108,9 +108,9 @@ def _reason(rest: tuple[Rest, ...], gain: int, is_needed: bool, names: int, brok
     leading = counted(names, "name that leads", "names that lead")
     loses = f"it loses every variable, {leading} to memory among them"
     if broken:
-        return f"a restart of the kernel is needed: CUDA answers every call with an error ({broken}); {loses}"
+        return f"a restart of the kernel is needed because CUDA answers every call with an error ({broken}); {loses}"
     if not gain:
-        return "a restart of the kernel is not needed: it would give back nothing that a command does not"
+        return "a restart of the kernel is not needed, because commands give everything back"
     if is_needed:
         return f"only a restart of the kernel gives back {format_bytes(gain)} more ({what}); {loses}"
-    return f"a restart of the kernel is not needed: it would give back only {format_bytes(gain)} ({what})"
+    return f"a restart of the kernel is not needed, because it would give back only {format_bytes(gain)} ({what})"

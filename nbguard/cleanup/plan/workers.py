@@ -139,7 +139,7 @@ def pinned_action(facts: Facts) -> Action | None:
     if unused is None:
         detail = f"how much of {format_bytes(facts.pinned.reserved)} that is, this PyTorch does not tell"
     else:
-        detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
+        detail = f"{format_bytes(unused)} of host memory now, plus the memory that this cleanup adds"
     return Action(
         kind="pinned",
         subject="pinned host memory that nothing uses",

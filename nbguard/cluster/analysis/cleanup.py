@@ -32,7 +32,7 @@ class EnginesCleanup(Result):
     view: ClassVar[str] = "nbguard.cluster.analysis.cleanup:cleanup_blocks"
 
     engines: tuple[EngineCleanup, ...]  # in the order of their numbers
-    is_done: bool  # False: a plan, nothing has been touched
+    is_done: bool  # False: a plan, nothing was touched
 
     @property
     def promised(self) -> int:
@@ -58,7 +58,7 @@ def cleanup_blocks(cleanup: EnginesCleanup) -> Iterator[Block]:
     if cleanup.is_done:
         yield Line(f"freed {format_bytes(cleanup.freed)} of {format_bytes(cleanup.promised)} promised{without}", "strong")
     else:
-        yield Line(f"would free {format_bytes(cleanup.promised)} · nothing has been touched{without}")
+        yield Line(f"would free {format_bytes(cleanup.promised)} · nothing was touched{without}")
 
 
 def _row(engine: EngineCleanup, *, is_done: bool) -> TableRow:

@@ -65,10 +65,10 @@ def step_checks(facts: DeterminismFacts, learn: str = "learn") -> tuple[Check, .
     seen = f"{facts.runs} runs of one step from one state, {counted(facts.tensors, 'tensor')} compared by their bytes"
     cost = slow_down(facts.times)
     time = f"{format_time(facts.times.plain)} each{f'; deterministic mode: {cost}' if cost else ''}"
-    hidden = counted(len(facts.hidden), "place") if facts.hidden else "a step leaves nothing behind that changes the next"
-    known = ", ".join(sorted({fact.name for fact in facts.known})) or "PyTorch knows a deterministic way for each"
+    hidden = counted(len(facts.hidden), "place") if facts.hidden else "a step leaves no state that changes the next"
+    known = ", ".join(sorted({fact.name for fact in facts.known})) or "PyTorch has a deterministic way for each"
     if facts.known and facts.mode == "warn only":
-        known += ": no deterministic implementation, and let pass, as the mode only warns; the bits agreed here"
+        known += " (no deterministic implementation; the mode only warns, and the bits agreed here)"
     return (
         checked("determinism", "one step", f"{seen}; {time}", *_difference(facts, learn)),
         checked("determinism", "operations", known, *_known(facts, learn)),
@@ -91,7 +91,7 @@ def _difference(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
         place = f"{_where(difference.path)}{others} in {_PASSES[difference.direction]}"
     yield CheckFinding(
         severity="problem",
-        what=f"the same step gives other bits each time: first in {place}",
+        what=f"the same step gives different bits each time, first in {place}",
         evidence=_reason(facts),
         command=_command(facts, learn),
     )
@@ -106,15 +106,17 @@ def _reason(facts: DeterminismFacts) -> str:
         where = ", ".join(part for part in (operation.module and module_name(operation.module), operation.line) if part)
         named = f"{operation.name}{f' ({where})' if where else ''}"
     if facts.cure == "deterministic mode":
-        return f"{named or 'an operation'}: in PyTorch's deterministic mode the bits agree"
+        return f"{named or 'an operation'} gives the same bits in PyTorch's deterministic mode"
     if facts.refused:
-        return f"{facts.refused} has no deterministic implementation" + (f"; first other bits: {named}" if named else "")
+        return f"{facts.refused} has no deterministic implementation" + (f"; the bits first differ in {named}" if named else "")
     if facts.cure == "one thread":
-        return f"{named or 'an operation'}: with one thread instead of {facts.threads} the bits agree"
+        return f"{named or 'an operation'} gives the same bits with one thread instead of {facts.threads}"
     if facts.is_pythons:
         tail = f"; it may be {', '.join(facts.suspects[:3])}" if facts.suspects else ""
-        return f"Python gives {named or 'an operation'} other numbers from run to run, with all generators put back{tail}"
-    return f"{named or 'what does it was not seen'}; deterministic mode does not change that"
+        return (
+            f"Python gives {named or 'an operation'} different numbers in each run, although all generators were restored{tail}"
+        )
+    return f"{named or 'the cause was not found'}; deterministic mode does not help"
 
 
 def _command(facts: DeterminismFacts, learn: str) -> str:
@@ -124,7 +126,7 @@ def _command(facts: DeterminismFacts, learn: str) -> str:
         return "torch.set_num_threads(1)"
     if facts.refused:
         line = facts.operation.line if facts.operation is not None else ""
-        return f"# replace {facts.refused}{f' at {line}' if line else ''} by an operation that is deterministic"
+        return f"# replace {facts.refused}{f' at {line}' if line else ''} by a deterministic operation"
     line = facts.operation.line if facts.operation is not None else ""
     return f"# draw it from torch's generator, which a seed reaches{f': {line}' if line else ''}"
 
@@ -139,9 +141,9 @@ def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
         yield CheckFinding(
             severity="problem" if facts.mode == "on" else "advice",
             what=f"{fact.name} has no deterministic implementation" + (f": {where}" if where else ""),
-            evidence="deterministic mode is on: each fit raises here"
+            evidence="deterministic mode is on, so each fit raises here"
             if facts.mode == "on"
-            else "its bits agreed here; PyTorch does not promise that, and raises in deterministic mode",
+            else "its bits agreed here, but PyTorch does not promise that and raises in deterministic mode",
             command=make_deterministic(learn, warn_only=True).command,
         )
 
@@ -151,15 +153,17 @@ def _hidden(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
         if state.kind == "generator":
             yield CheckFinding(
                 severity="advice",
-                what=f"{state.name} is a generator of its own: no global seed reaches it",
-                evidence="the next step differs by its state alone, which no checkpoint saves",
+                what=f"{state.name} is a separate generator that global seeds do not affect",
+                evidence="its state changes the next step, and no checkpoint saves it",
                 command=make_deterministic(learn).command,
             )
         else:
             yield CheckFinding(
                 severity="advice",
-                what=f"{state.name} changes in each step and changes the next: {state.kind} that `state_dict` does not save",
-                evidence="with it put back the bits agree, without they do not: a fit from a checkpoint goes another way",
+                what=(
+                    f"{state.name} changes in each step and affects the next, but `state_dict` does not save this {state.kind}"
+                ),
+                evidence="the bits agree only when it is restored, so a fit from a checkpoint gives other results",
                 command=f"# make {state.name} a buffer: self.register_buffer(…), or get_extra_state and set_extra_state",
             )
 

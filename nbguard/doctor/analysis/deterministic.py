@@ -80,18 +80,18 @@ class Deterministic(Result):
 def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
     """Yield what is set, the slow-down, and how to undo it."""
     if not state.is_on:
-        yield Title("determinism: all that was set for it is as it was before")
+        yield Title("determinism: all settings are restored")
         return
     yield Title(f"the kernel computes deterministically from seed {state.seed} on", "strong")
     rows = [
         ("generators", f"Python's, numpy's and torch's are seeded{''.join(f'; {name}' for name in state.generators)}"),
         ("algorithms", f"torch.use_deterministic_algorithms: {state.mode}; cudnn.benchmark off"),
-        ("loaders", ", ".join(state.loaders) or f"none was given: {make_deterministic('learn').code} seeds them"),
-        ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not set: PYTHONHASHSEED=0 before Jupyter starts does it"),
+        ("loaders", ", ".join(state.loaders) or f"none was given; {make_deterministic('learn').code} seeds them"),
+        ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not fixed; set PYTHONHASHSEED=0 before Jupyter starts"),
         ("slow-down", _slow_down(state.times)),
     ]
     yield Table(rows=tuple(TableRow(cells=row) for row in rows))
-    yield Line(f"to put all of it back: {undo_deterministic().code}", "dim")
+    yield Line(f"to undo all of this: {undo_deterministic().code}", "dim")
 
 
 def _slow_down(times: StepTimes | None) -> str:

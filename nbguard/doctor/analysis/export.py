@@ -126,7 +126,7 @@ def _attempt(attempt: ExportAttempt, facts: ExportFacts, repair: str) -> Check:
     worst = max((each.largest for each in attempt.differences), default=0.0)
     values = f"; batches of {sizes}: values differ by {worst:.2g} at most" if sizes else ""
     speed = f"; {format_time(attempt.latency)} a call, eager {format_time(facts.eager)}" if attempt.latency else ""
-    until = "; TorchScript is on its way out" if attempt.name in OUTDATED else ""
+    until = "; PyTorch is retiring TorchScript" if attempt.name in OUTDATED else ""
     evidence = f"passes in {attempt.seconds:.1f} s{values}{speed}{until}"
     return checked("export", attempt.name, evidence, *_values(attempt), *_frozen(attempt))
 
@@ -155,32 +155,35 @@ def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> Che
 def _advice(attempt: ExportAttempt, failure: ExportFailure) -> str:
     """Return what to do about a failure that no replacement cures."""
     if attempt.name in OUTDATED:
-        return "# TorchScript is on its way out: use what torch.export makes"
+        return "# PyTorch is retiring TorchScript: use torch.export's program instead"
     if failure.repair is not None:
         return f"# {failure.repair.reason}"
     for mark, advice in _BY_MESSAGE:
         if mark in f"{failure.error} {failure.message}":
             return f"# {advice}"
-    return "# export the part of the model without this module, or replace it by modules of PyTorch's own"
+    return "# export the model without this module, or replace it with PyTorch's own modules"
 
 
-_FIXED = "a size is fixed in the code: x.shape[0] instead of a number, and instead of len(x), which is one"
+_FIXED = "a size is fixed in the code: use x.shape[0] instead of a number or len(x)"
 _BY_MESSAGE = (
     (
         "GuardOnDataDependent",
-        "the path depends on values: torch.where or torch.cond instead of `if`",
+        "the path depends on values: use torch.where or torch.cond instead of `if`",
     ),
     (
         "DATA_DEPENDENT",
-        "the path or a shape depends on values: torch.where or torch.cond instead of `if`",
+        "the path or a shape depends on values: use torch.where or torch.cond instead of `if`",
     ),
-    ("Data-dependent branching", "the path depends on values: torch.where or torch.cond instead of `if`"),
-    ("is refused", "a size is a case of its own in the code: pad to two on the server, or export that size by itself"),
-    ("Could not guard on data-dependent", "a shape depends on values: mask instead of cutting, or torch._check what holds"),
+    ("Data-dependent branching", "the path depends on values: use torch.where or torch.cond instead of `if`"),
+    ("is refused", "the code treats one size differently: pad to two on the server, or export that size separately"),
+    (
+        "Could not guard on data-dependent",
+        "a shape depends on values: mask instead of cutting, or state its bounds with torch._check",
+    ),
     ("Constraints violated", _FIXED),
-    (".numpy()", "stay with tensors: numpy's functions are not in a graph"),
+    (".numpy()", "use torch functions: numpy's are not part of a graph"),
     ("specialized", _FIXED),
-    ("Must provide a tree_name", "name the inputs in forward(): PyTorch lets those of **kwargs have no other size"),
+    ("Must provide a tree_name", "name the inputs in forward(): PyTorch fixes the sizes of **kwargs"),
 )
 
 
@@ -189,9 +192,9 @@ def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
         if not each.relative <= TOLERANCE:
             yield CheckFinding(
                 severity="problem",
-                what=f"{attempt.name}: the exported model computes other values for a batch of {each.items}",
+                what=f"{attempt.name}: the exported model computes different values for a batch of {each.items}",
                 evidence=f"they differ by up to {each.largest:.3g}, {each.relative:.1e} of the largest value{_sizes(attempt)}",
-                command="# a value or a branch of the traced batch is fixed in it: make it a tensor's",
+                command="# it fixes a value or a branch of the traced batch: compute that with tensors",
             )
             return
 
@@ -207,7 +210,7 @@ def _frozen(attempt: ExportAttempt) -> Iterator[CheckFinding]:
             yield CheckFinding(
                 severity="note",
                 what=f"{attempt.name}: {where} is frozen for this batch",
-                evidence=f"{code}batches of other values that were tried came out the same",
+                evidence=f"{code}batches with other values gave the same results",
                 command=_UNFROZEN[value.kind],
             )
             continue
@@ -224,7 +227,7 @@ _FROZEN = {"branch": "branch", "number": "number that is read", "value": "value"
 _UNFROZEN = {
     "branch": "# torch.where or torch.cond instead of `if`, and torch.export instead of a trace",
     "number": "# compute with the tensor instead of the number, or export with torch.export",
-    "value": "# a value or a branch of the traced batch is fixed in it: make it a tensor's",
+    "value": "# it fixes a value or a branch of the traced batch: compute that with tensors",
 }
 
 
@@ -236,10 +239,10 @@ def _sizes(attempt: ExportAttempt) -> str:
 
 def _preprocessing(facts: ExportFacts) -> Check:
     if not facts.preprocessing:
-        return not_checked("export", "preprocessing", "there are no fastai loaders whose transforms could be read")
+        return not_checked("export", "preprocessing", "there are no fastai loaders with transforms to read")
     finding = CheckFinding(
         severity="note",
-        what="a server has to repeat what the loaders do before the model: no export has it",
+        what="no export includes the loaders' transforms, so a server has to repeat them",
         evidence="; ".join(facts.preprocessing),
         command="learn.dls.test_dl([item])   # gives the batch that the exported model wants",
     )
@@ -250,29 +253,29 @@ def _callbacks(facts: ExportFacts) -> Check:
     findings = [
         CheckFinding(
             severity="advice",
-            what=f"{change.callback} changes {_CHANGED[change.event]} in {change.event}: the exported model does not",
-            evidence=f"at {change.line}; what is exported is the model alone, without callbacks",
+            what=f"{change.callback} changes {_CHANGED[change.event]} in {change.event}, but the exported model does not",
+            evidence=f"at {change.line}; an export contains only the model, not the callbacks",
             command="# do the same in forward() of the model, or on the server",
         )
         for change in facts.changes
     ]
-    return checked("export", "callbacks", "those that change a batch or a prediction", *findings) if findings else _CONTENT
+    return checked("export", "callbacks", "some change a batch or a prediction", *findings) if findings else _CONTENT
 
 
 _CHANGED = {"before_batch": "each batch", "after_pred": "each prediction"}
-_CONTENT = checked("export", "callbacks", "none of yours is seen to change a batch or a prediction outside of training")
+_CONTENT = checked("export", "callbacks", "none of yours changes a batch or a prediction outside of training")
 
 
 def _pickled(facts: ExportFacts) -> Check:
     if not facts.is_learner:
         return _saved(facts)
     if not facts.unpicklable:
-        return checked("export", "learn.export()", "all that is pickled by name lies in importable modules")
+        return checked("export", "learn.export()", "every object pickled by name comes from an importable module")
     finding = CheckFinding(
         severity="advice",
-        what="`load_learner` elsewhere will not find what was defined in the notebook",
+        what="`load_learner` elsewhere will not find objects defined in the notebook",
         evidence="pickled by name only: " + ", ".join(facts.unpicklable[:8]),
-        command="# move it into a module, for one by  %%writefile transforms.py , and import it here and there",
+        command="# move it into a module, such as  %%writefile transforms.py , and import it here and there",
     )
     return checked("export", "learn.export()", counted(len(facts.unpicklable), "object"), finding)
 
@@ -281,11 +284,11 @@ def _saved(facts: ExportFacts) -> Check:
     """Return the check of a whole model that is written by `torch.save`: its values alone need no class."""
     name = "torch.save(model)"
     if not facts.unpicklable:
-        return checked("export", name, "all that is pickled by name lies in importable modules")
+        return checked("export", name, "every object pickled by name comes from an importable module")
     finding = CheckFinding(
         severity="note",
-        what="the whole model cannot be loaded elsewhere from a file of torch.save",
+        what="a file from torch.save cannot be loaded elsewhere as a whole model",
         evidence="by name only, or not at all: " + ", ".join(facts.unpicklable[:8]),
-        command='torch.save(model.state_dict(), "model.pt")   # its values; the code goes as a module',
+        command='torch.save(model.state_dict(), "model.pt")   # the values only; share the code as a module',
     )
     return checked("export", name, counted(len(facts.unpicklable), "object"), finding)

@@ -15,7 +15,7 @@ def gpu_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
 
 
 def _no_gpu(facts: EnvironmentFacts) -> str:
-    return (facts.driver.reason or "the driver names no GPU").partition(":")[0]
+    return (facts.driver.reason or "the driver lists no GPU").partition(":")[0]
 
 
 def _driver(facts: EnvironmentFacts) -> Check:
@@ -34,7 +34,7 @@ def _driver(facts: EnvironmentFacts) -> Check:
             known,
             CheckFinding(
                 severity="problem",
-                what="this PyTorch has no CUDA, and the machine has an NVIDIA GPU",
+                what="this PyTorch has no CUDA, although the machine has an NVIDIA GPU",
                 evidence=f"PyTorch {torch.version} is a build for CPUs; {names} stands idle",
                 command=f"# install the build for CUDA {_dotted(driver.cuda)} or older from {_GET}, then restart the kernel",
             ),
@@ -62,7 +62,7 @@ def _architectures(facts: EnvironmentFacts) -> Check:
         return not_checked("environment", name, _no_gpu(facts))
     gpus = [gpu for gpu in facts.driver.gpus if gpu.capability is not None]
     if not gpus or not torch.architectures:
-        return not_checked("environment", name, "no NVIDIA GPU tells its compute capability, or the build has no CUDA")
+        return not_checked("environment", name, "no NVIDIA GPU reports its compute capability, or the build has no CUDA")
     lacking = [gpu for gpu in gpus if gpu.capability is not None and not runs_on(gpu.capability, torch.architectures)]
     built = " ".join(torch.architectures)
     shown = ", ".join(f"{gpu.name} {_dotted(gpu.capability)}" for gpu in gpus)
@@ -114,7 +114,7 @@ def _libraries(facts: EnvironmentFacts) -> Check:
             CheckFinding(
                 severity="problem",
                 what=f"cuDNN {_dotted(torch.cudnn_loaded)} is loaded, PyTorch was built for {_dotted(torch.cudnn_built)}",
-                evidence="another major version has other functions: convolutions fail",
+                evidence="convolutions fail because another major version has other functions",
                 command="unset LD_LIBRARY_PATH  # before Jupyter starts: the wheel brings its own cuDNN",
             )
         )
@@ -123,7 +123,7 @@ def _libraries(facts: EnvironmentFacts) -> Check:
         findings.append(
             CheckFinding(
                 severity="note",
-                what=f"{', '.join(sorted({library for library, _ in strangers}))} is the system's, not the one PyTorch brings",
+                what=f"{', '.join(sorted({library for library, _ in strangers}))} is the system's, not PyTorch's own",
                 evidence="; ".join(sorted({path for _, path in strangers})[:3]),
                 command="unset LD_LIBRARY_PATH  # before Jupyter starts, unless that is meant",
             )
@@ -140,7 +140,7 @@ def _precision(facts: EnvironmentFacts) -> Check:
         return not_checked("environment", name, _no_gpu(facts))
     capable = [gpu for gpu in facts.driver.gpus if gpu.capability is not None and gpu.capability >= (8, 0)]
     if not capable:
-        return not_checked("environment", name, "no GPU here has it (compute capability 8.0 and newer)")
+        return not_checked("environment", name, "no GPU here supports it (compute capability 8.0 and newer)")
     precision = f"products of float32 matrices: {torch.matmul_precision}"
     if torch.matmul_precision != "highest":
         return checked("environment", name, precision)
@@ -151,7 +151,7 @@ def _precision(facts: EnvironmentFacts) -> Check:
         CheckFinding(
             severity="note",
             what="products of float32 matrices do not use the tensor cores",
-            evidence=f"{capable[0].name} has TensorFloat-32, with 10 bits of mantissa instead of 23; autocast is not concerned",
+            evidence=f"{capable[0].name} has TensorFloat-32, with 10 bits of mantissa instead of 23; autocast is not affected",
             command='torch.set_float32_matmul_precision("high")',
         ),
     )
@@ -170,7 +170,7 @@ def _initialised(facts: EnvironmentFacts) -> Check:
             "this process was forked after CUDA had been initialised",
             CheckFinding(
                 severity="problem",
-                what="CUDA cannot be used in this process: it was forked from one that had initialised CUDA",
+                what="CUDA cannot be used in this process because its parent initialised CUDA before the fork",
                 evidence="`torch.cuda._is_in_bad_fork()` is True",
                 command=fresh,
             ),
@@ -182,8 +182,8 @@ def _initialised(facts: EnvironmentFacts) -> Check:
             f"CUDA was initialised{where}",
             CheckFinding(
                 severity="note",
-                what=f"CUDA was initialised{where}: `notebook_launcher` cannot fork this kernel any more",
-                evidence="a forked child cannot use a context of its parent's; one process with one GPU is not concerned",
+                what=f"CUDA was initialised{where}, so `notebook_launcher` can no longer fork this kernel",
+                evidence="a forked child cannot use its parent's context; one process with one GPU is not affected",
                 command=fresh,
             ),
         )
@@ -194,7 +194,7 @@ def _initialised(facts: EnvironmentFacts) -> Check:
             "/dev/nvidia-uvm is open, and PyTorch has no context",
             CheckFinding(
                 severity="note",
-                what="CUDA's driver has been initialised: `notebook_launcher` cannot fork this kernel safely",
+                what="CUDA's driver is initialised, so `notebook_launcher` cannot fork this kernel safely",
                 evidence="/dev/nvidia-uvm is open in this process: `torch.cuda.is_available()`, or another library, opens it",
                 command=fresh,
             ),
@@ -206,12 +206,12 @@ def _initialised(facts: EnvironmentFacts) -> Check:
             "accelerate has been set up in this process",
             CheckFinding(
                 severity="note",
-                what="an Accelerator was made in this notebook: `notebook_launcher` refuses to start",
+                what="an Accelerator was made in this notebook, so `notebook_launcher` refuses to start",
                 evidence="`AcceleratorState` is filled",
                 command="# restart the kernel, and make the Accelerator inside of the launched function",
             ),
         )
-    return checked("environment", name, "CUDA is not initialised in this process: it may be forked")
+    return checked("environment", name, "CUDA is not initialised in this process, so it can be forked")
 
 
 def _dotted(version: tuple[int, ...] | None) -> str:

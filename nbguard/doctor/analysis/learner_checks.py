@@ -64,7 +64,7 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
         yield CheckFinding(
             severity="advice",
             what=f"{most.name} has {counted(most.workers, 'worker')} on {counted(environment.cores, 'core')}",
-            evidence="workers beyond the cores take turns, and each keeps batches of its own in memory",
+            evidence="workers beyond the number of cores take turns, and each keeps its own batches in memory",
             command=f"# recreate the loaders with num_workers={environment.cores}",
         )
     free = environment.host.shm_free
@@ -75,14 +75,14 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
             severity="problem",
             what=f"{loader.name} can want {format_bytes(need)} of /dev/shm, and {format_bytes(free)} are free",
             evidence=f"{counted(loader.workers, 'worker')} × {loader.prefetch + 1} batches × {format_bytes(loader.batch)}; "
-            "beyond it workers die with a bus error",
+            "beyond that, workers die with a bus error",
             command="docker run --shm-size=8g …   # or fewer workers",
         )
     if facts.is_on_device and most.workers and not most.pins:
         yield CheckFinding(
             severity="note",
             what=f"{most.name} does not pin its memory",
-            evidence="a copy from pinned memory runs beside the GPU's work",
+            evidence="a copy from pinned memory overlaps the GPU's work",
             command="# recreate the loaders with pin_memory=True",
         )
 
@@ -97,7 +97,7 @@ def _precision_findings(facts: PrecisionFacts) -> Iterator[CheckFinding]:
     if facts.is_scaling and facts.growth_interval is not None and facts.growth_interval > 1_000_000:
         yield CheckFinding(
             severity="advice",
-            what="the loss scale is static: it never grows again",
+            what="the loss scale is static, so it never grows again",
             evidence=f"growth_interval={facts.growth_interval}: after an overflow it stays halved",
             command="torch.amp.GradScaler()   # its default doubles the scale after 2,000 steps without overflow",
         )
@@ -106,7 +106,7 @@ def _precision_findings(facts: PrecisionFacts) -> Iterator[CheckFinding]:
         yield CheckFinding(
             severity="problem",
             what=f"eps={min(eps):g} of the optimizer is 0 in float16",
-            evidence=f"{facts.half_parameters} parameters are float16 themselves: their update divides by zero",
+            evidence=f"{facts.half_parameters} parameters are float16, so their update divides by zero",
             command="learn.model.float(); learn.to_fp16()   # parameters in float32, the forward pass under autocast",
         )
     elif facts.half_parameters:

@@ -31,7 +31,7 @@ def _shared_memory(facts: EnvironmentFacts) -> Check:
     if total <= _CONTAINER_SHM:
         finding = CheckFinding(
             severity="advice",
-            what=f"{_SHM} has {format_bytes(total)}: loaders with workers can die with a bus error",
+            what=f"{_SHM} has {format_bytes(total)}, so loaders with workers can die with a bus error",
             evidence="workers hand their batches over in shared memory; this is Docker's default size",
             command=command,
         )
@@ -55,8 +55,8 @@ def _limits(facts: EnvironmentFacts) -> Check:
         findings.append(
             CheckFinding(
                 severity="advice" if new > limits.open_files else "note",
-                what=f"this process may open {limits.open_files} files: loaders with workers can fail",
-                evidence="'too many open files': each tensor that a worker sends is one until it is freed",
+                what=f"this process may open only {limits.open_files} files, so loaders with workers can fail",
+                evidence="'too many open files': each tensor sent by a worker is an open file until it is freed",
                 command=f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({new}, {new}))"
                 if new > limits.open_files
                 else 'torch.multiprocessing.set_sharing_strategy("file_system")',
@@ -66,7 +66,9 @@ def _limits(facts: EnvironmentFacts) -> Check:
         findings.append(
             CheckFinding(
                 severity="advice",
-                what=f"this process may lock {format_bytes(limits.locked_memory)}, InfiniBand wants all that it sends locked",
+                what=(
+                    f"this process may lock {format_bytes(limits.locked_memory)}, but InfiniBand locks all memory that it sends"
+                ),
                 evidence="/sys/class/infiniband has a device; NCCL fails there with 'cannot register memory'",
                 command="docker run --ulimit memlock=-1 …   # or `ulimit -l unlimited` before Jupyter starts",
             )
@@ -76,7 +78,7 @@ def _limits(facts: EnvironmentFacts) -> Check:
             CheckFinding(
                 severity="advice",
                 what=f"only {limits.processes} processes and threads are allowed here",
-                evidence="each worker of a loader has threads of its own",
+                evidence="each worker of a loader has its own threads",
                 command="docker run --pids-limit=-1 …",
             )
         )
@@ -85,7 +87,7 @@ def _limits(facts: EnvironmentFacts) -> Check:
         findings.append(
             CheckFinding(
                 severity="advice",
-                what=f"the address space is limited to {format_bytes(address)}: CUDA reserves far more than it uses",
+                what=f"the address space is limited to {format_bytes(address)}, but CUDA reserves far more than it uses",
                 evidence="RLIMIT_AS counts addresses, not memory",
                 command="ulimit -v unlimited   # before Jupyter starts",
             )
@@ -103,7 +105,7 @@ def _container(facts: EnvironmentFacts) -> Check:
         finding = CheckFinding(
             severity="advice",
             what=f"the container is nearly full: {evidence}",
-            evidence="beyond its limit the kernel ends a process, with no message but 'Killed'",
+            evidence="above its limit the kernel ends a process with no message but 'Killed'",
             command=end_workers().command,
         )
         return checked("environment", "container", evidence, finding)
@@ -119,7 +121,7 @@ def _threads(facts: EnvironmentFacts) -> Check:
         finding = CheckFinding(
             severity="advice",
             what=f"PyTorch computes with {counted(threads, 'thread')} on {counted(cores, 'core')}",
-            evidence="the container or an affinity gives this process fewer cores than the machine has",
+            evidence="a container or an affinity mask gives this process fewer cores than the machine has",
             command=f"torch.set_num_threads({cores})",
         )
         return checked("environment", "threads", evidence, finding)

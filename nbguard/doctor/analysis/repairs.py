@@ -22,7 +22,7 @@ class ModuleRepair:
 
 _REPAIRS = {
     "fastai.layers.ToTensorBase": ModuleRepair(
-        reason="it makes a tensor one of fastai's class, which an exported program does not know",
+        reason="it makes a tensor of fastai's class, which an exported program does not know",
         replacement="Identity",
     ),
     "fastai.text.models.core.SentenceEncoder": ModuleRepair(
@@ -39,8 +39,8 @@ _REPAIRS = {
 
 
 _CACHE = ModuleRepair(
-    reason="what an exported program returns are tensors: a cache of a Transformers model is none. Without it the values are "
-    "the same",
+    reason="an exported program returns tensors, and a Transformers model's cache is not one; the values are the same "
+    "without it",
     setting=("use_cache", False),
 )
 _OUTPUTS = {
@@ -78,7 +78,9 @@ class RepairedModel(Result):
 
 def repaired_blocks(repaired: RepairedModel) -> Iterator[Block]:
     """Yield where the copy is, and what is other in it."""
-    yield Title(f"`{repaired.name}` is a copy in eval mode that torch.export takes: it computes exactly the same", "strong")
+    yield Title(
+        f"`{repaired.name}` is a copy in eval mode that torch.export accepts; it computes exactly the same values", "strong"
+    )
     rows = [(module_name(path), f"{before} → {after}") for path, before, after in repaired.replaced]
     yield Table(rows=tuple(TableRow(cells=row) for row in rows or [("nothing had to be replaced", "")]))
     yield Line(f"`torch.export.export({repaired.name}, (batch,))`", "dim")

@@ -74,9 +74,7 @@ def _cells(cells: CellSeeds | None, learn: str, *, is_seeded: bool) -> Check:
     """Return the check of a notebook's cells; loaders that have got a seed since do not depend on what ran before them."""
     name = "seeds in cells"
     if cells is None:
-        return not_checked(
-            "determinism", name, "without IPython the order of seeds, splits and loaders in the cells is not known"
-        )
+        return not_checked("determinism", name, "without IPython the cells' order of seeds, splits and loaders is not known")
     if not cells.loaders and not cells.splits:
         return checked("determinism", name, "no cell makes loaders or splits")
     seeds = f"seeds are set in {', '.join(call.place for call in cells.seeds[-2:])}" if cells.seeds else "no cell sets a seed"
@@ -90,9 +88,9 @@ def _splits(cells: CellSeeds) -> Iterator[CheckFinding]:
         yield CheckFinding(
             severity="note" if before else "advice",
             what=f"`{call.name}` in {call.place} splits at random without `{call.argument}`",
-            evidence=f"the global seed of {before.place} makes it repeat only as long as nothing else is drawn between them"
+            evidence=f"the global seed of {before.place} makes it repeat only if nothing else draws random numbers in between"
             if before
-            else "each run validates on other items: what two runs report cannot be compared",
+            else "each run validates on other items, so two runs' metrics cannot be compared",
             command=f"{call.name}(…, {call.argument}=42)"
             if call.argument != "generator"
             else f"{call.name}(…, generator=torch.Generator().manual_seed(42))",
@@ -109,9 +107,9 @@ def _order(cells: CellSeeds, learn: str) -> Iterator[CheckFinding]:
     yield CheckFinding(
         severity="advice",
         what=f"`{call.name}` in {call.place} makes loaders before any seed is set",
-        evidence=f"the seed of {after.place} comes too late: fastai's loaders draw theirs when they are made"
+        evidence=f"the seed of {after.place} comes too late, because fastai's loaders draw their seed when they are made"
         if after
-        else "no cell sets a seed: the order of the items differs from run to run",
+        else "no cell sets a seed, so the order of the items differs in each run",
         command=make_deterministic(learn).command,
     )
 
@@ -127,8 +125,8 @@ def _switches(switches: SwitchStates) -> Check:
     if switches.benchmark and switches.uses_gpu:
         finding = CheckFinding(
             severity="advice" if switches.mode == "on" else "note",
-            what="cudnn.benchmark is on: the fastest algorithm can be another one in each run",
-            evidence="other algorithms of a convolution round otherwise",
+            what="cudnn.benchmark is on, so each run can pick another algorithm",
+            evidence="other algorithms of a convolution round differently",
             command="torch.backends.cudnn.benchmark = False",
         )
         return checked("determinism", "switches", evidence, finding)
@@ -140,7 +138,7 @@ def _hash_seed(switches: SwitchStates) -> Check:
         return checked("determinism", "hash seed", f"PYTHONHASHSEED={switches.hash_seed}")
     finding = CheckFinding(
         severity="note",
-        what="the order of a set of texts is another one in each kernel",
+        what="the order of a set of strings differs in each kernel",
         evidence="PYTHONHASHSEED is not set; a vocabulary or a list of labels made from a set differs",
         command="export PYTHONHASHSEED=0   # before Jupyter starts: Python reads it only then",
     )

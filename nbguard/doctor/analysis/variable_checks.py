@@ -25,8 +25,10 @@ _RENAMED = {
 """Names that PyTorch read once, and the names that it reads now."""
 
 _DEBUGGING = {
-    "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: nothing is prepared while the GPU works",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "each tensor is a cudaMalloc and a cudaFree: many times slower, and nothing is recorded",
+    "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel and prepares nothing while the GPU works",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        "each tensor takes a cudaMalloc and a cudaFree, which is many times slower, and nothing is recorded"
+    ),
 }
 """Switches for finding errors, and their price."""
 
@@ -40,7 +42,7 @@ def variable_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
     count = len(facts.variables)
     return (
         checked("environment", "allocator", conf, *allocator),
-        checked("environment", "variables", f"{count or 'none'} of those set that CUDA, PyTorch, NCCL or OpenMP read", *others),
+        checked("environment", "variables", f"{count or 'none'} that CUDA, PyTorch, NCCL or OpenMP read", *others),
     )
 
 
@@ -92,7 +94,7 @@ def _settings(name: str, text: str, version: tuple[int, int] | None) -> Iterator
     if settings.expandable and settings.max_split_size is not None:
         yield CheckFinding(
             severity="advice",
-            what=f"{name} sets expandable_segments and max_split_size_mb: the second works against the first",
+            what=f"{name} sets expandable_segments and max_split_size_mb, which work against each other",
             evidence="a block above the limit is never split, and an expandable segment is one large block",
             command=f'export {name}="expandable_segments:True"   # before Jupyter starts',
         )
@@ -117,7 +119,7 @@ def _renamed(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             value = facts.variable[old]
             yield CheckFinding(
                 severity="advice",
-                what=f"{old} is an obsolete name: PyTorch reads {new}",
+                what=f"{old} is an obsolete name; PyTorch reads {new}",
                 evidence=f"{old}={value} is set" + (f", {new} too" if new in facts.variable else f", {new} is not"),
                 command=f'import os; os.environ["{new}"] = os.environ.pop("{old}")   # before the process group is made',
             )
@@ -137,7 +139,7 @@ def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
         yield CheckFinding(
             severity="advice",
             what="TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective between all ranks first",
-            evidence="slow, and with DistributedDataParallel on gloo it ends every rank of PyTorch 2.13",
+            evidence="it is slow, and with DistributedDataParallel on gloo it ends every rank in PyTorch 2.13",
             command='import os; os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"   # before the process group is made',
         )
 
@@ -163,7 +165,7 @@ def _libraries(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
     if "apex.amp" in facts.modules:
         yield CheckFinding(
             severity="advice",
-            what="NVIDIA Apex's `amp` is imported: PyTorch's own has taken its place",
-            evidence="apex.amp is no longer maintained; its patches and torch.autocast do not go together",
+            what="NVIDIA Apex's `amp` is imported, although PyTorch's own replaced it",
+            evidence="apex.amp is no longer maintained; its patches do not work with torch.autocast",
             command="learn.to_fp16()   # fastai; in a loop: torch.autocast and torch.amp.GradScaler",
         )

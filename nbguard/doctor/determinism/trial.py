@@ -259,14 +259,14 @@ class _Trial:
         if self._runner.optimizer_note:
             yield f"no step of the optimizer was tried: {self._runner.optimizer_note}"
         if self._subject.is_compiled:
-            yield "compiled parts ran as they were written, without torch.compile"
+            yield "compiled parts ran without torch.compile"
         if self._subject.learn is not None:
-            yield "callbacks were not run: the model, the loss, both passes and the optimizer were"
+            yield "the model, the loss, both passes and the optimizer were run, but not the callbacks"
         if not self._kept.is_complete:
-            yield "so much hangs on the model that not all of its state was looked at"
+            yield "the model holds too much state to check all of it"
         if self._kept.opaque:
             names = ", ".join(sorted(set(self._kept.opaque))[:3])
-            yield f"iterators cannot be put back: a step that asks {names} has moved it on"
+            yield f"iterators cannot be reset, so a step that calls {names} moved it forward"
 
 
 def _refused_operation(error: UndiagnosableError) -> str:

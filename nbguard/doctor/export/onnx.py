@@ -1,4 +1,4 @@
-"""Conversion to ONNX in a process of its own, bounded in time and memory: a converter that dies takes nothing with it."""
+"""Conversion to ONNX in a separate process, bounded in time and memory: a converter that dies takes nothing with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
     try:
         program = _on_the_host(program)
     except ImportError:
-        reason = "this PyTorch cannot bring an exported program to the CPU, where it is converted"
+        reason = "this PyTorch cannot move an exported program to the CPU for conversion"
         return ExportAttempt(name="ONNX", passes=False, reason=reason)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nbguard-onnx-") as folder:

@@ -104,7 +104,7 @@ def _compare(subject: TrialSubject, model: nn.Module, batch: Any) -> None:
         state.restore()
         generators.restore()
     if (gap := difference(batch.items or 0, *outputs).largest) > 0:
-        raise UndiagnosableError(f"the repaired copy would compute other values: they differ by {gap:.3g}")
+        raise UndiagnosableError(f"the repaired copy would compute different values; they differ by up to {gap:.3g}")
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:

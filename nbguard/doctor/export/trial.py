@@ -82,11 +82,11 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
     stage("trying ONNX")
     onnx = onnx_attempt(dynamic_program or program, batch, static.failures)
     attempts = (static, dynamic, strict, _traced(subject, batch), _scripted(subject, batch), onnx)
-    notes = [f"{left_out} hooks that are functions were left out of the copy that was exported"] if left_out else []
+    notes = [f"{left_out} hooks that are functions are not part of the exported copy"] if left_out else []
     if subject.is_compiled:
-        notes.append("what was exported is the model as it was before torch.compile")
+        notes.append("the export is of the model before torch.compile")
     if subject is not given:
-        notes.append("a call of the model writes into its parameters: it was tried on a copy with memory of its own")
+        notes.append("a call of the model writes into its parameters, so it was tried on a copy with separate memory")
     return ExportFacts(
         attempts=attempts,
         eager=eager,

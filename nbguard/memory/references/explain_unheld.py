@@ -20,16 +20,16 @@ _KEEPERS: Mapping[HolderSource, tuple[str, str, Advice]] = MappingProxyType(
         ),
         "graphs": (
             "PyTorch → private pool",
-            "it goes with the CUDA graph that was captured into it, or with the MemPool",
+            "it is freed with the CUDA graph captured into it, or with the MemPool",
             NONE,
         ),
         "site": ("C++ → a library", "made at that line of yours and kept by the library that the line calls", NONE),
         "unknown": (
             "C++ → a library",
-            "buffers and caches of libraries; with the history on, what they take from then on is listed by its line",
+            "buffers and caches of libraries; once the history is on, their new allocations are listed by line",
             RECORD_ON,
         ),
-        "changed": ("another thread", "it allocated or freed memory during the look: look again", NONE),
+        "changed": ("another thread", "it allocated or freed memory during the scan; scan again", NONE),
     }
 )
 """By the source of a holder: what keeps it, in how far, and the line to run."""

@@ -155,7 +155,7 @@ def targets_written(graph: Graph, text: str) -> tuple[Target, ...]:
         is_running = root.kind == "frame"
         how = "is in use by code that runs: wait until it ends" if is_running else ONLY_WITH_KERNEL.effect
         if root.registry in WAITING:
-            how = f"goes when the cell has ended that runs  {root.ended_by}"
+            how = f"freed at the end of the cell that runs  {root.ended_by}"
         raise TargetError(f"{text} {how}")
     alike = Counter(target.text for target in targets)
     numbers = Counter[str]()

@@ -14,7 +14,7 @@ _FAILED = Advice(command="", effect="goes only with the kernel: a capture that f
 _UNKNOWN = Advice(
     command=release_stale().command, effect="gives it back, unless a CUDA graph still uses it, or a capture that failed"
 )
-_OF_LIBRARIES = Advice(command="", effect="goes with what a library keeps: no name of yours leads to it")
+_OF_LIBRARIES = Advice(command="", effect="freed with a library's own objects; no name of yours leads to it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def owner_of_pool(facts: Facts, pool: PoolId) -> PoolOwner:
     if fact is None:
         return PoolOwner(name=f"pool {pool} of an object that is not known", advice=_UNKNOWN)
     if fact.is_left:
-        return PoolOwner(name=f"pool {pool} that an empty cache has left", advice=_FAILED)
+        return PoolOwner(name=f"pool {pool} that an empty cache left", advice=_FAILED)
     kind = facts.graph.nodes[fact.keepers[0]].type_name
     path = next(_paths(facts.graph, fact.keepers), "")
     return PoolOwner(name=f"{kind} {path}".rstrip(), advice=_release(facts.graph, fact))

@@ -15,7 +15,7 @@ _ONE_NUMBER = 512
 """Bytes of the block of a tensor of one element."""
 _WORTH_SAYING = 0.05
 """Share of what is reserved on a device from which a private pool has a line of its own."""
-_GIVES_BACK = "lets it go, and what no tensor of the pool pins goes back to the device"
+_GIVES_BACK = "releases it, and memory that no tensor of the pool pins goes back to the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _is_kept(pool: PoolFact, alive: Set[int] | None) -> bool:
 
 
 def left_pools(facts: Facts) -> frozenset[PoolId]:
-    """Return the private pools that an empty cache has left though nothing named kept them."""
+    """Return the private pools that an empty cache left though nothing named kept them."""
     return frozenset(pool.pool for pool in facts.pools if pool.is_left)
 
 

@@ -38,7 +38,7 @@ def _sentences(zombies: Zombies) -> Iterator[str]:
     if zombies.unavailable:
         yield zombies.unavailable
     if not zombies.judged and not zombies.interrupted:
-        yield "no process besides this kernel was found on a GPU"
+        yield "no process other than this kernel was found on a GPU"
     elif zombies.judged and not zombies.orphans:
         yield "no orphan of yours among the processes on the GPUs: there is nothing to end"
     elif zombies.orphans and not zombies.asked:

@@ -30,9 +30,9 @@ def _state(recording: Recording) -> str:
             return f"recording begins with the first use of CUDA: the allocator's last {entries} entries by device"
         case "theirs":
             return (
-                "PyTorch's history is recorded, and not by nbguard: it is left as it is. "
+                "Something else records PyTorch's history, so nbguard leaves it alone. "
                 f"{advice.SNAPSHOT.command} and {advice.WHATIF.command} use it; "
                 "torch.cuda.memory._record_memory_history(None) ends it"
             )
         case "off":
-            return "recording is off, and its history forgotten" if recording.changed else "nothing is being recorded"
+            return "recording is off, and its history is deleted" if recording.changed else "nothing is being recorded"

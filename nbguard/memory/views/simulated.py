@@ -25,7 +25,7 @@ def _sentences(figures: Simulated) -> Iterator[str]:
     yield f"allocated {format_bytes(figures.allocated)} (peak {format_bytes(figures.peak_allocated)})"
     yield f"reserved {format_bytes(figures.reserved)} (peak {format_bytes(figures.peak_reserved)})"
     space = figures.fragmentation
-    yield f"of it releasable {format_bytes(space.releasable)}, stranded {format_bytes(space.stranded)}"
+    yield f"releasable {format_bytes(space.releasable)}, stranded {format_bytes(space.stranded)}"
     if figures.ooms:
         yield f"ran out of memory {figures.ooms}×"
     if figures.broken:

@@ -12,7 +12,7 @@ from nbguard.cells.hooks import CellFact
 class ForeseenFits:
     """Hands a sentence to `say` after each cell in which a foreseen fit ran. Any other cell costs a look into a dictionary."""
 
-    name = "predicted beside real memory"
+    name = "prediction compared with real memory"
     rank = 20
 
     def __init__(self, say: Callable[[str], None]) -> None:

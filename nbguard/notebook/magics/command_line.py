@@ -142,7 +142,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
     except NbguardError as error:
         message = str(error)
     except KeyboardInterrupt:
-        interrupted, message = True, f"{name} was interrupted while it looked: nothing has been changed"
+        interrupted, message = True, f"{name} was interrupted during its scan; nothing was changed"
     except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
         message = f"a mistake in nbguard ({type(error).__name__}: {error} at {line_of(error)}): please report it"
     if interrupted:

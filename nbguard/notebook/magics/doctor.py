@@ -22,10 +22,10 @@ def add_doctor(options: MagicArgumentParser) -> None:
     """Add the arguments of `%nbguard doctor`."""
     from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
 
-    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only the environment is checked")
+    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model (default: only check the environment)")
     options.add_argument("--batch", metavar="NAME", help="a batch to try, as the training loader yields it")
     options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
-    options.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
+    options.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
     options.add_argument("--loss", metavar="NAME", help="the loss function of a model without a Learner")
     options.add_argument("--all", action="store_true", help="show each check with its figures")
     for topic in DIAGNOSE_TOPICS:
@@ -62,16 +62,19 @@ def add_fix(options: MagicArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="LEARN",
-        help="a Learner: its loaders are seeded, its model is exported, or the layer that made a NaN is looked for",
+        help="a Learner whose loaders to seed, whose model to export, or whose NaN to find",
     )
     options.add_argument(
         "--batch",
         metavar="NAME",
-        help="with nan: a batch that failed; else the one that the last profile met. With export: of a model without a loader",
+        help=(
+            "with nan: a batch that failed (default: the batch of the last profile's NaN); with export: a "
+            "batch for a model without a loader"
+        ),
     )
-    options.add_argument("--seed", type=int, default=0, metavar="N", help="of all generators (0)")
-    options.add_argument("--warn-only", action="store_true", help="let operations pass that no deterministic way exists for")
-    options.add_argument("--undo", action="store_true", help="put back all that was set")
+    options.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of all generators (0)")
+    options.add_argument("--warn-only", action="store_true", help="allow operations without a deterministic implementation")
+    options.add_argument("--undo", action="store_true", help="restore all settings")
 
 
 def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic | RepairedModel | NanRepair:
@@ -81,7 +84,7 @@ def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Determin
         NbguardError: it cannot be done; the message says why.
     """
     if options.batch is not None and options.fault == "determinism":
-        raise UndiagnosableError("--batch goes with nan and export, as in  %nbguard fix nan learn --batch xb")
+        raise UndiagnosableError("--batch works with nan and export, as in   %nbguard fix nan learn --batch xb")
     if options.fault == "nan":
         from nbguard.notebook.magics.nan import nan_repaired
 
@@ -113,7 +116,7 @@ def _determined(shell: Any, session: Session, options: argparse.Namespace) -> De
 
     if options.undo:
         if session.deterministic is None:
-            raise UndiagnosableError("there is nothing to undo: `%nbguard fix determinism` has not been run")
+            raise UndiagnosableError("there is nothing to undo; `%nbguard fix determinism` was not run")
         state = session.deterministic.undo()
         session.deterministic = None
         return state

@@ -62,7 +62,7 @@ def _add_why(options: MagicArgumentParser) -> None:
 
 def _add_map(options: MagicArgumentParser) -> None:
     source = options.add_mutually_exclusive_group()
-    source.add_argument("--request", metavar="SIZE", help="what must go so that a request of 2GiB in one piece succeeds")
+    source.add_argument("--request", metavar="SIZE", help="names to release so that a request of 2GiB in one piece succeeds")
     source.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
     _add_device(options)
     _add_rows(options, "segments per pool")
@@ -70,8 +70,8 @@ def _add_map(options: MagicArgumentParser) -> None:
 
 def _add_leak(options: MagicArgumentParser) -> None:
     rounds = _number("a number of runs")
-    options.add_argument("rounds", type=rounds, metavar="N", help="how often it is run: three or more tell most")
-    options.add_argument("code", nargs="+", metavar="CODE", help="what is run: predict(x)")
+    options.add_argument("rounds", type=rounds, metavar="N", help="number of runs; three or more say most")
+    options.add_argument("code", nargs="+", metavar="CODE", help="the code to run, such as predict(x)")
 
 
 def _number(of: str) -> Callable[[str], int]:
@@ -96,9 +96,9 @@ def _add_cells(options: MagicArgumentParser) -> None:
 
 def _add_simulate(options: MagicArgumentParser) -> None:
     options.add_argument("size", nargs="*", metavar="GPU|SIZE|off", help="the device, such as T4 or 16GiB; off ends it")
-    options.add_argument("--all", action="store_true", help="show what the simulation assumes")
-    options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
-    options.add_argument("--context", metavar="SIZE", help="what CUDA itself takes of the device (0)")
+    options.add_argument("--all", action="store_true", help="show the assumptions of the simulation")
+    options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
+    options.add_argument("--context", metavar="SIZE", help="the device memory that CUDA itself takes (0)")
 
 
 def _add_predict(options: MagicArgumentParser) -> None:
@@ -106,9 +106,9 @@ def _add_predict(options: MagicArgumentParser) -> None:
     items = _number("a number of items, as in  --bs 32")
     options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
     options.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
-    options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
+    options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
-    options.add_argument("--savings", action="store_true", help="also what would save memory, with the lines that do it")
+    options.add_argument("--savings", action="store_true", help="also list changes that save memory, with their code")
 
 
 GRAMMAR = Grammar(
@@ -131,14 +131,14 @@ GRAMMAR = Grammar(
         ),
         "map": Word(
             usage="map",
-            help="segments and blocks by pool, and what pins free memory",
-            advice="takes no name; --device 1 shows one device, --request 2GiB what must go for that, --file FILE a snapshot, "
-            "without --request: a file's names cannot be released",
+            help="segments and blocks by pool, and the names that pin free memory",
+            advice="takes no name; --device 1 shows one device, --request 2GiB the names to release for it, --file FILE a "
+            "snapshot (without --request)",
             add=_add_map,
         ),
         "history": Word(
             usage="history",
-            help="what each cell did to the memory",
+            help="each cell's change of the memory",
             advice="takes no name; --device 1 shows one device",
             add=_add_history,
         ),
@@ -150,7 +150,7 @@ GRAMMAR = Grammar(
         ),
         "leak": Word(
             usage="leak N CODE",
-            help="what each of N runs of CODE leaves in memory, and who holds it",
+            help="the memory that each of N runs of CODE leaves, and its holders",
             advice="give a number of runs and what to run, as in  %gpumem leak 3 predict(x)",
             add=_add_leak,
         ),
@@ -186,7 +186,7 @@ class GpuMemMagics(Magics):
 
         `frees now` are the bytes freed if this holder alone is released, `reaches` the bytes that it leads to, `since` the
         last cell that assigned it. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
-        Without an accelerator, CPU tensors are tracked. `%gpumem history` shows what each cell did to the memory since
+        Without an accelerator, CPU tensors are tracked. `%gpumem history` shows each cell's change of the memory since
         `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows which
         tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` checks the
         cells that follow, which still run on the CPU, against a model of such a GPU's memory. `%gpumem --engines` shows the

@@ -185,7 +185,7 @@ class Grammar:
             return ""
         first, action = next(iter(having.items()))
         example = f"{self.magic} {first} {option} {action.metavar or ''}".rstrip()
-        return f"{option} goes with {' and '.join(having)}, as in  {example}"
+        return f"{option} belongs to {' and '.join(having)}, as in  {example}"
 
     def _mistake(self, word: str | None, message: str, *, is_of_option: bool = False) -> str:
         """Return a complaint with the next step: the word's advice, or the help where it is about an option."""
@@ -267,11 +267,11 @@ def _of_option(magic: str, option: str, texts: Sequence[str]) -> str:
         for word in grammar.words_with(option):
             line = [word, *texts] if word else [*texts]
             if grammar.reads(line):
-                return f"{option} goes with {grammar.magic}: run  {grammar.magic} {' '.join(line)}"
+                return f"{option} belongs to {grammar.magic}: run  {grammar.magic} {' '.join(line)}"
     for other in _with_options:
         if magic != other.name and option in other.options:
             advice = f"run  {other.name} {' '.join(texts)}" if other.reads(texts) else f"{other.name}? shows the options"
-            return f"{option} goes with {other.name}: {advice}"
+            return f"{option} belongs to {other.name}: {advice}"
     return ""
 
 

@@ -23,14 +23,14 @@ def add_log(options: MagicArgumentParser) -> None:
         "logs",
         nargs="*",
         metavar="LOG",
-        help="csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE, several of them, or off; none: say what is logged",
+        help="csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE (also several), or off (default: say what is logged)",
     )
     options.add_argument(
         "--every",
         type=float,
         default=_EVERY,
         metavar="SECONDS",
-        help=f"write files for Prometheus also while cells run, after so many seconds ({_EVERY:g})",
+        help=f"also write files for Prometheus while cells run, at this interval in seconds ({_EVERY:g})",
     )
 
 
@@ -45,7 +45,7 @@ def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogSt
         return recording.log_state
     if "off" in logs:
         if len(logs) > 1:
-            raise NbguardError("off stands alone, as in  %nbguard log off")
+            raise NbguardError("off takes nothing else, as in  %nbguard log off")
         return recording.stop_logging()
     if not options.every > 0:
         raise NbguardError("--every takes seconds above 0, as in  %nbguard log prometheus:gpu.prom --every 15")

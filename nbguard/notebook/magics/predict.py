@@ -37,7 +37,7 @@ def foreseen(
     try:
         from nbguard.prediction.predict import predict
     except ImportError:
-        raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     from nbguard.scan.targets import lookup, parse_target
 
     learn = lookup(parse_target(name), namespace)
@@ -59,5 +59,5 @@ def foreseen_cell(shell: Any, cell: str, gpu: str | None) -> CellPrediction:
     try:
         from nbguard.prediction.predict import predict_cell
     except ImportError:
-        raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     return predict_cell(shell.transform_cell(cell), shell.user_ns, gpu and gpu.strip("'\""))

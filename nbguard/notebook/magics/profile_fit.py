@@ -29,14 +29,14 @@ _NAME = "%%profile_fit"
 def _options() -> MagicArgumentParser:
     options = parser(_NAME, "Run the cell as it is, and report where a fit's time and memory go.", as_json=False)
     options.add_argument(
-        "--memory", action="store_true", help="the allocator's history of two batches: what is behind the peak"
+        "--memory", action="store_true", help="record the allocator's history of two batches, to explain the peak"
     )
-    options.add_argument("--all", action="store_true", help="show all figures, and not the answer on a screen")
+    options.add_argument("--all", action="store_true", help="show all figures instead of one screen")
     options.add_argument("--last", action="store_true", help="as %%profile_fit --last: show all figures of the last profile")
     options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
     options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
     options.add_argument(
-        "--check-ranks", type=_steps, metavar="N", default=0, help="compare what the ranks train, bit by bit, at each Nth step"
+        "--check-ranks", type=_steps, metavar="N", default=0, help="compare the ranks' models bit by bit at each Nth step"
     )
     options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
     options.add_argument(
@@ -49,7 +49,7 @@ def _options() -> MagicArgumentParser:
         "--save", metavar="FILE", default="", help="save the profile; `nbguard profile FILE` shows its report again"
     )
     options.add_argument(
-        "--predict", action="store_true", help="run nothing of the cell: predict the memory that its fits will take"
+        "--predict", action="store_true", help="do not run the cell; predict the memory that its fits will take"
     )
     options.add_argument("--gpu", metavar="NAME|SIZE", help="with --predict: on this GPU, empty, instead of this kernel's")
     options.add_argument(
@@ -146,7 +146,7 @@ class ProfileFitMagics(Magics):
             show(guarded("%profile_fit --last", last_fit))
             return
         if options.predict or options.gpu:
-            raise UsageError(f"{_NAME}: --predict stands in the first line of a cell whose fits are predicted, --gpu beside it")
+            raise UsageError(f"{_NAME}: write --predict, and --gpu after it, in the first line of the cell with the fits")
         chosen = FitOptions(
             memory=options.memory,
             tune_workers=options.tune_workers,

@@ -47,39 +47,38 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "--all": {
         "action": "store_true",
-        "help": "free what is stale and every name that leads to device memory, but those after --keep",
+        "help": "free stale memory and every name that leads to device memory, except names after --keep",
     },
     "--errors": {
         "action": "store_true",
-        "help": "also what exceptions hold that a variable, future or task keeps; they stay",
+        "help": "also free memory held by exceptions that a variable, future or task keeps; the exceptions stay",
     },
-    "--compiled": {"action": "store_true", "help": "also what torch.compile has compiled; live models compile again"},
+    "--compiled": {"action": "store_true", "help": "also drop torch.compile's compiled code; live models compile again"},
     "--caches": {
         "action": "store_true",
-        "help": "also empty the caches of functions (lru_cache) that alone keep memory alive; it cannot be undone",
+        "help": "also empty function caches (lru_cache) that alone keep memory alive; this cannot be undone",
     },
-    "--park": {"nargs": "+", "metavar": "NAME", "help": "move what NAME leads to into host memory; every name stays valid"},
-    "--unpark": {"nargs": "*", "metavar": "NAME", "help": "bring back what was parked as NAME, or everything"},
+    "--park": {"nargs": "+", "metavar": "NAME", "help": "move the tensors of NAME into host memory; every name stays valid"},
+    "--unpark": {"nargs": "*", "metavar": "NAME", "help": "bring back the tensors parked as NAME, or everything"},
     "--workers": {
         "action": "store_true",
-        "help": "also end the worker processes of DataLoaders that no running code uses, and give unused pinned host memory "
-        "back",
+        "help": "also end idle DataLoader worker processes and give unused pinned host memory back",
     },
     "--engines": {
         "action": "store_true",
-        "help": "in each engine of an ipyparallel cluster: its plan is shown first, then carried out",
+        "help": "clean up each engine of an ipyparallel cluster; its plan is shown first",
     },
     "--zombies": {
         "action": "store_true",
-        "help": "list what is on the GPUs besides this kernel, and which of it a dead program of yours left behind; pids "
-        "beside it: only these",
+        "help": "list the other processes on the GPUs (with pids: only those), and mark those that a dead program of "
+        "yours left behind",
     },
     "pids": {"nargs": "*", "type": _pid, "metavar": "PID", "help": "with --zombies: only these processes"},
     "--yes": {"action": "store_true", "help": "with --zombies or --hard: end those leftovers"},
     "--hard": {
         "action": "store_true",
-        "help": "all of it that needs no consent: --workers, cuBLAS workspaces, the list of --zombies; then say whether only a "
-        "restart of the kernel would give more back",
+        "help": "do every cleanup that needs no consent (--workers, cuBLAS workspaces, the list of --zombies), then say "
+        "whether only a restart of the kernel would give more back",
     },
 }
 """What argparse is told of each argument."""
@@ -105,7 +104,7 @@ _FORMS = (
     Form(
         option="--zombies",
         arguments=("--zombies", "pids", ("--yes", "--dry-run")),
-        advice="--zombies stands alone (--hard lists the same and cleans up, too)",
+        advice="--zombies takes no other option (--hard lists the same and also cleans up)",
     ),
     Form(
         option="--engines",
@@ -120,14 +119,14 @@ _FORMS = (
     Form(
         option="",
         arguments=(("targets", "--all"), *_MORE, "--dry-run"),
-        advice="--yes goes with --zombies or --hard: it ends what a dead program left on the GPUs",
+        advice="--yes works with --zombies or --hard and ends processes that a dead program left on the GPUs",
     ),
 )
 
 
 @cache
 def _parser(form: Form) -> MagicArgumentParser:
-    options = parser(NAME, "Free what is stale, or just the targets.")
+    options = parser(NAME, "Free stale memory, or just the targets.")
     for argument in form.arguments:
         group = options if isinstance(argument, str) else options.add_mutually_exclusive_group()
         for name in (argument,) if isinstance(argument, str) else argument:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def add_record(options: MagicArgumentParser) -> None:
     """Add the arguments of `%nbguard record`."""
-    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only the environment of a run")
+    options.add_argument(
+        "name", nargs="?", metavar="LEARN", help="a Learner or a model (default: only the environment of a run)"
+    )
     options.add_argument("--save", metavar="FILE", help="write the record as JSON, too")
     options.add_argument("--no-code", action="store_true", help="leave cells and changes since the commit out of the record")
 

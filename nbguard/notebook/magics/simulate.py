@@ -24,7 +24,7 @@ def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, 
     from nbguard.memory.simulated import SimulationState
 
     if (settings or context) and (not words or words[0] == "off"):
-        raise NbguardError("--settings and --context go with a size, as in  %gpumem simulate 16GiB --context 500MiB")
+        raise NbguardError("--settings and --context need a size, as in  %gpumem simulate 16GiB --context 500MiB")
     match words:
         case []:
             simulation = memory.simulation
@@ -36,7 +36,7 @@ def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, 
             try:
                 from nbguard.simulation.simulation import simulate
             except ImportError:
-                raise NbguardError("PyTorch is not installed here: there is nothing to simulate a device for") from None
+                raise NbguardError("PyTorch is not installed here, so there is nothing to simulate") from None
             size = "".join(words)  # `16 GiB` is two words
             simulation = simulate(size, (settings or "").strip("'\""), context=context or 0)
             memory.simulate(simulation)

@@ -26,7 +26,7 @@ def _add_record(options: MagicArgumentParser) -> None:
         nargs="?",
         choices=["on", "off"],
         metavar="on|off",
-        help="start or stop; without it: say whether it is being recorded",
+        help="start or stop (default: say whether it is being recorded)",
     )
     options.add_argument("--entries", type=int, metavar="N", help="with on: entries to keep of each device (100000)")
 
@@ -67,7 +67,7 @@ WORDS = {
     ),
     "snapshot": Word(
         usage="snapshot FILE",
-        help="write a memory snapshot that pytorch.org/memory_viz opens, with names beside it",
+        help="write a memory snapshot for pytorch.org/memory_viz, and its names to a second file",
         advice="give one file to write, as in  %gpumem snapshot before.pickle",
         add=_add_file,
     ),
@@ -76,14 +76,14 @@ WORDS = {
     ),
     "diff": Word(
         usage="diff BEFORE AFTER",
-        help="what grew between two snapshots",
+        help="growth between two snapshots",
         advice="give two files, the earlier one first, as in  %gpumem diff before.pickle after.pickle",
         add=_add_diff,
     ),
     "whatif": Word(
         usage="whatif",
         help="the recorded run under other settings",
-        advice="takes no words; a file goes behind --file, settings behind --set",
+        advice="takes no words; give a file after --file and settings after --set",
         add=_add_whatif,
     ),
 }
@@ -95,7 +95,7 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
     match options.word:
         case "record":
             if options.entries is not None and options.state != "on":
-                grammar.misused("record", "--entries goes with record on, as in  %gpumem record on --entries 500000")
+                grammar.misused("record", "--entries needs record on, as in  %gpumem record on --entries 500000")
             return show(shell, options, guarded("%gpumem record", _record, options.state, options.entries))
         case "snapshot":
             from nbguard.snapshots.save import save_snapshot

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def _add_on(options: MagicArgumentParser) -> None:
     options.add_argument(
-        "--auto-clean-errors", action="store_true", help="free what a failed cell's error holds as soon as it has failed"
+        "--auto-clean-errors", action="store_true", help="free memory held by a failed cell's error as soon as it fails"
     )
 
 
@@ -42,7 +42,9 @@ def _add_notices(options: MagicArgumentParser) -> None:
 
 
 def _add_quiet(options: MagicArgumentParser) -> None:
-    options.add_argument("names", nargs="*", metavar="NAME", help="a name that may stay in memory; none: show no notice at all")
+    options.add_argument(
+        "names", nargs="*", metavar="NAME", help="a name that may stay in memory (default: show no notice at all)"
+    )
 
 
 GRAMMAR = Grammar(
@@ -51,7 +53,7 @@ GRAMMAR = Grammar(
     {
         "on": Word(
             usage="on",
-            help="record what each cell does to the memory",
+            help="record each cell's change of the memory",
             advice="takes no name, as in  %nbguard on --auto-clean-errors",
             add=_add_on,
         ),
@@ -61,7 +63,7 @@ GRAMMAR = Grammar(
         ),
         "notices": Word(
             usage="notices [on|off]",
-            help="what was deleted, assigned again or accumulated, and is still in memory",
+            help="objects that were deleted, reassigned or accumulated but are still in memory",
             advice="say on or off, or nothing for the list, as in  %nbguard notices",
             add=_add_notices,
         ),
@@ -79,19 +81,19 @@ GRAMMAR = Grammar(
         ),
         "fix": Word(
             usage="fix determinism|export|nan [LEARN]",
-            help="apply what the doctor advises, and undo it; after a NaN, show which layers have to compute in float32",
-            advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
+            help="apply or undo the doctor's advice; after a NaN, show which layers have to compute in float32",
+            advice="name a fix and a Learner, as in  %nbguard fix determinism learn",
             add=add_fix,
         ),
         "record": Word(
             usage="record [LEARN]",
-            help="what a run is made of: seeds, data, split, hyper-parameters, code, versions, hardware, git",
+            help="a run's ingredients: seeds, data, split, hyper-parameters, code, versions, hardware, git",
             advice="name one Learner or model, or none, as in  %nbguard record learn --save run.json",
             add=add_record,
         ),
         "compare": Word(
             usage="compare BEFORE AFTER",
-            help="what differs between two runs, ranked by what can change bits",
+            help="differences between two runs, those that can change bits first",
             advice="name two runs, as in  %nbguard compare run.json fit",
             add=add_compare,
         ),

@@ -51,7 +51,9 @@ def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
         raise NbguardError(f"the cell is not valid Python: {error.msg}, line {error.lineno}") from None
     fits = tuple(_CellReader(namespace).read(tree.body))
     if not fits:
-        raise NbguardError("the cell starts no fit that can be predicted: no fit() of a Learner, and no loop with backward()")
+        raise NbguardError(
+            "the cell starts no fit that can be predicted; it has no fit() of a Learner and no loop with backward()"
+        )
     return fits
 
 
@@ -97,7 +99,7 @@ class _CellReader:
         owner, method, text = call.func.value, call.func.attr, f"line {call.lineno}: {ast.unparse(call):.80}"
         value = self._value(owner)
         if method in _FITS and isinstance(owner, ast.Name) and (owner.id in self.bound or owner.id not in self.namespace):
-            raise NbguardError(f"the cell makes {owner.id} itself: run the lines that make it, then predict its fit")
+            raise NbguardError(f"the cell makes {owner.id} itself; run the lines that make it, then predict its fit")
         if is_learner(value):
             changes = self.changes.setdefault(id(value), [])
             if method in _CHANGES:
@@ -125,7 +127,7 @@ class _CellReader:
         text = f"line {loop.lineno}: for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}:"
         place = next((node for node in ast.walk(loop.iter) if self._is_loader(node)), None)
         if place is None:
-            raise UnpredictableError(f"{text} goes over no loader that is there already: give its body as a step function")
+            raise UnpredictableError(f"{text} iterates over no existing loader; give its body as a step function")
         loader = self._value(place)  # type: ignore[arg-type] # `_is_loader` has looked
         body = ast.For(loop.target, _one_round(loop.iter, place, text), loop.body, [])
         step = as_function([body], self.namespace, (_BATCH,))
@@ -158,7 +160,7 @@ def _one_round(iterated: ast.expr, loader: ast.AST, text: str) -> ast.expr:
         if inner is not None and name not in _COUNTS:
             round_ = _one_round(inner, loader, text)
             return ast.Call(iterated.func, [round_, *iterated.args[1:]], []) if name == "enumerate" else round_
-    raise UnpredictableError(f"{text} does not go over the batches of a loader: give its body as a step function")
+    raise UnpredictableError(f"{text} does not iterate over the batches of a loader; give its body as a step function")
 
 
 def _has_training_loop(node: ast.AST) -> bool:

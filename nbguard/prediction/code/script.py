@@ -36,7 +36,7 @@ _FITTED = (
 )
 _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
-_AFTER = "what the script does after this fit is not counted"
+_AFTER = "the script's work after this fit is not counted"
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -80,11 +80,11 @@ def predict_script(
         ]
     if not fits:
         raise UnpredictableError(
-            f"{file} starts no fit that can be predicted: no Learner's, no Trainer's, no loop with backward()"
+            f"{file} starts no fit that can be predicted; it has no fit of a Learner or Trainer and no loop with backward()"
         )
     predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
     return CellPrediction(
-        executed="the script has run up to its fit; the fit itself was not run",
+        executed="the script ran up to its fit; the fit itself did not run",
         fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),
     )
 
@@ -100,7 +100,7 @@ def parsed(path: Path) -> ast.Module:
     except OSError as error:
         raise NbguardError(unreadable(path, error)) from None
     except UnicodeDecodeError:
-        raise NbguardError(f"{path} cannot be read: it is not a text in UTF-8") from None
+        raise NbguardError(f"{path} cannot be read because it is not UTF-8 text") from None
     except SyntaxError as error:
         raise NbguardError(f"{path} is not valid Python: {error.msg}, line {error.lineno}") from None
 
@@ -199,8 +199,8 @@ class Script:
             code: CodeType | None = getattr(process._target, "__code__", None)
             if code is not None and _is_beside(self._loops.folder, Path(code.co_filename)):
                 if not self._foresees:
-                    raise ReachedError(f"a process of its own, {code.co_name}()")
-                raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): predict it in one")
+                    raise ReachedError(f"a separate process, {code.co_name}()")
+                raise UnpredictableError(f"the script trains in separate processes ({code.co_name}()): predict it in one")
             return former(process)
 
         return start
@@ -310,7 +310,7 @@ def _stopping(what: str) -> Callable[..., None]:
 
 
 def _refused_backward(*_: Any, **__: Any) -> None:
-    raise UnpredictableError("the script trains where no loop is seen: predict it there, by nbguard.predict(step, batch)")
+    raise UnpredictableError("the script trains outside any visible loop; predict it there with nbguard.predict(step, batch)")
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             if func.namespace == "aten" and not isinstance(error, NotImplementedError):
                 raise
             reason = in_one_line(error)
-        raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be predicted ({reason})")
+        raise UnpredictableError(f"{func} needs real data, so the memory after it cannot be predicted ({reason})")
 
     def _make_workspace(self, threads: set[bool], nbytes: int) -> None:
         """Make a workspace of this thread, if it has none: autograd's backward pass runs in one of its own on CUDA."""
@@ -205,8 +205,8 @@ def _refuse_originals(values: Any) -> None:
             if is_on_device or type(value) is torch.nn.Parameter:
                 what = f"tensor of {tuple(value.shape)}" if is_on_device else f"parameter of {tuple(value.shape)}"
                 raise UnpredictableError(
-                    f"a {what} on {value.device} is used to which no argument, global name or closure of the fit's own "
-                    "functions leads: hand it over"
+                    f"a {what} on {value.device} is used, but no argument, global name or closure of the fit's own "
+                    "functions leads to it; pass it as an argument"
                 )
 
 

@@ -144,10 +144,10 @@ def trained_sizes(count: int, size: int, *, is_last_dropped: bool, full: int = F
     found = sizes(count, size, is_last_dropped=is_last_dropped, full=full)
     if not found:
         raise UnpredictableError(
-            f"the fit would train on no batch: the training set has {count} items, fewer than the {size} of a batch, "
+            f"the fit would train on no batch because the training set has {count} items, fewer than the {size} of a batch, "
             f"and its loader drops a batch that is not full. Take {count} items or fewer"
             if count
-            else "the fit would train on no batch: the training set is empty"
+            else "the fit would train on no batch because the training set is empty"
         )
     return found
 

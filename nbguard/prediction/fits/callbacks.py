@@ -112,7 +112,7 @@ class TracedCallbacks:
             else:
                 own.tried.append(callback)
                 if is_fastais and name in _DECIDING:
-                    own.left_out.append(f"the callback {name} decides by values what is trained")
+                    own.left_out.append(f"the callback {name} chooses what to train by values")
         return own
 
     def leave_out(self, name: str, reason: str) -> None:

@@ -43,7 +43,7 @@ def without_data(tensor: Any) -> Any:
     """
     if tensor.layout != torch.strided or tensor.is_quantized or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         kind = "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise UnpredictableError(f"a {kind} tensor ({type(tensor).__name__}) has no form without data")
+        raise UnpredictableError(f"a {kind} tensor ({type(tensor).__name__}) needs real data")
     with torch._C.DisableTorchFunction():
         plain = torch.empty_like(tensor.detach(), device="meta", memory_format=torch.preserve_format)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -67,7 +67,7 @@ def _count_again(counter: itertools.count[Any]) -> tuple[Any, ...]:
     """Return what makes a counter that stands where this one does, which its text alone says."""
     numbers = [each for each in gc.get_referents(counter) if each is not itertools.count]
     if any(type(number) not in (int, float) for number in numbers):
-        raise TypeError("a counter of other numbers than int and float cannot be copied")
+        raise TypeError("a counter of numbers other than int and float cannot be copied")
     return itertools.count, tuple(ast.literal_eval(f"[{repr(counter)[len('count(') : -1]}]"))
 
 

@@ -108,10 +108,10 @@ def _made(loader: Any, make: Any) -> Any:
     is_indexed = getattr(loader, "indexed", hasattr(loader, "collate_fn"))
     if not is_indexed or items_of(loader) is None:
         raise UnpredictableError(
-            f"{type(loader).__name__} has no items by number to make a batch of: give a batch, as in predict(learn, batch)"
+            f"{type(loader).__name__} has no indexed items to make a batch from; give a batch, as in predict(learn, batch)"
         )
     if not items_of(loader):
-        raise UnpredictableError("the loader is empty: its data set has no items")
+        raise UnpredictableError("the loader is empty because its data set has no items")
     with no_leftovers(), kept_generators():
         try:
             return make(loader)

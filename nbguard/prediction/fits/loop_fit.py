@@ -164,9 +164,9 @@ class LoopSource:
         """Return a copy of the loop that runs without data."""
         named = list(self.modules)
         if not named:
-            raise UnpredictableError("the loop refers to no model that is there before it")
+            raise UnpredictableError("the loop refers to no model that exists before it")
         if batch_size and not self.loaders:
-            raise UnpredictableError("the loop makes its batches itself: their size is set in the script")
+            raise UnpredictableError("the loop makes its batches itself, so their size is set in the script")
         models = [module for _, module in named]
         memo: dict[int, Any] = {}
         device = device_of(models)

@@ -32,7 +32,7 @@ def source_of(fitted: Any, batch: Any, precision: str | None) -> FitSource:
         return LearnerSource.of(fitted, batch, precision or "")
     if is_of(fitted, "transformers", "Trainer"):
         if precision:
-            raise NbguardError("a Trainer's precision is that of its TrainingArguments: bf16=True, fp16=True")
+            raise NbguardError("a Trainer takes its precision from its TrainingArguments (bf16=True or fp16=True)")
         return TrainerSource.of(fitted, batch)
     is_lightnings = any(is_of(fitted, package, "LightningModule") for package in ("lightning", "pytorch_lightning"))
     if not is_lightnings and (not callable(fitted) or isinstance(fitted, type) or hasattr(fitted, "named_modules")):
@@ -41,11 +41,11 @@ def source_of(fitted: Any, batch: Any, precision: str | None) -> FitSource:
             f"of a batch, not {type(fitted).__name__}"
         )
     if batch is None:
-        raise UnpredictableError("a batch is needed to go by: predict(step, batch)")
+        raise UnpredictableError("predict needs a batch: predict(step, batch)")
     if is_lightnings:
         return LightningSource.of(fitted, batch, precision or "")
     if precision:
-        raise NbguardError("a step function says its precision itself, by torch.autocast")
+        raise NbguardError("a step function sets its own precision with torch.autocast")
     return StepSource.of(fitted, batch)
 
 

@@ -96,7 +96,7 @@ class StepSource:
         models = [module for _, module in self.modules]
         if not models:
             raise UnpredictableError(
-                "the step refers to no model: give it one by a global name, a closure or functools.partial"
+                "the step refers to no model; give it one as a global name, a closure or functools.partial"
             )
         memo: dict[int, Any] = {}
         device = device_of(models)

@@ -105,9 +105,9 @@ class TrainerSource:
         """
         args = trainer.args
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
-            raise UnpredictableError("the Trainer trains by DeepSpeed or FSDP: its shards depend on the process group")
+            raise UnpredictableError("the Trainer uses DeepSpeed or FSDP, whose shards depend on the process group")
         if getattr(args, "torch_compile", False):
-            raise UnpredictableError("the Trainer compiles its model: torch.compile plans its own buffers")
+            raise UnpredictableError("the Trainer compiles its model, and torch.compile plans its own buffers")
         size = int(args.per_device_train_batch_size)
         if batch is None:
             batch = _first_batch(trainer, size)
@@ -173,7 +173,7 @@ def _first_batch(trainer: Any, size: int) -> Any:
     """Return a batch of the first items of a Trainer's data set, of the columns that its model takes."""
     data = trainer.train_dataset
     if data is None or not hasattr(data, "__getitem__"):
-        raise UnpredictableError("the Trainer's data set has no items by number: give a batch, as in predict(trainer, batch)")
+        raise UnpredictableError("the Trainer's data set has no indexed items; give a batch, as in predict(trainer, batch)")
     with kept_generators():
         try:
             items = [data[place] for place in range(min(size, len(data)))]

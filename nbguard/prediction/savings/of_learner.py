@@ -31,7 +31,7 @@ def of_learner(source: LearnerSource, gpu: Gpu, size: int, *, convolves: bool) -
         if gpu.architecture >= FULL_PRECISION:
             yield Change(name="bfloat16", code=PRECISIONS["bf16"], cost="faster; sums keep fewer digits")
         yield Change(
-            name="float16", code=PRECISIONS["fp16"], cost="faster; gradients are scaled, and a step is skipped now and then"
+            name="float16", code=PRECISIONS["fp16"], cost="faster; gradients are scaled, and an occasional step is skipped"
         )
     if not _has_callback(learn, "GradientAccumulation"):
         code = f"from fastai.callback.training import GradientAccumulation\nlearn.add_cb(GradientAccumulation(n_acc={size}))"
@@ -55,7 +55,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "from fastai.optimizer import SGD\n"
             "learn.opt_func = partial(SGD, mom=0.9)\n"
             "learn.create_opt()",
-            cost="another optimizer: it wants another learning rate",
+            cost="it is another optimizer and needs another learning rate",
         )
     if is_torchs and optimizer in _FUSED and not _is_fused(learn):
         yield Change(
@@ -65,7 +65,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "from fastai.optimizer import OptimWrapper\n"
             f"learn.opt_func = partial(OptimWrapper, opt=partial(torch.optim.{optimizer}, fused=True))\n"
             "learn.opt = None",
-            cost="nothing: its step is one kernel, and faster",
+            cost="nothing; its step is one kernel, and faster",
         )
     if not is_torchs and getattr(learn.opt_func, "__name__", "") != "letting_gradients_go":
         yield Change(
@@ -77,7 +77,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "    return opt\n"
             "learn.opt_func = letting_gradients_go\n"
             "learn.opt = None",
-            cost="nothing: they are made again in the backward pass instead of being zeros until then",
+            cost="nothing; the backward pass makes them again",
         )
 
 

@@ -30,7 +30,7 @@ def of_model(path: str, model: Any, after: str = "") -> Iterator[Change]:
             "from torch.utils.checkpoint import checkpoint\n"
             f'for block in [each for each in {path}.modules() if type(each).__name__ == "{kind}"]:\n'
             "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
-            cost="about a third slower: these blocks compute twice",
+            cost="about a third slower, because these blocks compute twice",
         )
     if kinds := ", ".join(sorted({f"nn.{type(layer).__name__}" for layer in _before_norms(model)})):
         yield Change(
@@ -41,7 +41,7 @@ def of_model(path: str, model: Any, after: str = "") -> Iterator[Change]:
             f"        if type(layer) in ({kinds},) and layer.bias is not None and hasattr(norm, 'running_mean'):\n"
             "            norm.running_mean -= layer.bias.detach()\n"
             f"            layer.bias = None{after}",
-            cost="nothing: the norm takes the bias away again",
+            cost="nothing; the norm removes the bias anyway",
         )
 
 
@@ -61,7 +61,7 @@ def loss_in_parts(path: str, loss: Any) -> Iterator[Change]:
             f"    parts = zip(out.chunk({_PARTS}), target.chunk({_PARTS}))\n"
             "    return sum(checkpoint(whole_loss, *part, use_reentrant=False) * len(part[0]) for part in parts) / len(out)\n"
             f"{path}.forward = loss_in_parts",
-            cost="a little slower: the loss computes twice; right where no target is ignored",
+            cost="a little slower, because the loss computes twice; correct if no target is ignored",
         )
 
 

@@ -49,7 +49,7 @@ def of_step(source: StepSource | LoopSource, gpu: Gpu, size: int, *, convolves: 
             yield Change(
                 name="gradients freed after the step",
                 code=f"{name}.zero_grad = lambda *_, **__: type({name}).zero_grad({name})",
-                cost="nothing: they are made again in the backward pass instead of being zeros until then",
+                cost="nothing; the backward pass makes them again",
             )
     for name, module in source.modules:
         if name.isidentifier():
@@ -67,9 +67,9 @@ def _has_parameters(model: Any) -> bool:
 
 
 def _in_half(model: str, gpu: Gpu) -> Change:
-    dtype, cost = "bfloat16", "faster; sums keep fewer digits, in the loss, too, unless it takes out.float()"
+    dtype, cost = "bfloat16", "faster; sums keep fewer digits, also in the loss unless it takes out.float()"
     if gpu.architecture < FULL_PRECISION:
-        dtype, cost = "float16", "faster; needs torch.amp.GradScaler around loss and step, else small gradients are lost"
+        dtype, cost = "float16", "faster; needs torch.amp.GradScaler around loss and step, or small gradients are lost"
     code = (
         f"import torch\nwhole_forward = {model}.forward\n"
         "def in_half(*args, **kwargs):\n"
@@ -101,20 +101,20 @@ def _of_optimizer(name: str, optimizer: Any, namespace: Mapping[str, Any]) -> It
             code="import torch\n"
             f'parameters = [each for group in {name}.param_groups for each in group["params"]]\n'
             f"{name} = torch.optim.SGD(parameters, lr={name}.param_groups[0]['lr'], momentum=0.9)",
-            cost="another optimizer: it wants another learning rate",
+            cost="it is another optimizer and needs another learning rate",
         )
     is_plain = bool(groups) and all(group.get("foreach", True) is None and not group.get("fused") for group in groups)
     if is_plain and type(optimizer) in _FUSED and not optimizer.state:
         yield Change(
             name=f"a fused {type(optimizer).__name__}",
             code=f'for group in {name}.param_groups:\n    group["fused"] = True',
-            cost="nothing: its step is one kernel, and faster",
+            cost="nothing; its step is one kernel, and faster",
         )
     elif is_plain:
         yield Change(
-            name="a step of one parameter after the other",
+            name="a step that updates one parameter at a time",
             code=f'for group in {name}.param_groups:\n    group["foreach"] = False',
-            cost="slower where a model has many small parameters",
+            cost="slower if the model has many small parameters",
         )
 
 

@@ -8,7 +8,7 @@ from nbguard.ranks.analysis.agreement_faults import JOIN
 from nbguard.ranks.analysis.alignment import GroupCalls
 from nbguard.ranks.analysis.diagnosis import FaultKind, RankFault
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
-from nbguard.ranks.analysis.words import call_at, call_words, have, place_words, ranks_words, stands_words, wait
+from nbguard.ranks.analysis.words import call_at, call_words, place_words, ranks_words, stands_words, wait
 
 
 def faults(job: JobFacts, group: GroupCalls) -> Iterator[RankFault]:
@@ -58,34 +58,34 @@ def _absent(kind: FaultKind, late: list[RankFacts], waiting: list[int], waited: 
     at = f"{call_words(waited)} that {others} {wait(waiting)} for{place_words(waited)}"
     common = "" if last is None else f"; last common: seq {last}"
     evidence = [f"rank {facts.rank}: {stands_words(facts)}" for facts in late if facts.stands]
-    remedy = "call the same collectives on all ranks: none under `if rank == …`"
+    remedy = "call the same collectives on all ranks, none under `if rank == …`"
     culprits, shown = ranks, kind
     if kind == "ended":
         culprits, shown, what = _ended(ranks, waiting, waited)
         if shown == "uneven batches":
             remedy = JOIN
     elif kind == "slow":
-        work = "is only slow: it works" if len(ranks) == 1 else "are only slow: they work"
+        work = "is only slow and still works" if len(ranks) == 1 else "are only slow and still work"
         what = f"{who} {work} at `{late[0].stands}`, before the {at}"
-        remedy = "wait, or make its share of the work as large as the others'; `watch_ranks(timeout=…)` sets the patience"
+        remedy = "wait, or give it as much work as the others; `watch_ranks(timeout=…)` sets the patience"
     elif kind == "order":
         other = next(call for facts in late for call in facts.calls if not call.is_done and call.group != waited.group)
         what = (
             f"{who} {wait(ranks)} in {call_words(other)} of group {other.group}{place_words(other)},"
-            f" {others} in {call_words(waited)} of group {waited.group}{place_words(waited)}: the groups are used in another"
-            " order"
+            f" {others} in {call_words(waited)} of group {waited.group}{place_words(waited)}; they use the groups in different"
+            " orders"
         )
         culprits = [*ranks, *waiting]
     elif kind == "unknown":
-        what = f"nothing is known of {who}: {'it has' if len(ranks) == 1 else 'they have'} not come to the {at}"
+        what = f"nothing is known of {who}; {'it' if len(ranks) == 1 else 'they'} did not reach the {at}"
         remedy = "run `nbguard.watch_ranks()` on every rank"
     elif kind in ("died", "raised"):
         error = f" by {late[0].error}" if late[0].error else ""
-        what = f"{who} {have(ranks)} ended{error} before the {at}"
-        remedy = "its own output says why"
+        what = f"{who} ended{error} before the {at}"
+        remedy = "read its own output"
     else:
-        what = f"{who} {have(ranks)} not come to the {at}: {stands_words(late[0])}"
-        remedy = "look at that line: it blocks, or waits for something else"
+        what = f"{who} did not reach the {at}: {stands_words(late[0])}"
+        remedy = "check that line; it blocks or waits for something else"
     return RankFault(
         kind=shown,
         ranks=tuple(sorted(culprits)),
@@ -107,19 +107,19 @@ def _ended(ranks: list[int], waiting: list[int], waited: CollectiveCall) -> tupl
             return (
                 waiting,
                 "uneven batches",
-                f"{others} {have(waiting)} had more batches: {who} {have(ranks)} ended, and {others} {verb} in {call}",
+                f"{others} had more batches; {who} ended, and {others} {verb} in {call}",
             )
         return (
             waiting,
             "extra",
-            f"{others} {'calls' if len(waiting) == 1 else 'call'} {call}, and {who} {have(ranks)} ended without it",
+            f"{others} {'calls' if len(waiting) == 1 else 'call'} {call}, and {who} ended without it",
         )
     if waited.caller:
-        return ranks, "uneven batches", f"{who} {have(ranks)} had fewer batches and ended: {others} {verb} in {call}"
+        return ranks, "uneven batches", f"{who} had fewer batches and ended; {others} {verb} in {call}"
     return (
         ranks,
         "left out",
-        f"{who} {have(ranks)} left out the {call_words(waited)} that {others} {verb} for{place_words(waited)}, and ended",
+        f"{who} left out the {call_words(waited)} that {others} {verb} for{place_words(waited)}, and ended",
     )
 
 
@@ -139,7 +139,7 @@ def point_to_point(job: JobFacts) -> Iterator[RankFault]:
             what = f"{here}, and rank {peer} in {_message_words(own)}"
             ranks: tuple[int, ...] = tuple(sorted((rank, peer)))
         else:
-            what = f"{here}: rank {peer} has left out the `{wanted}`; {stands_words(job.ranks[peer])}"
+            what = f"{here}, but rank {peer} left out the `{wanted}`; {stands_words(job.ranks[peer])}"
             ranks = (peer,)
         yield RankFault(
             kind="point to point",
@@ -172,6 +172,6 @@ def same_call(groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:
                 collective=calls[0].name,
                 place=calls[0].place,
                 last_common=group.last,
-                what=f"all ranks are in the same {call_at(calls[0])}, and it does not end",
-                remedy="see whether the hosts reach each other, and whether all gave the same root and operation",
+                what=f"all ranks are in the same {call_at(calls[0])}, which does not end",
+                remedy="check that the hosts reach each other, and that all ranks gave the same root and operation",
             )

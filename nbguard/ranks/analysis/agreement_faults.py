@@ -10,7 +10,7 @@ from typing import TypeAlias
 from nbguard.ranks.analysis.alignment import GroupCalls, differences, is_shift
 from nbguard.ranks.analysis.diagnosis import FaultKind, RankFault
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts
-from nbguard.ranks.analysis.words import are, call_at, call_words, have, place_words, ranks_words, wait
+from nbguard.ranks.analysis.words import are, call_at, call_words, place_words, ranks_words, wait
 
 Made: TypeAlias = Mapping[int, CollectiveCall]
 """The calls of ranks at one position."""
@@ -19,7 +19,7 @@ JOIN = (
     "give every rank as many batches (`DistributedSampler`, `drop_last=True`), or wrap the loop in"
     " `with torch.distributed.algorithms.join.Join([model])`"
 )
-_SAME_ORDER = "call the same collectives in the same order on all ranks: none under `if rank == …`"
+_SAME_ORDER = "call the same collectives in the same order on all ranks, none under `if rank == …`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     evidence = tuple(f"{ranks_words(ranks)}: {words}" for words, ranks in each.items())
     dead = [facts.rank for facts in job.ranks if facts.state == "died" and facts.rank in made]
     if dead and kind in ("size", "dtype"):
-        evidence += (f"{ranks_words(dead)} {have(dead)} died of it: gloo ends the process whose buffer is the smaller",)
+        evidence += (f"{ranks_words(dead)} died because gloo ends the process with the smaller buffer",)
     return RankFault(
         kind=kind,
         ranks=tuple(sorted(culprits)),
@@ -183,7 +183,7 @@ def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
     if own.caller and not waited.caller and not difference.is_even:
         they = "it" if len(culprits) == 1 else "they"
         what = (
-            f"{who} {have(culprits)} had more batches: {they} {wait(culprits)} in DistributedDataParallel for {call_at(own)},"
+            f"{who} had more batches; {they} {wait(culprits)} in DistributedDataParallel for {call_at(own)},"
             f" {others} {are(waiting)} past the loop, in {call_at(waited)}"
         )
         return "uneven batches", what, JOIN
@@ -201,10 +201,10 @@ def _past_the_loop(difference: CallDifference) -> tuple[FaultKind, str, str]:
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting
     is_known = _is_known(difference.group, difference.position, own)
-    fewer = "fewer batches" if is_known else f"fewer batches, or {'calls' if len(culprits) == 1 else 'call'} something more"
+    fewer = "fewer batches" if is_known else f"fewer batches, or {'makes' if len(culprits) == 1 else 'make'} an extra call"
     where = "past the loop, in" if is_known else "in"
     what = (
-        f"{who} {have(culprits)} had {fewer}: {others} {wait(waiting)} in DistributedDataParallel for {call_at(waited)},"
+        f"{who} had {fewer}; {others} {wait(waiting)} in DistributedDataParallel for {call_at(waited)},"
         f" {who} {are(culprits)} {where} {call_at(own)}"
     )
     alone = (
@@ -222,23 +222,20 @@ def _displaced(difference: CallDifference) -> tuple[FaultKind, str, str]:
     if difference.is_even:
         rest = [rank for rank in culprits if rank not in waiting]
         what = (
-            f"{others} {wait(waiting)} in {call_at(waited)}, {ranks_words(rest)} {wait(rest)} in {call_at(own)}:"
+            f"{others} {wait(waiting)} in {call_at(waited)}, {ranks_words(rest)} {wait(rest)} in {call_at(own)};"
             " they call in a different order"
         )
         return "order", what, _SAME_ORDER
     group, position = difference.group, difference.position
     is_new = _is_known(group, position, waited) and not _is_known(group, position, own)
     if is_new or not (waited.is_done or _has_passed(group, position, waited, own, difference.usual, culprits[0])):
-        what = (
-            f"{who} {have(culprits)} called {call_at(own)}, which {others} {have(waiting)} not:"
-            f" {others} {wait(waiting)} in {call_at(waited)}"
-        )
+        what = f"{who} called {call_at(own)}, which {others} did not; {others} {wait(waiting)} in {call_at(waited)}"
         return "extra", what, _SAME_ORDER
     if waited.is_done:
-        made = f"{call_words(waited)} that {others} {have(waiting)} made{place_words(waited)}"
-        return "left out", f"{who} {have(culprits)} left out the {made}, and went on with {call_at(own)}", _SAME_ORDER
+        made = f"{call_words(waited)} that {others} made{place_words(waited)}"
+        return "left out", f"{who} left out the {made} and went on with {call_at(own)}", _SAME_ORDER
     at = f"{call_words(waited)} that {others} {wait(waiting)} for{place_words(waited)}"
-    what = f"{who} {have(culprits)} left out the {at}, and {are(culprits)} in {call_at(own)}"
+    what = f"{who} left out the {at}, and {are(culprits)} in {call_at(own)}"
     return "left out", what, _SAME_ORDER
 
 
@@ -249,7 +246,7 @@ def _unlike(difference: CallDifference, kinds: tuple[str, ...]) -> tuple[FaultKi
     kind: FaultKind = "type"
     remedy = "make the same call with the same kind of tensor on all ranks"
     if kinds[:1] == ("size",):
-        kind, remedy = "size", "give tensors of one size: pad them, or gather the sizes first"
+        kind, remedy = "size", "give tensors of one size; pad them, or gather the sizes first"
     elif kinds[:1] == ("dtype",):
         kind, remedy = "dtype", f"convert first, as in `tensor.to(torch.{waited.dtype})`"
     elif kinds[:1] == ("detail",):
@@ -258,6 +255,6 @@ def _unlike(difference: CallDifference, kinds: tuple[str, ...]) -> tuple[FaultKi
         verb = "calls" if len(culprits) == 1 else "call"
         return kind, f"{who} {verb} {call_at(own)}, where {others} wait in {call_at(waited)}", remedy
     if len(culprits) > 2:
-        return kind, f"{who} call different things: {call_at(waited)} and {call_at(own)}", remedy
+        return kind, f"{who} make different calls: {call_at(waited)} and {call_at(own)}", remedy
     rest = ranks_words([rank for rank in culprits if rank not in difference.waiting])
     return kind, f"{others} calls {call_at(waited)}, {rest} {call_at(own)}", remedy

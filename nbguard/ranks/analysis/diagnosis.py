@@ -57,4 +57,4 @@ class RankDiagnosis(Result):
         """Return the cause in one sentence."""
         if self.faults:
             return self.faults[0].what
-        return f"{self.world} ranks agree in all calls that are known"
+        return f"{self.world} ranks agree in all known calls"

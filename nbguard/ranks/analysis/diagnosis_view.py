@@ -24,7 +24,7 @@ def rank_blocks(diagnosis: RankDiagnosis) -> Iterator[Block]:
         places = tuple(place for place in places if place.state != "unknown")[:_MOST_ROWS]
     yield Table(
         rows=tuple(map(_row, places)),
-        names=("rank", "state", "calls", "waits in", "stands at"),
+        names=("rank", "state", "calls", "waits in", "is at"),
         figures=(0, 2),
     )
     if len(places) < len(diagnosis.places):

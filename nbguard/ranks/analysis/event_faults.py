@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.ranks.analysis.diagnosis import RankFault
 from nbguard.ranks.analysis.facts import JobFacts, RankFacts
-from nbguard.ranks.analysis.words import call_words, have, place_words, ranks_words
+from nbguard.ranks.analysis.words import call_words, place_words, ranks_words
 
 _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Timed out|timed out|remote (process|worker)|application timeout"
@@ -61,16 +61,16 @@ def _raised_at(facts: RankFacts) -> str:
 def _died(facts: RankFacts, evidence: tuple[str, ...]) -> RankFault:
     last = facts.calls[-1] if facts.calls else None
     words = "" if last is None else f"; its last call was {call_words(last)}{place_words(last)}"
-    stands = f"it stood at `{facts.stands}`"
+    stands = f"it was at `{facts.stands}`"
     return RankFault(
         kind="died",
         ranks=(facts.rank,),
         collective="" if last is None else last.name,
         place=facts.stands or ("" if last is None else last.place),
         last_common=None,
-        what=f"rank {facts.rank} has died: its process {facts.pid} is gone{words}",
+        what=f"rank {facts.rank} died (its process {facts.pid} is gone){words}",
         evidence=(*((stands,) if facts.stands else ()), *evidence),
-        remedy="its own output says why; where there is none it was killed: `dmesg` tells if the host ran out of memory",
+        remedy="read its own output; if there is none, it was killed, and `dmesg` shows whether the host ran out of memory",
     )
 
 
@@ -87,7 +87,7 @@ def _raised(facts: RankFacts, ranks: Sequence[int], evidence: tuple[str, ...]) -
             collective="all_reduce",
             place=facts.error_place,
             last_common=None,
-            what=f"{words} {have(ranks)} left parameters unused in the batch before{at}: DistributedDataParallel waits for"
+            what=f"{words} left parameters unused in the previous batch{at}, so DistributedDataParallel waits for"
             f" their gradients{which}",
             evidence=evidence,
             remedy="`DistributedDataParallel(model, find_unused_parameters=True)`, or use all in each loss on all ranks",
@@ -100,7 +100,5 @@ def _raised(facts: RankFacts, ranks: Sequence[int], evidence: tuple[str, ...]) -
         last_common=None,
         what=f"{words} raised {'first' if is_alone else 'the same error'}{at}: {facts.error}",
         evidence=evidence,
-        remedy=f"mend the error of {words}; the other ranks only waited for it"
-        if is_alone
-        else "mend the error, on all of them alike",
+        remedy=f"fix the error of {words}; the other ranks only waited for it" if is_alone else "fix the error on all of them",
     )

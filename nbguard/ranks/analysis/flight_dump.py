@@ -68,7 +68,7 @@ def read_dump(data: bytes, place: Callable[[Frames], str] | None = None) -> Flig
         version = clean(_text(dump.get("version", "")), 20)
         calls = _calls(dump["entries"], dump.get("pg_status") or {}, place or user_line)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
-        raise RankFactsError("not a dump of the flight recorder that can be read: its entries are damaged.") from None
+        raise RankFactsError("not a readable dump of the flight recorder: its entries are damaged.") from None
     return FlightDump(version, calls)
 
 

@@ -11,7 +11,7 @@ from nbguard.ranks.analysis.diagnosis import FaultKind, RankDiagnosis, RankFault
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
 from nbguard.ranks.analysis.words import call_words, place_words
 
-_ENDED_BY_IT = "mend what stands above first: gloo ends a process that is sent more than it waits for"
+_ENDED_BY_IT = "fix the fault above first; gloo ends a process that receives more than it expects"
 
 
 def diagnosed(job: JobFacts) -> RankDiagnosis:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from nbguard.errors import RankFactsError
 from nbguard.ranks.analysis.event_faults import is_echo
 from nbguard.ranks.analysis.flight_dump import Frames, user_line
-from nbguard.ranks.analysis.words import have, ranks_words
+from nbguard.ranks.analysis.words import ranks_words
 from nbguard.render.blocks import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean
@@ -139,25 +139,25 @@ def _sentences(launch: LaunchErrors, first: RankError, rest: Sequence[RankError]
         yield f"launched by `{launch.launched}`"
     if first.signal == "SIGABRT":
         yield (
-            "gloo ends a rank that is sent more than it waits for: where the loop runs in `with nbguard.watch_ranks():`, both"
-            " calls and their lines stand in the ranks' own output, after `nbguard, rank`"
+            "gloo ends a rank that receives more than it expects; if the loop runs in `with nbguard.watch_ranks():`, the"
+            " ranks' own output shows both calls and their lines after `nbguard, rank`"
         )
     echoes = [error.rank for error in rest if error.is_echo]
     if echoes and not first.is_echo:
-        yield f"{ranks_words(echoes)} {have(echoes)} failed of it: the other side of a connection was gone"
+        yield f"{ranks_words(echoes)} failed because the other side of a connection was gone"
     if launch.silent and first.is_echo:
         which = "" if len(launch.silent) == 1 else "; the first was one of them, or of another host"
         yield (
-            f"{ranks_words(launch.silent)} {have(launch.silent)} left no error: killed, as where memory runs out"
-            f" (`dmesg` tells), or ended by `os._exit`{which}"
+            f"{ranks_words(launch.silent)} left no error; killed, perhaps for lack of memory"
+            f" (`dmesg` shows that), or ended by `os._exit`{which}"
         )
     elif first.is_echo:
-        yield "whose error came first is not known here: run the loop in `with nbguard.watch_ranks():` on every rank"
+        yield "the first error is not known here; run the loop in `with nbguard.watch_ranks():` on every rank"
 
 
 def _role(error: RankError, first: RankError) -> str:
     if error is first and not error.is_echo:
         return "first"
     if error.is_echo:
-        return "of it"
+        return "followed"
     return "the same" if error.cause == first.cause else "too"

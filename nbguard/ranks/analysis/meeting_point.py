@@ -20,7 +20,7 @@ class PortOwner:
     @property
     def words(self) -> str:
         """Return it in words."""
-        return "a process that is another user's" if self.pid is None else f"process {self.pid} {self.command}".strip()
+        return "another user's process" if self.pid is None else f"process {self.pid} {self.command}".strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class MeetingPoint:
 def rendezvous_wait(place: RankPlace, world: int, point: MeetingPoint | None) -> RankDiagnosis:
     """Return the diagnosis of a rank that waits in `init_process_group`; without a point it is not known where."""
     rank = place.rank
-    remedy = "are all ranks running, each with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and a RANK of its own?"
+    remedy = "are all ranks running, each with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and its own RANK?"
     at = f" at {point.words}" if point is not None else ""
     if point is None or (rank == 0 and not point.has_agent):
         others = f"rank {1 - rank}" if world == 2 else f"the other {world - 1} ranks"
@@ -55,14 +55,14 @@ def rendezvous_wait(place: RankPlace, world: int, point: MeetingPoint | None) ->
         if not point.is_here:
             what += ", which is another host"
         elif point.listener is None:
-            what += ", where nobody listens"
+            what += ", where no process listens"
             remedy = f"is {host} running? MASTER_ADDR and MASTER_PORT must be the same on all ranks"
         elif point.listener.is_job:
             late = tuple(other for other in range(1, world) if other != rank)
-            what = f"rank {rank} waits in `{CALL}`{at}: {host} is there, and not all other ranks are"
+            what = f"rank {rank} waits in `{CALL}`{at}: {host} is there, but some other ranks are not"
         else:
             is_foreign = point.listener.is_job is False
-            what += f", where {point.listener.words} listens{', which is none of the job' if is_foreign else ''}"
+            what += f", where {point.listener.words} listens{', which is not part of the job' if is_foreign else ''}"
             remedy = "take another MASTER_PORT, the same on all ranks" if is_foreign else remedy
     fault = RankFault(
         kind="rendezvous", ranks=late, collective=CALL, place=place.stands, last_common=None, what=what, remedy=remedy

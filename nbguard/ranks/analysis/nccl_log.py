@@ -16,11 +16,11 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (
             r"failed to extend /dev/shm|Error while creating shared memory segment|posix_fallocate failed : No space",
-            "there is no room in /dev/shm for NCCL's buffers: give the container more (`--shm-size=8g`, or `--ipc=host`)",
+            "NCCL's buffers have no room in /dev/shm; give the container more (`--shm-size=8g`, or `--ipc=host`)",
         ),
         (
             r"Error while attaching to shared memory segment",
-            "a rank cannot open the shared memory of another: run all ranks of a host in one container, or with `--ipc=host`",
+            "a rank cannot open another rank's shared memory; run all ranks of a host in one container, or with `--ipc=host`",
         ),
         (
             r"ibv_modify_qp failed with error ([\w ]+)",
@@ -32,11 +32,11 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (
             r"NET/IB : Got completion from peer (\S+?)<\d+> with (?:status|error|opcode)\D*(\d+)",
-            "a message over InfiniBand to {0} was lost (status {1}): the peer has ended, or the link is broken",
+            "a message over InfiniBand to {0} was lost (status {1}) because the peer ended or the link is broken",
         ),
         (
             r"[Nn]o socket interface found",
-            "no network interface fits: give one that is up by `NCCL_SOCKET_IFNAME`",
+            "no network interface fits; name one that is up in `NCCL_SOCKET_IFNAME`",
         ),
         (
             r"(?:[Cc]onnect to|Call to connect) \S* ?(?:returned|failed)[ :]+([\w ]+)",
@@ -44,11 +44,11 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (
             r"Connection closed by (?:remote )?peer (\S+?)<\d+>",
-            "the peer {0} has closed its connection: its rank has ended first, see its own output",
+            "the peer {0} closed its connection because its rank ended first; see its output",
         ),
         (
             r"Message truncated : received (\d+) bytes instead of (\d+)",
-            "a rank received {0} bytes instead of {1}: the ranks call collectives of different sizes",
+            "a rank received {0} bytes instead of {1} because the ranks call collectives of different sizes",
         ),
         (
             r"Cuda failure (?:\d+ )?'([^']+)'",
@@ -77,5 +77,5 @@ def nccl_notes(text: str) -> tuple[str, ...]:
                 notes[words] = clean(words.format(*(group or "" for group in match.groups())), 200)
     if goes_by_socket:
         why = ": no InfiniBand device is found" if _NO_IB.search(text) else ""
-        notes["socket"] = f"between hosts NCCL goes through TCP sockets, which are many times slower{why}"
+        notes["socket"] = f"between hosts NCCL uses TCP sockets, which are many times slower{why}"
     return tuple(notes.values())[:_MOST]

@@ -53,7 +53,7 @@ def call_at(call: CollectiveCall) -> str:
 def stands_words(facts: RankFacts) -> str:
     """Return where a rank stands, in words."""
     if not facts.stands:
-        return "it is not known where it stands"
+        return "its position is not known"
     function = f" (in `{facts.function}`)" if facts.function else ""
     since = f" for {format_time(round(facts.since * 1e9))}" if facts.since >= 1 else ""
     return f"it has been at `{facts.stands}`{function}{since}" if since else f"it is at `{facts.stands}`{function}"

@@ -28,7 +28,7 @@ from nbguard.scan.devices.allocation_sites import Sites
 _ERROR_FILE = "error.json"
 _RANK = re.compile(r"\d{1,6}")
 """The name of a rank's folder."""
-_NONE = "the last error is not that of a launcher: give the folder of its error files, as in  nbguard.launch_errors('logs')"
+_NONE = "the last error did not come from a launcher; give the folder of its error files, as in  nbguard.launch_errors('logs')"
 
 
 def launch_errors(source: BaseException | str | PathLike[str] | None = None) -> LaunchErrors:

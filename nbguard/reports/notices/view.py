@@ -30,22 +30,22 @@ def notice_sentence(notice: Notice) -> str:
             return f"{view} keeps {amount} of {of} alive"
         case "growth":
             what = "its graph" if notice.keeps_graph else "it"
-            return f"each run of In[{notice.cell}] leaves {amount} more: {holders} {'keep' if many else 'keeps'} {what}"
+            return f"each run of In[{notice.cell}] leaves {amount} more; {holders} {'keep' if many else 'keeps'} {what}"
         case "error":
-            return f"In[{notice.cell}] has failed, and its error keeps {amount} alive"
+            return f"In[{notice.cell}] failed, and its error keeps {amount} alive"
         case "left":
-            return f"In[{notice.cell}] has left {amount} that no name leads to: {holders} {'hold' if many else 'holds'} them"
+            return f"In[{notice.cell}] left {amount} that no name leads to, held by {holders}"
         case "rebound":
             earlier = f"the earlier {_names(notice)}"
             earlier += f" (In[{notice.bound}])" if notice.bound is not None and not notice.beside else ""
             if notice.is_whole:
                 return f"{earlier} {'are' if notice.beside else 'is'} still alive ({amount}), held by {holders}"
-            return f"{amount} of {earlier} are still alive, held by {holders}"
+            return f"{amount} of {earlier} is still alive, held by {holders}"
         case _:
             its, it = ("their", "them") if notice.beside else ("its", "it")
             whose = f"{its} {amount}" if notice.is_whole else f"{amount} of {it}"
-            verb = "are" if notice.beside else "is"
-            return f"{_names(notice)} {verb} deleted, {whose} are not: {holders} {'hold' if many else 'holds'} them"
+            was = "were" if notice.beside else "was"
+            return f"{_names(notice)} {was} deleted, but {whose} is still in memory, held by {holders}"
 
 
 def _names(notice: Notice) -> str:
@@ -60,12 +60,12 @@ def _names(notice: Notice) -> str:
 
 def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
     """Yield the table of the last notices that hold, how many are over, and a sentence on the switch."""
-    state = "" if notices.on else f"off: {NOTICES_ON.command}"
+    state = "" if notices.on else f"notices are off: {NOTICES_ON.command}"
     if notices.quiet and notices.on:
-        state = "none is shown" if "*" in notices.quiet else f"none is shown on {', '.join(notices.quiet)}"
-        state += f" ({NOTICES_ON.command} shows all again)"
+        state = "notices are hidden" if "*" in notices.quiet else f"notices about {', '.join(notices.quiet)} are hidden"
+        state += f"; {NOTICES_ON.command} shows all again"
     if not notices.notices:
-        yield Title(f"no notices so far{f' ({state})' if state else ''}", "dim")
+        yield Title(f"no notices so far{f'; {state}' if state else ''}", "dim")
         return
     left = [one for one in notices.notices if one.is_left]
     rows = (

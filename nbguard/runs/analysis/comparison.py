@@ -223,7 +223,7 @@ def _rank(difference: RunDifference) -> tuple[bool, int, int, bool]:
 
 def _sentence(ranked: list[RunDifference]) -> str:
     if not ranked:
-        return "No difference is on record: the two runs were made of the same, as far as is known"
+        return "No difference is on record; as far as is known, the two runs had the same ingredients"
     first = ranked[0]
     if first.effect == "hardly matters":
         return "Nothing on record that can change bits differs between the two runs"

@@ -13,7 +13,7 @@ def comparison_blocks(comparison: RunComparison) -> Iterator[Block]:
     yield Title(comparison.sentence, "strong")
     yield Line(f"{comparison.before} → {comparison.after}", "dim")
     if comparison.differences:
-        names = ("", "what", "first run", "second run", "follows from")
+        names = ("", "difference", "first run", "second run", "follows from")
         yield Table(rows=tuple(map(_row, comparison.differences)), names=names, chips=(0,), code=(2, 3))
     if comparison.notes:
         yield Listing(sentences=comparison.notes)

@@ -24,7 +24,7 @@ def accelerator_facts(kind: str, *, with_segments: bool = True) -> _Facts:
     if kind == "mps":
         return _apple(module)
     if not getattr(module, "is_initialized", lambda: False)():
-        return (), (Unavailable(kind, f"{kind} is not initialised in this kernel yet: it holds no memory there"),)
+        return (), (Unavailable(kind, f"{kind} is not initialised in this kernel yet, so it holds no memory there"),)
     generic = getattr(torch, "accelerator", None)
     segments = _segments(module) if with_segments else None
     devices = tuple(_device(kind, module, generic, index, segments) for index in range(module.device_count()))
@@ -42,11 +42,11 @@ def _apple(module: Any) -> _Facts:
         free=None if total is None else max(0, total - reserved),
         allocator=AllocatorStats(allocated=int(module.current_allocated_memory()), reserved=reserved),
     )
-    missing = [
-        Unavailable("mps", "PyTorch does not tell the blocks of an Apple GPU's memory: nothing is said on fragmentation")
-    ]
+    missing = [Unavailable("mps", "PyTorch does not report the blocks of an Apple GPU's memory, so fragmentation is not known")]
     if total is None:
-        missing.append(Unavailable("mps", "this torch does not tell how much memory Metal recommends: the size is not known"))
+        missing.append(
+            Unavailable("mps", "this torch does not report how much memory Metal recommends, so the size is not known")
+        )
     return (device,), tuple(missing)
 
 
@@ -107,11 +107,11 @@ def _missing(kind: str, devices: tuple[DeviceFacts, ...]) -> list[Unavailable]:
     """Return what could not be read of some device, in words."""
     reasons = {
         f"this torch has no memory counters for {kind}": any(device.allocator is None for device in devices),
-        f"this torch does not tell the size of {kind} devices": any(device.total is None for device in devices),
-        f"this torch does not tell the blocks of {kind}: nothing is said on fragmentation": any(
+        f"this torch does not report the size of {kind} devices": any(device.total is None for device in devices),
+        f"this torch does not report the blocks of {kind}, so fragmentation is not known": any(
             device.segments is None for device in devices
         ),
-        f"no driver of {kind} is asked: other processes' memory is not known": bool(devices),
+        f"no driver of {kind} is queried, so other processes' memory is not known": bool(devices),
     }
     return [Unavailable(kind, reason) for reason, is_missing in reasons.items() if is_missing]
 

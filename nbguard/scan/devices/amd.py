@@ -49,7 +49,7 @@ class AmdReader:
         try:
             handle = self._handle(properties)
             if handle is None:
-                self.reason = f"AMD's driver knows no device at the place that torch tells: {_WITHOUT}"
+                self.reason = f"AMD's driver knows no device at torch's address: {_WITHOUT}"
                 return None
             usage = self._smi.amdsmi_get_gpu_vram_usage(handle)
             total, used = (int(usage[name]) * MiB for name in ("vram_total", "vram_used"))

@@ -49,7 +49,7 @@ def device_facts(tracked: str, *, with_segments: bool = True) -> tuple[tuple[Dev
         return accelerator_facts(tracked, with_segments=with_segments)
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
-        return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet: it holds no GPU memory"),)
+        return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet, so it holds no GPU memory"),)
     limits = group_limits()
     with _driver(torch) as driver:
         segments = segments_by_device()

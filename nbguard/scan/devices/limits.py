@@ -63,7 +63,9 @@ def place_on_bus(properties: Any) -> str | None:
 def unmatched(limits: dict[str, int], known: set[int]) -> tuple[Unavailable, ...]:
     """Return the limits that were found on no device of torch's, so that they are not passed over in silence."""
     return tuple(
-        Unavailable("dmem", f"the control group limits {region} to {format_bytes(limit)}: which device that is, is not known")
+        Unavailable(
+            "dmem", f"the control group limits {region} to {format_bytes(limit)}, but which device that is, is not known"
+        )
         for region, limit in limits.items()
         if limit not in known
     )

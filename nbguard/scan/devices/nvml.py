@@ -26,9 +26,9 @@ class NvmlReader:
             pynvml.nvmlInit()
             self._nvml = pynvml
         except ImportError:
-            self.reason = "nvidia-ml-py is not installed: other processes' memory is not known (pip install nvidia-ml-py)"
+            self.reason = "nvidia-ml-py is not installed, so other processes' memory is not known (pip install nvidia-ml-py)"
         except Exception as error:  # noqa: BLE001 - NVMLError has a subclass per code; all of them mean: no readings
-            self.reason = f"the NVIDIA driver does not answer ({error}): other processes' memory is not known"
+            self.reason = f"the NVIDIA driver does not answer ({error}), so other processes' memory is not known"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -47,7 +47,7 @@ class NvmlReader:
             handle, is_mig = self._handle(properties, index)
             return self._readings(handle, is_mig)
         except nvml.NVMLError as error:
-            self.reason = f"the NVIDIA driver refused a reading ({error}): other processes' memory is not known"
+            self.reason = f"the NVIDIA driver refused a reading ({error}), so other processes' memory is not known"
             return None
 
     def utilization(self, properties: Any, index: int) -> float | None:
@@ -104,7 +104,7 @@ class NvmlReader:
                 for process in self._processes(nvml.nvmlDeviceGetHandleByIndex(index)) or ():
                     by_pid.setdefault(process.pid, []).append((f"GPU {index}", process.used))
         except nvml.NVMLError as error:
-            self.reason = f"the NVIDIA driver refused a reading ({error}): which processes use the GPUs is not known"
+            self.reason = f"the NVIDIA driver refused a reading ({error}), so the processes on the GPUs are not known"
         return by_pid
 
     def _handle(self, properties: Any, index: int) -> tuple[Any, bool]:

@@ -23,7 +23,7 @@ from nbguard.scan.devices.nvml import NvmlReader
 
 Answer = TypeVar("Answer")
 
-_NO_PSUTIL = "psutil is not installed: processes are not known (pip install psutil)"
+_NO_PSUTIL = "psutil is not installed, so processes are not known (pip install psutil)"
 _REFUSALS: tuple[type[Exception], ...] = (OSError, ValueError, NotImplementedError)
 if psutil is not None:
     _REFUSALS += (psutil.Error,)

@@ -21,7 +21,7 @@ def remember_left_pools(pools: Set[PoolId]) -> None:
 
 
 def pool_facts(keepers: Iterable[tuple[int, Any]], graph: Graph) -> tuple[PoolFact, ...]:
-    """Return the private pools that (node, CUDAGraph or MemPool) pairs keep in use, and those that an empty cache has left."""
+    """Return the private pools that (node, CUDAGraph or MemPool) pairs keep in use, and those that an empty cache left."""
     global _left
     by_pool: dict[PoolId, list[tuple[int, Any]]] = {}
     has_failed = False

@@ -69,7 +69,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     if by_rest:
         named.append(
             (
-                LiveRoot(kind="library", label="memory not looked into", objects=(), what="a long graph or very many tensors"),
+                LiveRoot(kind="library", label="memory not scanned", objects=(), what="a long graph or very many tensors"),
                 by_rest,
             )
         )

@@ -91,7 +91,7 @@ def ending_handles() -> list[Any]:
 def ending_roots(handles: Iterable[Any]) -> list[LiveRoot]:
     """Return the root of what these entries keep, if there are any."""
     objects = tuple(arg for handle in handles for arg in handle._args)
-    what = "let go when the cell has ended"
+    what = "released when the cell ends"
     return [LiveRoot(kind="library", label="asyncio", objects=objects, what=what, is_ending=True)] if objects else []
 
 

@@ -41,9 +41,9 @@ _HISTORIES = 32
 _GREETED = 200
 """Views that wait for the heap until the next tick. Each says hello again after a few seconds."""
 
-_UNTIL_END = "a look at the heap waits for the end of the cell"
+_UNTIL_END = "a heap scan waits for the end of the cell"
 
-_FORESEEN_LATER = "the cell that runs may use it: its next fit is predicted when the cell ends"
+_FORESEEN_LATER = "the running cell may use it, so its next fit is predicted when the cell ends"
 
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
@@ -181,7 +181,7 @@ class Hub:
             else:
                 handler.states.confirm()
         except Exception:  # noqa: BLE001 - a look that fails must cost the user's cells nothing
-            _log.debug("a look at the heap between two cells failed", exc_info=True)
+            _log.debug("a heap scan between two cells failed", exc_info=True)
 
     def _settled(self) -> None:
         """Look at the heap if the cell has changed anything and none has begun since."""
@@ -264,7 +264,7 @@ class Hub:
         of_channel = f"{kind} {id(channel)}" if kind else ""
         job = Job(run=run, failed=refuse, rid=rid, kind=of_channel, title=title, why=why, tell_queued=tell_queued)
         if not self._jobs.put(job):
-            refuse("too much is waiting to be done already: wait for the cell to end")
+            refuse("too many requests are queued; wait for the cell to end")
 
     def _answer(self, channel: Channel, asked: messages.Question) -> None:
         handler = self._ready()
@@ -280,7 +280,7 @@ class Hub:
     def _send_picture(self, channel: Channel, rid: str) -> None:
         handler = self._ready()
         if self._simulated() is not None:
-            raise NbguardError("there is no picture of a simulated device but that of the moment when the sidebar was shown")
+            raise NbguardError("a simulated device has only the picture from when the sidebar was opened")
         if handler.states.is_outdated or not handler.states.last.heap:
             self._look_and_tell()
         self._outbox.answer(channel, handler.picture(rid))
@@ -290,9 +290,9 @@ class Hub:
         self._outbox.acknowledge(channel, rid)
         dropped = self._jobs.cancel(rid)
         if dropped is not None:
-            dropped.failed("cancelled before it began: nothing was touched")
+            dropped.failed("cancelled before it began; nothing was touched")
         elif not self._jobs.has(rid):
-            self._outbox.refuse(channel, rid, "there is nothing to cancel: it is done already")
+            self._outbox.refuse(channel, rid, "there is nothing to cancel, because it is already done")
 
     # --- what is told -----------------------------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class Hub:
         """Have the heap looked at, unless it is to be already; `waits`: not while a cell runs."""
         why = _UNTIL_END if waits else ""
         self._jobs.put(
-            Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a look at the heap: %s", reason), rid=_LOOK, why=why)
+            Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a heap scan: %s", reason), rid=_LOOK, why=why)
         )
 
     def _look_and_tell(self, *, always: bool = False, is_waited_for: bool = False) -> None:

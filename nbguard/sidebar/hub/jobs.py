@@ -20,7 +20,7 @@ _BURST = 16
 flood would keep the next cell waiting. `_PAUSE` seconds without a request end the burst."""
 _QUIET = 0.5
 _PAUSE = 2.0
-SUPERSEDED = "superseded: a newer request of this kind has come before it began"
+SUPERSEDED = "superseded: a newer request of this kind came before it began"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

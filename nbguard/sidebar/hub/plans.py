@@ -27,7 +27,7 @@ from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanVie
 _KEPT = 20
 _VALID = 3600.0
 """Seconds for which a plan can be agreed to."""
-_GONE = "this plan is no longer known: ask for a new one"
+_GONE = "this plan is no longer known; ask for a new one"
 
 Step = tuple[str, str, int]
 """(kind, name, id of the object) of something that a plan does: ids tell that a name has another object since."""
@@ -108,7 +108,7 @@ class Plans:
         """Do what was agreed to, and return what came of it; the plan anew, if it would do anything else by now.
 
         Raises:
-            NbguardError: there is no such plan, or it cannot be done; nothing has been touched.
+            NbguardError: there is no such plan, or it cannot be done; nothing was touched.
         """
         shown = self._shown.pop(token, None)
         if shown is None or time.monotonic() > shown.since + _VALID:

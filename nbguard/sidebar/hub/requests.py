@@ -21,9 +21,9 @@ from nbguard.sidebar.protocol.why import why_view
 
 _CANNOT = {
     "why": "there is nothing to explain about this row",
-    "foresee": "there is no fit of this row to predict: it is not a Learner, or it trains now",
-    "release": "these rows cannot be released: no name of yours holds them alone",
-    "park": "these rows cannot be parked: that is for experiments and tensors that no fit uses",
+    "foresee": "this row has no fit to predict, because it is not a Learner or is training now",
+    "release": "these rows cannot be released, because no name of yours alone holds them",
+    "park": "these rows cannot be parked; only experiments and tensors that no fit uses can",
 }
 
 

@@ -56,7 +56,7 @@ def _pinned(plan: Plan) -> Iterator[str]:
     """Yield a sentence on the memory that is freed and does not go back to the device, if there is any."""
     if plan.stranded:
         yield (
-            f"The device gets {format_bytes(plan.reserved or 0)}: {format_bytes(plan.stranded)} stays with PyTorch here, "
+            f"The device gets {format_bytes(plan.reserved or 0)}; {format_bytes(plan.stranded)} stays with PyTorch here, "
             "as other tensors share its segments."
         )
     if (plan.reserved_at_most or 0) > (plan.reserved or 0):
@@ -82,9 +82,9 @@ def cache_view(facts: Facts, token: str, when: Now = "now", why: str = "") -> Pl
     ]
     refused = ""
     if not releasable and not unknown:
-        refused = "There is no cache to empty: PyTorch has reserved no memory of a GPU in this kernel."
+        refused = "There is no cache to empty, because PyTorch reserved no GPU memory in this kernel."
     elif not rows:
-        refused = "The cache is empty already: every segment has something in it."
+        refused = "The cache is already empty, because every segment is in use."
     title, confirm = "Empty cache: the plan", "Empty the cache"
     promised = sum(nbytes for _, nbytes in releasable)
     return PlanView(
@@ -165,7 +165,7 @@ def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
     realised, extra = max(0, min(back, promised)), max(0, back - promised)
     sentence = _measured("Gave back", realised, promised, extra)
     if back < promised:
-        sentence += " Code that ran at the same time has taken memory of its own."
+        sentence += " Code that ran at the same time allocated memory too."
     return OutcomeView(
         action="empty_cache",
         title="Empty cache",
@@ -245,7 +245,7 @@ def _irreversible(plan: Plan, action: ActionName, names: Sequence[str]) -> str:
     if action == "release":
         return f"{_listed(names)} {'is' if len(names) == 1 else 'are'} deleted: this cannot be undone"
     if action == "stop_workers" and _workers(plan):
-        return "Batches that the workers have made and not given yet are lost; the next epoch starts new workers"
+        return "Batches that the workers made but did not hand over are lost; the next epoch starts new workers"
     return ""
 
 
@@ -253,10 +253,10 @@ def _refused(plan: Plan, action: ActionName) -> str:
     """Return why there is nothing to apply, or an empty string."""
     match action:
         case "clean_stale" if not does_something(plan):
-            kept = f" but what you keep ({_listed(plan.request.keep)})" if plan.request.keep else ""
-            return f"Nothing is stale{kept} now: there is nothing to free."
+            kept = f" except the steps you left out ({_listed(plan.request.keep)})" if plan.request.keep else ""
+            return f"Nothing is stale now{kept}, so there is nothing to free."
         case "stop_workers" if not any(each.kind == "workers" or each.host != 0 for each in plan.actions):
-            return "No worker process of a DataLoader is idle: there is nothing to stop."
+            return "No DataLoader worker process is idle, so there is nothing to stop."
         case "release" if all(each.kind not in ("del", "out") for each in plan.actions):
             return truncate_utf8(_nothing_to_release(plan), _SENTENCE)
     return ""

@@ -9,13 +9,13 @@ from nbguard.sidebar.protocol.state import ActionName
 _BUSY_SAFE = frozenset({"error", "out", "debugger", "collect"})
 """Steps that let go only of what no running code reaches, and of nothing that it could meet."""
 _ALWAYS_LATER = {
-    "release": "the cell that runs may use it: it is released when the cell ends",
-    "park": "the cell that runs may use it: it is parked when the cell ends",
+    "release": "the running cell may use it, so it is released when the cell ends",
+    "park": "the running cell may use it, so it is parked when the cell ends",
     "unpark": "it is brought back when the cell ends",
-    "stop_workers": "the cell that runs may be about to use them: they are ended when the cell ends",
+    "stop_workers": "the running cell may need them, so they are ended when the cell ends",
 }
 
-_REST = "not while the cell runs, which may use it; Clean stale does it when the cell has ended"
+_REST = "not while the cell runs, as it may use it; Clean stale does it when the cell ends"
 
 
 def request_of(
@@ -57,4 +57,4 @@ def waits_for_cell(action: ActionName, plan: Plan | None = None) -> str:
         return _ALWAYS_LATER[action]
     if action == "empty_cache" or plan is None or plan.request.while_busy or not does_something(plan):
         return ""
-    return "what is stale is close to what the running cell may use: it is cleaned when the cell ends"
+    return "stale memory may still be used by the running cell, so it is cleaned when the cell ends"

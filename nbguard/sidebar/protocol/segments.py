@@ -87,7 +87,7 @@ def _sentence(device: DeviceAnalysis) -> str:
     """Return in words the bytes that are free and cannot go back, and the holder that pins most of them."""
     stranded = device.space.stranded
     if not stranded:
-        return "Nothing is stranded: all that PyTorch keeps free can go back to the device."
+        return "Nothing is stranded; all memory that PyTorch keeps free can go back to the device."
     sentence = f"{format_bytes(stranded)} is free, but live blocks keep it from going back."
     pins = device.once(pins_of)
     return f"{sentence} {_pinned_by(pins[0])}" if pins else sentence

@@ -61,7 +61,7 @@ def test_the_cause_for_which_ranks_waited_in_vain_comes_first() -> None:
         collective="all_reduce",
         place="train.py:13",
         last_common=7,
-        what="rank 1 has left out the `all_reduce` that rank 0 waits for at `train.py:13`",
+        what="rank 1 left out the `all_reduce` that rank 0 waits for at `train.py:13`",
         remedy="call the same collectives on all ranks",
     )
     rows = (_row(0, state="error: KeyboardInterrupt"), _row(1, device="cpu", peak=1 * GIB))

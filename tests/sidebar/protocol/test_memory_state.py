@@ -278,7 +278,7 @@ def test_the_card_of_an_out_of_memory_error() -> None:
         "It asked cuda:0 for 6.00 GiB when 300.00 MiB were free and 12.00 GiB were allocated; "
         "afterwards, 1.51 GiB could be allocated."
     )
-    assert oom.fixes[0].words.startswith("not enough alone: frees what is stale")
+    assert oom.fixes[0].words.startswith("not enough alone: frees stale memory")
     assert oom.fixes[0].commands == ("%reset_gpu",)
     assert _heap(SCENES["stale"]().facts).oom is None
 
