@@ -20,6 +20,7 @@ _BEFORE_JUPYTER = "before Jupyter starts"
 
 _CALLS = {
     "gpumem": "nbguard.report()",
+    "gpumem --all": "nbguard.report().to_data()",
     "gpumem why": 'nbguard.why("NAME")',
     "gpumem why TEXT": "nbguard.why(TEXT)",
     "gpumem oom": "nbguard.oom()",

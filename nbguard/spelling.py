@@ -38,8 +38,8 @@ def unknown_arguments(unknown: Sequence[str], options: Iterable[str]) -> str:
 
 
 def none_of(word: str, choices: Iterable[str]) -> str:
-    """Return the complaint about a word that is none of a few, all of which it names: `'of' is none of on, off`."""
-    return f"{word!r} is none of {', '.join(choices)}"
+    """Return the complaint about a word that is none of a few, all of which it names: `'of' is not one of on, off`."""
+    return f"{word!r} is not one of {', '.join(choices)}"
 
 
 def _letters(word: str) -> str:

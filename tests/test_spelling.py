@@ -36,7 +36,7 @@ def test_an_option_is_compared_with_options_alone() -> None:
 
 
 def test_a_word_that_is_none_of_a_few_is_told_with_all_of_them() -> None:
-    assert none_of("of", ["on", "off"]) == "'of' is none of on, off"
+    assert none_of("of", ["on", "off"]) == "'of' is not one of on, off"
 
 
 def test_one_module_looks_for_similar_words() -> None:

@@ -62,7 +62,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 _EPILOG = """nbguard COMMAND --help shows the options of one, nbguard --version the version.
 Exit status: 0 done; 1 there is something to do, as a fit that may not fit; 2 a file or an option cannot be used;
-3 doctor --strict has found a problem; 130 interrupted; 141 nobody reads the output any more."""
+3 doctor --strict has found a problem; 130 interrupted; 141 the reader of the output is gone."""
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -111,7 +111,7 @@ def _source(file: Path) -> str:
     except OSError as error:
         raise NbguardError(unreadable(file, error)) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise NbguardError(f"{file} cannot be read: it is not a notebook") from None
+        raise NbguardError(f"{file} is not a notebook") from None
     return "\n".join(line for source in sources for line in _python_of(source))
 
 

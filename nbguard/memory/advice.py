@@ -252,7 +252,7 @@ def end_autocast(device: str) -> Advice:
 
 def simulate_with(size: str, settings: str) -> Advice:
     """Return the advice that begins a simulation of a GPU of that size anew, under settings of the allocator."""
-    return Advice(command=f"{_REPORT} simulate {size} --settings {settings}", effect="begins the simulation anew")
+    return Advice(command=f"{_REPORT} simulate {size} --settings {settings}", effect="starts the simulation again")
 
 
 def why(name: str) -> Advice:

@@ -14,8 +14,8 @@ from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, 
 from nbguard.units import format_bytes, format_column, unit_of
 
 _EFFECTS = {
-    RerunVerdict.FURTHER: "the cell gets past the line that failed, and what comes later may need more",
-    RerunVerdict.REQUEST: "this request has room then, and what the cell takes before it may be more",
+    RerunVerdict.FURTHER: "the cell gets past the line that failed, but later code may need more",
+    RerunVerdict.REQUEST: "this request has room then, but the cell may take more before it",
 }
 """Effects of a fix that may be enough, in the words of the answer."""
 

@@ -34,14 +34,14 @@ class Result:
         """Return the result as the text that a notebook shows; where there are no magics, with calls for commands."""
         return self.shown()["text/plain"]
 
-    def blocks(self, **options: int) -> Iterable[Block]:
+    def blocks(self, **options: int | None) -> Iterable[Block]:
         """Return the blocks of the view; `limit=12`: rows of a report, a history or a map."""
         from pkgutil import resolve_name
 
         shown: Iterable[Block] = resolve_name(self.view)(self, **options)
         return shown
 
-    def mimebundle(self, **options: int) -> dict[str, str]:
+    def mimebundle(self, **options: int | None) -> dict[str, str]:
         """Return the result as {'text/plain': ..., 'text/html': ...}; `options` as in `blocks`."""
         return _bundle(self.blocks(**options), self.label)
 

@@ -25,7 +25,7 @@ sys.exit(main(sys.argv[1:]))
     [
         (["diagnose", "FILE"], 1, "ran out of memory"),
         (["map", "FILE"], 0, "reserved"),
-        (["diff", "FILE", "FILE"], 0, "no holder has changed"),
+        (["diff", "FILE", "FILE"], 0, "no holder changed"),
         (["replay", "FILE"], 0, "events reproduced"),
         (["whatif", "FILE", "--set", ""], 0, "defaults"),
         (["gpus"], 1, "nvidia-ml-py is not installed"),

@@ -202,7 +202,7 @@ def test_arguments_are_checked_before_pytorch_is_imported(tmp_path: Path) -> Non
         (["whatif", "FILE", "--torch", "newest"], "nbguard whatif: argument --torch: "),
         (["diagnose", "FILE", "--jsno"], "nbguard diagnose: unrecognized arguments: --jsno: did you mean --json?"),
         (["doctor", "--strikt"], "nbguard doctor: unrecognized arguments: --strikt: did you mean --strict?"),
-        (["completion", "tcs"], "nbguard completion: argument shell: 'tcs' is none of bash, zsh, tcsh"),
+        (["completion", "tcs"], "nbguard completion: argument shell: 'tcs' is not one of bash, zsh, tcsh"),
         (["whatif", "FILE", "--capacity", "16"], "nbguard whatif: argument --capacity: 16 has no unit"),
         (["predict", "FILE", "--gpu", "16"], "nbguard predict: argument --gpu: 16 has no unit"),
         (["predict", "FILE", "--gpu", "RTX309"], "nbguard predict: argument --gpu: no GPU is known as 'RTX309': did you mean"),

@@ -172,7 +172,7 @@ def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
         ("%gpumem hsitory", "unknown word 'hsitory': did you mean history?"),
         ("%gpumem zzz learn", "unknown word 'zzz': say one of why, oom, map"),
         ("%gpumem --jsno", "did you mean --json?"),
-        ("%gpumem cells om", "'om' is none of on, off: say on or off"),
+        ("%gpumem cells om", "'om' is not one of on, off: say on or off"),
         (
             "%gpumem leak x f()",
             "'x' is not a number of runs: give a number of runs and what to run, as in  %gpumem leak 3 predict(x)",

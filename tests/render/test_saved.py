@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 
@@ -11,6 +10,7 @@ from nbguard import what_if
 from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.memory.recording import Recording
 from nbguard.notebook.magics import snapshots
+from nbguard.scan import progress
 from nbguard.snapshots.save import SnapshotFiles
 from nbguard.snapshots.whatif import WhatIfs
 
@@ -108,12 +108,12 @@ def test_a_whatif_without_a_trace_says_that_there_is_none() -> None:
     assert "no trace was recorded" in bundle["text/html"]
 
 
-def test_a_large_file_shows_how_far_it_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(snapshots, "_LARGE", 100)
-    large, small = snapshots._progress(), snapshots._progress()
+def test_the_reading_of_a_file_is_reported_to_those_who_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    told: list[str] = []
 
-    for done in (0, 50, 55, 100):
-        large(done, 100)
-        small(done, 99)
+    with progress.reported(told.append):
+        snapshots._progress()(50, 100)
+    snapshots._progress()(100, 100)
 
-    assert re.findall(r"read (\d+) B of 100 B", capsys.readouterr().err) == ["50", "100"]
+    assert told == ["nbguard is reading: 50 B of 100 B…"]

@@ -167,4 +167,4 @@ def _why_nothing(below: Set[int], freed: Set[int]) -> str:
     """Return why a step that leads to the storages `below` frees none of them, where later steps free `freed`."""
     if not below:
         return "leads to no memory"
-    return "its memory goes with a later step" if below & freed else "something else keeps its memory"
+    return "a later step frees its memory" if below & freed else "something else keeps its memory"

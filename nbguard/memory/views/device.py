@@ -101,7 +101,7 @@ def _words_on(holder: Holder) -> str:
     if line.effect:
         return f"{line.effect.replace('`', '')} · {holder.what}"
     if holder.frees > holder.retained:
-        return f"with what is stale: {format_bytes(holder.frees)} · {holder.what}"
+        return f"with its stale memory: {format_bytes(holder.frees)} · {holder.what}"
     return holder.what
 
 

@@ -147,7 +147,7 @@ class Plans:
         notebook = self._notebook()
         texts = tuple(text for text in wanted.texts if text not in wanted.keep)
         if wanted.texts and not texts:
-            raise NbguardError("nothing is left to do: every step was left out")
+            raise NbguardError("every step was left out, so there is nothing to do")
         targets = targets_of(texts, notebook)
         seen = scan(notebook, tensors=wanted.action == "park")
         if wanted.action == "park":
