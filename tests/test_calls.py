@@ -48,9 +48,11 @@ ONLY_MAGICS = {
     *(each.command for each in (advice.LOG_OFF, advice.NOTICES_ON)),
 }
 """Commands about cells of IPython: without it there is nothing to be said."""
+OF_ROWS = {advice.ALL_HOLDERS.command}
+"""Options that show more rows: a result of Python has all of them."""
 
 
-@pytest.mark.parametrize("command", sorted({each for each in MADE if each.startswith("%")} - ONLY_MAGICS))
+@pytest.mark.parametrize("command", sorted({each for each in MADE if each.startswith("%")} - ONLY_MAGICS - OF_ROWS))
 def test_each_command_that_is_made_has_a_call_that_the_function_takes(command: str) -> None:
     statement = ast.parse(call_of(command)).body[0]
     assert isinstance(statement, (ast.Expr, ast.Assign))
@@ -82,6 +84,11 @@ def test_each_command_that_is_made_has_a_call_that_the_function_takes(command: s
 )
 def test_words_are_those_that_the_magic_reads(command: str, call: str) -> None:
     assert call_of(command) == call
+
+
+@pytest.mark.parametrize("command", sorted(OF_ROWS))
+def test_an_option_of_rows_is_not_said_where_there_are_no_magics(command: str) -> None:
+    assert as_calls(command) == ""
 
 
 @pytest.mark.parametrize("command", sorted(ONLY_MAGICS))
