@@ -199,7 +199,7 @@ def test_errors_name_calls_where_there_are_no_magics(monkeypatch: pytest.MonkeyP
 _SCRIPT = """
 import re
 import torch, nbguard
-model, losses, x = torch.nn.Linear(500, 500), [], torch.randn(4, 500)
+model, losses, x = torch.nn.Linear(1000, 1000), [], torch.randn(4, 1000)
 for _ in range(30):
     losses.append(model(x).sum())
 done = []

@@ -94,7 +94,7 @@ def _words_on(holder: Holder) -> str:
     """Return what a holder is, and what its release takes along: others without which it frees nothing, or stale memory."""
     line = holder.together
     if holder.is_shared:
-        return f"shared, together {format_bytes(line.frees or 0)}: {line.command}" if line.command else holder.what
+        return f"shared, together {format_bytes(line.frees or 0)}  {line.command}" if line.command else holder.what
     if line.command:
         others = ", ".join(holder.others[:_NAMED]) + (", …" if len(holder.others) > _NAMED else "")
         return f"with {others}: {format_bytes(line.frees or 0)} · {holder.what}"
