@@ -17,7 +17,7 @@ from nbguard.cleanup.plan.planner import freed_by_targets, plan_cleanup
 from nbguard.memory.advice import NONE, Advice, release_names
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.facts import Graph
-from nbguard.memory.least_shown import least_shown
+from nbguard.memory.least_shown import least_of_rows
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of
 from nbguard.memory.references.holders import Holder, Holding, shared_row
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
@@ -62,7 +62,7 @@ def freed_with_stale(analysis: Analysis) -> Mapping[tuple[int, ...], frozenset[i
 def holdings_of(analysis: Analysis) -> tuple[Holding, ...]:
     """Return the holders among Python's objects on all devices together, largest first. A question for `Analysis.once`."""
     rows = _by_plans(analysis, analysis.holdings)
-    least = least_shown(sum(row.retained for row, _ in rows))
+    least = least_of_rows(row.retained for row, _ in rows)
     shared = [each for each in rows if each[0].is_shared and each[0].retained >= least]
     alone = [row for row, _ in rows if row.kind in _RELEASED and row.retained < least <= row.reaches]
     groups = {row.roots: _group_of(analysis, row, storages) for row, storages in shared[:_MOST_GROUPS]}

@@ -12,7 +12,7 @@ from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
-from nbguard.memory.least_shown import least_shown
+from nbguard.memory.least_shown import least_of_rows
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
 from nbguard.memory.references.holders import Holder
 from nbguard.out_of_memory.failed_request import FailedRequest
@@ -64,6 +64,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
     device = _tracked(request)
     holders = () if device is None else device.once(holders_of)
     held = sum(holder.retained for holder in holders)
+    least = least_of_rows(holder.retained for holder in holders)
     parts = _host_parts(oom) if request.is_of_host else () if device is None else device.once(parts_of_device)
     is_mapped = request.device is not None and request.device.facts.segments is not None
     context = OomContext(
@@ -84,7 +85,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         taken=rerun.own_bytes,
         cell_took=rerun.taken if rerun.is_taken_exact else None,
         needed=None if request.nbytes is None or request.is_of_host else rerun.whole,
-        holders=tuple(holder for holder in holders if holder.retained >= least_shown(held))[:_HOLDERS],
+        holders=tuple(holder for holder in holders if holder.retained >= least)[:_HOLDERS],
         held=held,
         fixes=fixes(context),
         notes=tuple(_notes(facts, rerun, parts)),

@@ -141,7 +141,7 @@ def walk(tab: Tab) -> list[str]:
 def rows(tab: Tab) -> list[str]:
     """Return the names of what arrow keys reach in the list of holders, row by row."""
     names: list[str] = []
-    focus(tab, re.compile("^Holds"))
+    focus(tab, re.compile("^Frees"))
     tab.page.keyboard.press("Tab")
     tab.page.keyboard.press("Home")
     for _ in range(tab.panel.locator("tbody").count()):

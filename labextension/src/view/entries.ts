@@ -1,6 +1,7 @@
-/** The rows of the list of holders: experiments with their parts under them, then loose names; they add up to the total. */
+/** The rows of the list of holders: those of `%gpumem`, with their parts under them; they add up to the total. */
 
 import type { Experiment, HolderRow, MemoryState } from './protocol';
+import { formatBytes } from './bytes';
 import { join, type Trans } from './words';
 
 /** A line of the list. Lines under it are part of its bytes. */
@@ -10,13 +11,15 @@ export interface Entry {
   name: string;
   /** The way to the memory, or what it is, in a few words. */
   words: string;
-  /** Bytes, those of the lines under it included. */
+  /** Bytes that its release gives back; of shared memory those that go with the last of its holders. */
   nbytes: number;
   /** Bytes of these that Clean stale gives back. */
   stale: number;
   /** Of an experiment; empty: it is none. */
   state: Experiment['state'] | '';
   atLeast: boolean;
+  /** One of those that share a line. */
+  isSmall: boolean;
   cell: number | null;
   /** What requests name; null: nothing can be asked about it. */
   target: { id: number | null; label: string; can: Experiment['can'] } | null;
@@ -25,28 +28,19 @@ export interface Entry {
 
 /** The entries of a scan. `training` names the Learner that a fit runs on now. */
 export function entriesOf(heap: MemoryState, training: string | null, trans: Trans): Entry[] {
-  const listed = new Set(heap.holders.map(row => row.id));
-  const shared = new Map<number, HolderRow[]>();
-  const top: HolderRow[] = [];
-  for (const row of heap.holders) {
-    if (row.parent === null || !listed.has(row.parent)) {
-      top.push(row);
-    } else {
-      shared.set(row.parent, [...(shared.get(row.parent) ?? []), row]);
-    }
-  }
   const isNamed = new Set(heap.holders.map(row => row.device)).size > 1;
-  const entries = top.map(row => ofRow(row, shared.get(row.id) ?? [], heap, training, isNamed, trans));
-  const running = entries.filter((_, i) => top[i]?.is_running);
+  const ofHolder = (row: HolderRow): Entry => ofRow(row, heap, training, isNamed, trans);
+  const entries = heap.holders.map(ofHolder);
+  const running = entries.filter((_, i) => heap.holders[i]?.is_running);
   const rest = entries.filter(entry => !running.includes(entry));
-  const parked = heap.experiments.filter(({ state, label }) => state === 'parked' && !top.some(row => row.label === label));
-  const empty = rest.filter(entry => entry.nbytes === 0 && entry.stale === 0 && entry.state === '');
-  const folded = empty.length > 1 ? empty : [];
+  const parked = heap.experiments.filter(({ state, label }) => state === 'parked' && !heap.holders.some(row => row.label === label));
+  const small = rest.filter(entry => entry.isSmall);
+  const folded = small.length > 1 ? small : [];
   return [
     ...rest.filter(entry => !folded.includes(entry)),
     ...parked.map(experiment => ofParked(experiment)),
     ...fold('frames', running, framesWords(running.length, trans), trans.__('freed when that code ends')),
-    ...fold('empty', folded, trans.__('%1 names', folded.length), trans.__('all they lead to is listed under other names'))
+    ...fold('small', folded, trans.__('%1 small holders', folded.length), '')
   ];
 }
 
@@ -61,7 +55,6 @@ function framesWords(count: number, trans: Trans): string {
 
 function ofRow(
   row: HolderRow,
-  shared: readonly HolderRow[],
   heap: MemoryState,
   training: string | null,
   isNamed: boolean,
@@ -70,22 +63,20 @@ function ofRow(
   const inside = heap.experiments.filter(experiment => experiment.id === row.id || experiment.label === row.label);
   const itself = inside.find(({ can, label }) => can.includes('release') || can.includes('unpark') || label === row.label);
   const isPath = row.path !== '' && row.path.startsWith(row.label);
-  const own = ownParts(row, shared.length > 0, trans);
   const what = itself === undefined ? row.what : join([row.what, itself.state === 'parked' ? itself.note : '']);
-  const words = row.kind === 'shared' ? trans.__('freed when none of them holds it') : what;
   return {
     key: `${row.device}\n${row.path}\n${row.label}`,
     name: row.short || (isPath ? row.path : row.label),
-    words: join([row.at_least ? trans.__('at least') : '', row.note || words, isPath && row.short === '' ? '' : row.path, isNamed ? row.device : '']),
-    nbytes: shared.reduce((sum, each) => sum + each.nbytes, row.nbytes),
-    stale: shared.reduce((sum, each) => sum + each.stale_bytes, row.stale_bytes),
+    words: join([row.at_least ? trans.__('at least') : '', withOthers(row, trans), row.note || what, isPath && row.short === '' ? '' : row.path, isNamed ? row.device : '']),
+    nbytes: row.nbytes,
+    stale: row.stale_bytes,
     state: itself === undefined ? '' : stateOf(itself, training),
     atLeast: row.at_least,
+    isSmall: row.is_small && row.kind !== 'parked' && itself?.state !== 'training',
     cell: row.cell,
     target: { id: row.id, label: row.label, can: abilities(row, itself) },
     children: [
-      ...own,
-      ...shared.map(each => ofShared(each, trans)),
+      ...row.parts.map(([label, nbytes]) => plain(`part ${label}`, label, nbytes)),
       ...inside.filter(each => each !== itself && each.label !== row.label).map(each => note(each))
     ]
   };
@@ -96,16 +87,12 @@ function abilities(row: HolderRow, itself: Experiment | undefined): Experiment['
   return itself?.state === 'parked' ? [...row.can.filter(each => each === 'why'), 'unpark'] : row.can;
 }
 
-function ownParts(row: HolderRow, isShared: boolean, trans: Trans): Entry[] {
-  if (row.parts.length > 0) {
-    return row.parts.map(([label, nbytes]) => plain(`part ${label}`, label, nbytes));
+/** What a release takes along, and the bytes that it gives back, where these are not the row's own. */
+function withOthers(row: HolderRow, trans: Trans): string {
+  if (row.together.length > 0) {
+    return trans.__('with %1: %2', row.together.join(', '), formatBytes(row.frees));
   }
-  return isShared && row.nbytes > 0 ? [plain('own', trans.__('held by it alone'), row.nbytes)] : [];
-}
-
-function ofShared(row: HolderRow, trans: Trans): Entry {
-  const name = row.others.length > 0 ? trans.__('shared with %1', row.others.join(', ')) : row.label;
-  return { ...plain(`shared ${row.label}`, name, row.nbytes), stale: row.stale_bytes, atLeast: row.at_least };
+  return row.frees > row.nbytes ? trans.__('with its stale memory: %1', formatBytes(row.frees)) : '';
 }
 
 /** An experiment inside of a holder: `last error → fit → self`. Its bytes are among the holder's. */
@@ -114,7 +101,7 @@ function note(experiment: Experiment): Entry {
 }
 
 function plain(key: string, name: string, nbytes: number): Entry {
-  return { key, name, words: '', nbytes, stale: 0, state: '', atLeast: false, cell: null, target: null, children: [] };
+  return { key, name, words: '', nbytes, stale: 0, state: '', atLeast: false, isSmall: false, cell: null, target: null, children: [] };
 }
 
 function ofParked({ label, note, cell, can }: Experiment): Entry {

@@ -169,7 +169,7 @@ export class HoldersSection {
     const columns: [Column, string, string][] = [
       ['label', trans.__('Name'), ''],
       ['cell', trans.__('Cell'), trans.__('the last cell that assigned the name, displayed the result or raised the error')],
-      ['nbytes', trans.__('Holds'), trans.__('the bytes of each row; they add up to the total')]
+      ['nbytes', trans.__('Frees'), trans.__('the bytes that the release of each row gives back; they add up to the total')]
     ];
     for (const [column, words, title] of columns) {
       const sort = button('sort', words, () => {
@@ -194,9 +194,9 @@ export class HoldersSection {
   }
 }
 
-/** What is folded comes last: zero rows and frames are there for completeness, and parked experiments hold nothing here. */
+/** What is folded comes last: small holders and frames are there for completeness, and parked experiments hold nothing here. */
 function isLast({ state, key }: Entry): boolean {
-  return key === 'frames' || key === 'empty' || state === 'parked';
+  return key === 'frames' || key === 'small' || state === 'parked';
 }
 
 /** That nothing is held, where what is tracked is memory of a GPU or of the host. */

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nbguard.memory import advice
 from nbguard.memory.breakdown import DevicePart, Part
-from nbguard.memory.least_shown import least_shown
+from nbguard.memory.least_shown import least_of_rows
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.pools import Pool
 from nbguard.render.blocks import Bar, Slice, Table, TableRow
@@ -57,7 +57,8 @@ def holder_rows(
 
     Without a limit all have a row, the small ones too. `opens` is the command that does this.
     """
-    large = [holder for holder in holders if holder.shown >= least_shown(allocated)] if limit is not None else list(holders)
+    least = 0 if limit is None else least_of_rows(holder.retained for holder in holders)
+    large = [holder for holder in holders if holder.shown >= least]
     shown, more = large[:limit], large[len(large) if limit is None else limit :]
     known = set(map(id, large))
     small = [holder for holder in holders if id(holder) not in known]

@@ -16,7 +16,7 @@ from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Node, Root
-from nbguard.memory.least_shown import least_shown
+from nbguard.memory.least_shown import least_of_rows
 from nbguard.memory.references.explain_unheld import is_explained
 from nbguard.memory.references.graph import leading_to, reach, storages_of
 from nbguard.memory.references.holders import Holder
@@ -76,7 +76,7 @@ def rows_of(analysis: Analysis) -> Rows:
     graph = beside.facts.graph
     every = [(device, row) for device in beside.devices for row in device.once(holders_of)]
     every.sort(key=lambda each: -each[1].retained)
-    least = {device.name: least_shown(sum(row.retained for row in device.once(holders_of))) for device in beside.devices}
+    least = {device.name: least_of_rows(row.retained for row in device.once(holders_of)) for device in beside.devices}
     held = {(device.name, row.roots): storages for device in beside.devices for row, storages in device.once(holdings_on)}
     storages = [held.get((device.name, row.roots), _NONE) if row.roots else _NONE for device, row in every]
     training = leading_to(graph, (learner.node for learner in beside.facts.learners if learner.is_running))
