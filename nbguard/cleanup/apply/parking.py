@@ -110,7 +110,7 @@ def _chosen(labels: Sequence[str]) -> list[Parked]:
     for label in labels:
         if label not in known:
             there = did_you_mean(label, known) or f"parked now: {', '.join(known)}"
-            raise TargetError(f"nothing is parked as {label}" + (f": {there}" if known else ""))
+            raise TargetError(f"nothing is parked as {label}" + (f"; {there}" if known else ""))
     if not known:
         raise TargetError(f"nothing is parked ({advice.PARK_PLACEHOLDER.command} parks)")
     return [parked for parked in PARKED if parked.label in (labels or known)]
