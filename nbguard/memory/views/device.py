@@ -59,6 +59,8 @@ def holder_rows(
     """
     least = 0 if limit is None else least_of_rows(holder.retained for holder in holders)
     large = [holder for holder in holders if holder.shown >= least]
+    if len(holders) - len(large) == 1:
+        large = list(holders)  # a line for one small holder alone would only hide its name
     shown, more = large[:limit], large[len(large) if limit is None else limit :]
     known = set(map(id, large))
     small = [holder for holder in holders if id(holder) not in known]
