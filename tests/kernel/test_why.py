@@ -37,7 +37,8 @@ def test_the_first_line_says_who_keeps_it_and_how_it_goes(notebook: Kernel, name
 
     first = notebook.run(f"%gpumem why {name} -o found").ok().text.splitlines()[0]
     lines, frees, sentence = notebook.value(
-        "([line.command for line in found.release], found.frees, "
+        "(*((([found.together.command], found.together.frees)) if found.together.command "
+        "else ([line.command for line in found.release], found.released)), "
         "__import__('nbguard.memory.views.explain', fromlist=['x']).why_sentence(found))"
     )
 
@@ -59,7 +60,7 @@ def test_a_deleted_name_is_remembered_with_what_is_left_of_it(notebook: Kernel) 
     notebook.run("%gpumem why model -o found").ok()
     assert notebook.value("[path.steps[0].split('[')[0] for path in found.paths]") == ["Out", "kept"]
     notebook.run("%gpumem why many -o found").ok()
-    assert notebook.value("([path.text for path in found.paths], found.nbytes, found.frees)") == (["part"], 1 << 20, 1 << 20)
+    assert notebook.value("([path.text for path in found.paths], found.nbytes, found.released)") == (["part"], 1 << 20, 1 << 20)
 
     notebook.run("%reset_gpu --all").ok()
     for name in ("model", "many", "part"):
