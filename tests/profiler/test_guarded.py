@@ -14,6 +14,7 @@ from fastai.basics import Callback, Learner
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.checks import CHECKS
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.profile import FitProfile
 from nbguard.profiler.record.fastai_loop import FastaiLoop
@@ -247,17 +248,15 @@ AFTER_THE_FIT = [
         for place in (
             "subject.Subject",
             "loader.loaders.LoaderWatch",
-            "health.gpu.GpuWatch",
+            "gpu.GpuWatch",
             "memory.memory.MemoryWatch",
-            "health.amp.AmpWatch",
-            "health.optimizers.OptimizerWatch",
-            "health.syncs.SyncWatch",
-            "health.switches.SwitchWatch",
             "overhead.OverheadWatch",
             "nonfinite.nonfinite.FiniteWatch",
         )
         for action in ("stop", "observe")
     ),
+    *(f"{check.__module__}.{check.__name__}.{action}" for check in CHECKS for action in ("stop", "observe")),
+    *(f"{check.__module__}.{check.__name__}.judge" for check in CHECKS),
 ]
 
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PRELUDE = """
+SHOWS_SMALL = '__import__("nbguard.memory.least_shown", fromlist=["MiB"]).__dict__.update(MiB=1, _PART=1 << 40)'
+"""Has nbguard show small holders, too: the models of the zoo have 10 KiB."""
+
+PRELUDE = (
+    SHOWS_SMALL
+    + """
 import builtins, gc, os, signal, sys, time, weakref
 from fastai.basics import *
 from fastai.callback.all import *
@@ -35,6 +40,7 @@ class Fail(Callback):
     def after_loss(self):
         if self.training and self.iter == 1: raise RuntimeError('failed on purpose')
 """
+)
 
 TRAINED = "learn = learner(); learn.fit(1); track('model', learn.model); track('learner', learn)"
 FAILED = "learn = learner(cbs=Fail()); track('model', learn.model); track('learner', learn)\nlearn.fit(1)"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernels import Kernel
 from tests.thorough import half_in_ci, spread
-from tests.zoo.cases import CASES, PRELUDE, Case
+from tests.zoo.cases import CASES, PRELUDE, SHOWS_SMALL, Case
 from tests.zoo.judge import build, judge
 from tests.zoo.more_cases import MORE_CASES
 
@@ -25,12 +25,12 @@ def test_loaded_for_the_cleanup(kernel: Kernel, case: Case) -> None:
 
 
 def _run(kernel: Kernel, case: Case, loaded_first: bool) -> None:
-    kernel.run(PRELUDE).ok()
+    kernel.run(PRELUDE if loaded_first else PRELUDE.removeprefix(SHOWS_SMALL)).ok()
     if loaded_first:
         kernel.run("get_ipython().run_line_magic('load_ext', 'nbguard'); None").ok()
         kernel.client.execute_interactive("get_ipython().execution_count -= 1", silent=True, store_history=False)
     build(kernel, case)
-    cell = kernel.run(f"%load_ext nbguard\n%reset_gpu {case.stale}").ok()
+    cell = kernel.run(f"{SHOWS_SMALL}\n%load_ext nbguard\n%reset_gpu {case.stale}").ok()
     judge(kernel, case, cell.text)
     if case.check:
         kernel.run(case.check).ok()
