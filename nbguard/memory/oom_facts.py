@@ -22,6 +22,7 @@ class AllocatorCounts:
     made: int = 0  # allocated_bytes.all.allocated: of all blocks that were ever handed out
     made_blocks: int = 0  # allocation.all.allocated: number of these blocks
     retries: int = 0  # num_alloc_retries: how often the cache was emptied because a request failed
+    failures: int = 0  # num_ooms: requests that failed, also those whose error was caught
     collections: int = 0  # full runs of Python's collector, as gc.get_stats() counts them
 
 

@@ -295,8 +295,15 @@ class Rerun:
             return RerunVerdict.SHORT
         comes_further = self._comes_further(after)
         if comes_further or self._fits_beside_one_of(after, self._at_most(), self.request):
-            return RerunVerdict.RERUN if all(self._passes(run, after) for run in self.further) else RerunVerdict.REQUEST
+            is_enough = not self._caught_others and all(self._passes(run, after) for run in self.further)
+            return RerunVerdict.RERUN if is_enough else RerunVerdict.REQUEST
         return RerunVerdict.REQUEST if comes_further is None else RerunVerdict.SHORT
+
+    @property
+    def _caught_others(self) -> bool:
+        """Say whether the cell caught the errors of earlier requests, which may succeed in the next run, and take memory."""
+        counts, start = None if self.request.oom.note is None else self.request.oom.note.counts, self.request.oom.start
+        return counts is not None and start is not None and counts.failures > start.failures + 1
 
     def _fits_beside_one_of(self, after: After, bounds: Iterable[int], request: FailedRequest) -> bool:
         """Say whether a request has room beside what the run takes before it, by one of the bounds, wherever that lies."""

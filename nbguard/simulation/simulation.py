@@ -178,6 +178,7 @@ class Simulation:
             made=model.allocated_so_far,
             made_blocks=model.num_allocs,
             retries=model.num_alloc_retries,
+            failures=model.num_ooms,
             collections=full_collections(),
         )
 

@@ -70,6 +70,7 @@ def counts_of(stats: dict[str, Any]) -> AllocatorCounts:
         made=stats["allocated_bytes"]["all"]["allocated"],
         made_blocks=stats["allocation"]["all"]["allocated"],
         retries=stats["num_alloc_retries"],
+        failures=stats["num_ooms"],
         collections=full_collections(),
     )
 
