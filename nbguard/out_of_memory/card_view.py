@@ -94,7 +94,7 @@ def _holders(card: OomCard) -> Table:
     figures = format_column([*(holder.retained for holder in card.holders), rest], unit)
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(card.holders, figures, strict=False)]
     if rest:
-        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", f"{advice.REPORT.command} lists them")))
+        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", advice.REPORT.command)))
     return holder_table([*rows, total_row(card.held)])
 
 

@@ -169,7 +169,7 @@ with profile_fit(show=False) as profile:  # before anything has used the GPU
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(torch.zeros(4, 8, device="cuda")).float().mean()
         loss.backward(); opt.step(); opt.zero_grad()
-print(json.dumps([profile.observations.amp.in_dtype("bfloat16"), [each.name for each in profile.report.remedies]]))
+print(json.dumps([profile.observations.checks["amp"].in_dtype("bfloat16"), [each.name for each in profile.report.remedies]]))
 """
 
 

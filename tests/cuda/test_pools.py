@@ -221,7 +221,7 @@ def test_each_pool_has_a_line_that_lets_it_go(notebook: Notebook) -> None:
     assert list(lines().values()) == ["%reset_gpu"]
     kernel.run("%reset_gpu").ok()
     assert list(lines().values()) == [""]
-    assert "goes only with the kernel" in kernel.run("%gpumem").ok().text
+    assert "freed only with the kernel" in kernel.run("%gpumem").ok().text
 
 
 def test_streams_have_blocks_of_their_own(notebook: Notebook) -> None:

@@ -61,7 +61,7 @@ def test_a_file_of_somebody_elses_stays(ipython_folder: Path, capsys: pytest.Cap
 
     assert [main([command]) for command in ("enable", "disable")] == [2, 2]
     assert file.read_text() == "mine = 1"
-    assert "left as it is" in capsys.readouterr().err
+    assert "so it stays" in capsys.readouterr().err
     assert main(["enable", "--profile", "../x"]) == 2
 
 

@@ -10,7 +10,7 @@ from nbguard.memory.facts import Facts, Graph, PoolFact, PoolId
 from nbguard.memory.references.graph import STALE_KINDS, path_text, reach_of_roots, shortest_path
 from nbguard.memory.references.releases import release_of_way
 
-_FAILED = Advice(command="", effect="goes only with the kernel: a capture that failed keeps it, and no line ends that")
+_FAILED = Advice(command="", effect="freed only with the kernel; a capture that failed keeps it, and no line ends that")
 _UNKNOWN = Advice(
     command=release_stale().command, effect="gives it back, unless a CUDA graph still uses it, or a capture that failed"
 )

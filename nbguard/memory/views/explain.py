@@ -92,7 +92,7 @@ def _listed(words: Sequence[str]) -> str:
 def _without_release(why: Why) -> str:
     """Return why there is no line, where the ways say so."""
     effects = {path.advice.effect for path in why.paths if not path.advice.is_code and path.advice.effect}
-    return f"; it {next(iter(effects))}" if len(effects) == 1 and next(iter(effects)).startswith("goes") else ""
+    return f"; it is {next(iter(effects))}" if len(effects) == 1 and next(iter(effects)).startswith("freed") else ""
 
 
 def _figures(why: Why) -> Iterator[str]:
