@@ -134,7 +134,7 @@ def test_a_mistyped_size_and_an_unknown_device_are_one_line(notebook: Notebook) 
         "%gpumem map --request many": "is not a size",
         "%gpumem map --device 7": "no device 7 here",
         "%gpumem map x": "takes no name",
-        "%gpumem --request 1GiB": "goes with map",
+        "%gpumem --request 1GiB": "belongs to map",
     }.items():
         error = kernel.run(line).error
         assert error is not None

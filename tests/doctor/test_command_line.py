@@ -104,7 +104,7 @@ def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> Non
     ("target", "line"),
     [
         ("train", "nbguard: train is not a target; name a module and an object in it, as in  nbguard doctor train:learn"),
-        ("absent:learn", "nbguard: absent:learn cannot be made: ModuleNotFoundError: No module named 'absent'"),
+        ("absent:learn", "nbguard: there is no module absent, in this folder or installed"),
         ("train:absent", "nbguard: train:absent cannot be made: AttributeError: module 'train' has no attribute 'absent'"),
         ("train:broken", "nbguard: train:broken cannot be made: OSError: no data here"),
     ],

@@ -223,7 +223,7 @@ def test_other_modes_above_and_below_stay() -> None:
 
 def test_entering_it_twice_is_refused() -> None:
     with nbguard.simulate("1GiB") as sim:
-        with pytest.raises(nbguard.NbguardError, match="running already"), sim:
+        with pytest.raises(nbguard.NbguardError, match="already running"), sim:
             pass
         assert sim.is_running
 
