@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 from tests.kernels import Kernel
+from tests.zoo.cases import SHOWS_SMALL
 
-_SETUP = """
+_SETUP = (
+    SHOWS_SMALL
+    + """
 %load_ext nbguard
 import asyncio, concurrent.futures, gc, torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +21,7 @@ def fail(name, size):
     raise ValueError(f'{name} is wrong')
 def alive(): return {name for name, ref in refs.items() if not ref.expired()}
 """
+)
 _KEPT = """
 try: fail('variable', 100)
 except ValueError as error: e = error

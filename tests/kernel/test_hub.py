@@ -13,6 +13,7 @@ import pytest
 from tests.kernel.conftest import held, running, training
 from tests.kernels import Kernel, wait_until
 from tests.panels import Panel, settle
+from tests.zoo.cases import SHOWS_SMALL
 
 
 def _is_well_under_way(tick: dict[str, Any]) -> bool:
@@ -348,7 +349,7 @@ def test_the_picture_is_of_the_end_of_the_cell_and_looks_no_second_time(kernel: 
 
 def test_the_marks_of_a_picture_add_up_to_its_finding(kernel: Kernel, panel: Panel) -> None:
     """A fit has failed in the middle: its Learner stays, its last batch is stale."""
-    kernel.run("learn = learner()").ok()
+    kernel.run(f"{SHOWS_SMALL}; learn = learner()").ok()
     kernel.run("class Fails(Callback):\n    def after_pred(self): assert self.iter < 3").ok()
     assert kernel.run("learn.fit(1, cbs=Fails())").error
     panel.heap(lambda heap: heap["stale"] > 0)

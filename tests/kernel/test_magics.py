@@ -218,13 +218,13 @@ def test_bad_input_is_one_line_and_loses_nothing(shared_notebook: Kernel, line: 
         ("%gpumem fix determinism", "fix is a word of %nbguard: run  %nbguard fix determinism"),
         ("%nbguard why learn", "why is a word of %gpumem: run  %gpumem why learn"),
         ("%nbguard map", "map is a word of %gpumem: run  %gpumem map"),
-        ("%nbguard --dry-run", "--dry-run goes with %reset_gpu: run  %reset_gpu --dry-run"),
-        ("%reset_gpu --json --request 2GiB", "--request goes with %gpumem: run  %gpumem map --json --request 2GiB"),
+        ("%nbguard --dry-run", "--dry-run belongs to %reset_gpu: run  %reset_gpu --dry-run"),
+        ("%reset_gpu --json --request 2GiB", "--request belongs to %gpumem: run  %gpumem map --json --request 2GiB"),
         ("%gpumem learn --dry-run", "learn is a name: run  %gpumem why learn  to see what keeps it alive"),
-        ("%gpumem why learn --dry-run", "--dry-run goes with %reset_gpu: run  %reset_gpu learn --dry-run"),
+        ("%gpumem why learn --dry-run", "--dry-run belongs to %reset_gpu: run  %reset_gpu learn --dry-run"),
         ("%gpumem learn", "learn is a name: run  %gpumem why learn  to see what keeps it alive"),
         ("%reset_gpu status", "status is a word of %nbguard: run  %nbguard status"),
-        ("%reset_gpu --device cpu", "--device goes with %gpumem: run  %gpumem --device cpu"),
+        ("%reset_gpu --device cpu", "--device belongs to %gpumem: run  %gpumem --device cpu"),
         ("%nbguard schema whatif", "schema is a command of the terminal: run  !nbguard schema whatif"),
     ],
 )
@@ -247,7 +247,7 @@ def test_what_belongs_to_another_command_is_told_with_the_line_to_run(shared_not
             "fix is a word of %nbguard: name a fix and a Learner, as in  %nbguard fix determinism learn",
         ),
         ("%nbguard predict", "predict is a word of %gpumem: give one Learner, as in  %gpumem predict learn --gpu 16GiB"),
-        ("%gpumem --park", "--park goes with %reset_gpu: %reset_gpu? shows the options"),
+        ("%gpumem --park", "--park belongs to %reset_gpu: %reset_gpu? shows the options"),
     ],
 )
 def test_what_lacks_an_argument_there_is_told_with_an_example(shared_notebook: Kernel, line: str, message: str) -> None:
