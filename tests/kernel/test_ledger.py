@@ -358,7 +358,7 @@ def test_without_torch_nothing_is_recorded(plain_kernel: Kernel) -> None:
         ("%gpumem cells", "say on or off"),
         ("%gpumem cells of", "say on or off"),
         ("%nbguard onn", "unknown word 'onn': did you mean on?"),
-        ("%nbguard off --auto-clean-errors", "goes with on"),
+        ("%nbguard off --auto-clean-errors", "belongs to on"),
         ("%nbguard --auto", "unrecognized arguments"),
     ],
 )
