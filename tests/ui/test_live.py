@@ -123,7 +123,8 @@ def expect_a_cleanup_beside_the_fit(training: Tab) -> None:
 def expect_the_training_learner_to_wait(training: Tab) -> None:
     """Asked to let go what trains, nbguard waits: the fit goes on as if nobody had asked."""
     training.button("release… learn").first.click()
-    expect(training.part("Release learn: the plan")).to_contain_text(re.compile("Nothing has been done yet.*when the cell ends"))
+    waits = re.compile("Nothing has been done yet.*when the cell ends")
+    expect(training.part("Release learn: the plan")).to_contain_text(waits)
     training.button("Release learn").click()
     expect(training.panel.get_by_text(WAITS).first).to_be_visible()
     training.wait_for_ticks(8)
