@@ -14,7 +14,7 @@ _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
 _WORDS = r"why|map|oom|whatif|snapshot|record o(?:n|ff)|doctor|history|cells on|simulate off|predict|on|log off|notices on"
 _UNQUOTED = re.compile(rf"{_MAGIC}(?: (?:{_WORDS})\b)?(?: --[a-z-]+)*")
 """A command amid a sentence: what stands behind it are the sentence's own words, so it has no name."""
-_OPTION_OF_ROWS = re.compile(r" \(-n shows more\)|-n shows more|%gpumem --all\b")
+_OPTION_OF_ROWS = re.compile(r" \(-n shows more\)|-n shows more|%(?:gpumem) --all\b")
 """The option of a magic that shows more rows, behind a sentence or alone in a cell."""
 _BEFORE_JUPYTER = "before Jupyter starts"
 

@@ -30,7 +30,8 @@ from nbguard.profiler.analysis.time.batches import divide
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.profiler.checks import CHECKS
 from nbguard.profiler.checks.amp import AmpWatch
-from nbguard.profiler.profile import FitProfile, forget
+from nbguard.profiler.profile import FitProfile
+from nbguard.profiler.run_history import forget
 from nbguard.render.text import blocks_text
 from nbguard.runs.analysis.record import RunCell, RunRecord
 from tests.profiler.loops import Fails, learner, quiet_fit, torch_loader, train
