@@ -20,7 +20,7 @@ from nbguard.memory.facts import Graph
 from nbguard.memory.least_shown import least_of_rows
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of
 from nbguard.memory.references.holders import Holder, Holding, shared_row
-from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.owner_sets import bits_of
 from nbguard.memory.target import Target
 
 _RELEASED = frozenset({"name", "out"})
@@ -44,7 +44,7 @@ def freed_with_stale(analysis: Analysis) -> Mapping[tuple[int, ...], frozenset[i
     Of all other rows it frees those which the row alone holds. A question for `Analysis.once`.
     """
     graph = analysis.facts.graph
-    owners = owners_of_storages(graph, owners_of_nodes(graph, [root.nodes for root in graph.roots]))
+    owners = analysis.storage_owners
     stale = sum(1 << number for number, root in enumerate(graph.roots) if root.kind in STALE_KINDS)
     found = {}
     for row, storages in analysis.holdings:
@@ -128,7 +128,7 @@ def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...
     if not freed:
         return tuple(rows)
     here = frozenset[int]().union(*(storages for _, storages in rows))
-    owners = owners_of_storages(graph, owners_of_nodes(graph, [root.nodes for root in graph.roots]))
+    owners = analysis.storage_owners
     by_roots = {row.roots: row for row, _ in rows}
     shares = {row.roots: {*storages} for row, storages in rows}
     common: dict[tuple[int, ...], set[int]] = {}

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolId
 from nbguard.memory.oom_facts import device_that_ran_out
 from nbguard.memory.references.holders import Holding, holdings
+from nbguard.memory.references.owner_sets import owners_of_nodes, owners_of_storages
 from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.memory.segments.pinning import Unit, units
 from nbguard.memory.segments.pools import Pool, pools_in_use, pools_of
@@ -57,6 +58,16 @@ class Analysis(_Answers):
     def holdings(self) -> tuple[Holding, ...]:
         """Return the holders among Python's objects on all devices together, each with its storages."""
         return holdings(self.facts.graph)
+
+    @cached_property
+    def node_owners(self) -> list[int]:
+        """Return the roots that lead to each node, as the bits of a number."""
+        return owners_of_nodes(self.facts.graph, [root.nodes for root in self.facts.graph.roots])
+
+    @cached_property
+    def storage_owners(self) -> list[int]:
+        """Return the roots that lead to each storage, as the bits of a number."""
+        return owners_of_storages(self.facts.graph, self.node_owners)
 
     @cached_property
     def pools_in_use(self) -> frozenset[PoolId]:

@@ -13,7 +13,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.references.explain import Path, Why, explain, path_to
 from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, reach_of_roots, shortest_path, storages_of
-from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.owner_sets import bits_of
 from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, StorageKey
 
 _KEY = re.compile(r"\[[^\]]*\]")
@@ -81,7 +81,7 @@ def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, i
     if left is None:  # what waits for the collector, and parts that had names of their own and have them still
         waiting = {n for n, root in enumerate(graph.roots) if root.kind == "garbage"}
         named = {n for n, root in enumerate(graph.roots) if root.kind == "name" and _is_a_part(graph, root, gone)}
-        owners = {n: {*bits_of(analysis.once(_storage_owners)[n])} for n in alive}
+        owners = {n: {*bits_of(analysis.storage_owners[n])} for n in alive}
         storages = frozenset(n for n, own in owners.items() if own and (waiting >= own or named & own))
         roots = {root for n in storages for root in owners[n] if root in named or root in waiting}
         paths = tuple(paths_to(facts, None, set(storages), roots)[0]) if storages else ()
@@ -109,7 +109,7 @@ def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str
         left -= analysis.once(_used)
     holding = frozenset(n for storage in left for n in held_by[storage])
     if node is not None:  # who holds the object itself; what others share with it is theirs
-        holding &= _holding(graph, analysis.once(_node_owners)[node])
+        holding &= _holding(graph, analysis.node_owners[node])
         apart = {storage for storage in left if held_by[storage] <= holding}
         is_owner = graph.nodes[node].kind in _OWNERS
         shared = {storage for storage in left if held_by[storage] & holding} if is_owner else set[int]()
@@ -147,27 +147,18 @@ def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
 
 def roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
     """Return the numbers of the roots that lead to a storage, without what waits for the collector or ends by itself."""
-    return _holding(analysis.facts.graph, analysis.once(_storage_owners)[storage])
+    return _holding(analysis.facts.graph, analysis.storage_owners[storage])
 
 
 def _holding(graph: Graph, owners: int) -> frozenset[int]:
     return frozenset(n for n in bits_of(owners) if graph.roots[n].kind != "garbage" and not graph.roots[n].is_ending)
 
 
-def _node_owners(analysis: Analysis) -> Sequence[int]:
-    graph = analysis.facts.graph
-    return owners_of_nodes(graph, [root.nodes for root in graph.roots])
-
-
-def _storage_owners(analysis: Analysis) -> Sequence[int]:
-    return owners_of_storages(analysis.facts.graph, analysis.once(_node_owners))
-
-
 def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
     """Return the node of the object that had the id `ref`, if something holds it: it leads to what it led to then."""
     graph = analysis.facts.graph
     node = next((n for n, fact in enumerate(graph.nodes) if fact.ref == ref), None) if ref else None
-    if node is None or not _holding(graph, analysis.once(_node_owners)[node]):
+    if node is None or not _holding(graph, analysis.node_owners[node]):
         return None
     return node if alive & storages_of(graph, reach(graph, (node,))) else None
 
