@@ -114,9 +114,12 @@ def why_in(notebook: Notebook, name: str) -> Why:
             return with_release(facts, why_path)
     if is_computed_value and isinstance(target, ast.Attribute):
         refuse_unknown_attribute(target, lookup(target.value, notebook.namespace), name)
-    explained = with_release(facts, explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what))
+    explained = explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
     figure = figure_of(analysis, resolve_targets((name,), notebook.namespace, notebook.out, notebook.hidden))
-    return replace(explained, frees=figure.frees, together=figure.together)
+    explained = replace(explained, frees=figure.frees, together=figure.together)
+    if figure.together.command:
+        return replace(explained, release=(figure.together,), released=figure.together.frees)
+    return with_release(facts, explained)
 
 
 def _why_shown(facts: Facts, text: str) -> Why | None:

@@ -47,8 +47,6 @@ def why_sentence(why: Why) -> str:
         return f"`{why.name}` was deleted in In[{why.deleted}], but {left}, and none of your names leads to it."
     else:
         keepers = f"`{why.name}` was deleted in In[{why.deleted}], but {left}: {_keepers(why)}"
-    if why.together.command:  # the name alone frees next to none
-        return f"{keepers}; {why.together.code} frees {format_bytes(why.together.frees or 0)}."
     code = ", then ".join(line.code for line in why.release)
     if not code:
         return f"{keepers}{_without_release(why)}."
