@@ -72,7 +72,7 @@ function ofRow(
     stale: row.stale_bytes,
     state: itself === undefined ? '' : stateOf(itself, training),
     atLeast: row.at_least,
-    isSmall: row.is_small && row.kind !== 'parked' && itself?.state !== 'training',
+    isSmall: row.is_small && itself?.state !== 'training',
     cell: row.cell,
     target: { id: row.id, label: row.label, can: abilities(row, itself) },
     children: [

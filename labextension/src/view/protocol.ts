@@ -440,10 +440,6 @@ export interface HolderRow {
   stale_bytes: number;
   /** `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into. */
   at_least: boolean;
-  /** Id of the row that it is listed under: bytes that the parent shares. */
-  parent: number | null;
-  /** Names that hold the same bytes besides the parent. */
-  others: string[];
   /** Add up to `nbytes`; none: the row is one thing. */
   parts: RowPart[];
   /** Held by nothing but functions that run now. */
@@ -471,8 +467,6 @@ export const isHolderRow: Check<HolderRow> = object({
   stale: boolean,
   stale_bytes: number,
   at_least: boolean,
-  parent: nullable(number),
-  others: list(text),
   parts: list(isRowPart),
   is_running: boolean,
   note: text,

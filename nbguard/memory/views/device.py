@@ -27,7 +27,6 @@ _OTHER = ("other", "░")
 _ALWAYS_SHOWN = frozenset({DevicePart.ALLOCATED, DevicePart.FREE})
 _HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
 _POOLS_SHOWN = 8
-_OPENS = advice.ALL_HOLDERS.command
 _NAMED = 4
 """Holders whose names stand in one cell."""
 

@@ -88,8 +88,6 @@ def _holder(rows: Rows, number: int) -> HolderRow:
         stale=row.stale,
         stale_bytes=row.stale_bytes,
         at_least=row.at_least,
-        parent=rows.parents[number],
-        others=tuple(truncate_utf8(label, 60) for label in rows.others[number][:_OTHERS]),
         parts=rows.parts[number],
         is_running=rows.is_running[number],
         note=note_of(rows, number),

@@ -15,7 +15,7 @@ from nbguard.cleanup.figures import holdings_on
 from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Node, Root
+from nbguard.memory.facts import Graph, Node, Root
 from nbguard.memory.least_shown import least_of_rows
 from nbguard.memory.references.explain_unheld import is_explained
 from nbguard.memory.references.graph import leading_to, reach, storages_of
@@ -51,8 +51,6 @@ class Rows:
     released: tuple[tuple[str, ...], ...]  # texts for `release`: these, and what has to go with them
     roots: tuple[str, ...]  # label of the root to explain; empty where no root leads to the row
     can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
-    parents: tuple[int | None, ...]  # number of the row that this one is listed under
-    others: tuple[tuple[str, ...], ...]  # names that hold the same bytes besides the parent's
     parts: tuple[tuple[RowPart, ...], ...]  # parts of the row's bytes
     is_running: tuple[bool, ...]  # held by nothing but functions that run now
     short: tuple[str, ...]  # name of the row where its path has no room; empty: its label
@@ -84,7 +82,6 @@ def rows_of(analysis: Analysis) -> Rows:
     targets = tuple(_targets(graph, row) for row in rows)
     released = tuple(_released(row, texts) for row, texts in zip(rows, targets, strict=True))
     functions = _functions(graph) if any(row.kind == "error" for row in rows) else frozenset[str]()
-    parents, others = _families(graph, [(device.name, row) for device, row in every])
     return Rows(
         devices=tuple(device.name for device, _ in every),
         holders=tuple(rows),
@@ -95,8 +92,6 @@ def rows_of(analysis: Analysis) -> Rows:
         can=tuple(
             _can(graph, row, texts, may_go, training) for row, texts, may_go in zip(rows, targets, released, strict=True)
         ),
-        parents=parents,
-        others=others,
         parts=row_parts(graph, beside.facts.learners, rows, storages),
         is_running=tuple(bool(row.roots) and all(graph.roots[root].kind == "frame" for root in row.roots) for row in rows),
         storages=tuple(storages),
@@ -142,32 +137,6 @@ def _released(row: Holder, texts: tuple[str, ...]) -> tuple[str, ...]:
 def frees_of(row: Holder) -> int:
     """Return the bytes that the release of a row gives back, by its plan."""
     return row.frees if row.together.frees is None else row.together.frees
-
-
-def _families(graph: Graph, rows: Sequence[tuple[str, Holder]]) -> tuple[tuple[int | None, ...], tuple[tuple[str, ...], ...]]:
-    """Return for each (device, holder) the row it is listed under, and the names that hold its bytes besides that one.
-
-    Only bytes that several names share are listed under one of them: a Learner's before another experiment's, then the largest.
-    """
-    own = {(device, root): n for n, (device, row) in enumerate(rows) if not row.is_shared for root in row.roots}
-    parents, others = list[int | None](), list[tuple[str, ...]]()
-    for device, row in rows:
-        members = dict.fromkeys(own[device, root] for root in row.roots if (device, root) in own) if row.is_shared else {}
-        first = min(members, key=lambda n: (_rank(graph, rows[n][1]), n), default=None)
-        known = {root for n in members for root in rows[n][1].roots}
-        unlisted = [graph.roots[root].label for root in row.roots if row.is_shared and root not in known]
-        parents.append(first)
-        others.append((*(rows[n][1].label for n in members if n != first), *unlisted))
-    return tuple(parents), tuple(others)
-
-
-def _rank(graph: Graph, row: Holder) -> int:
-    """Return 0 for a Learner, 1 for another experiment, 2 for other names, 3 for what runs or is hidden."""
-    roots = [graph.roots[root] for root in row.roots]
-    kinds = {graph.nodes[node].kind for root in roots for node in root.nodes}
-    if all(root.kind not in ("name", "module") for root in roots):
-        return 3
-    return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
 
 
 def abilities(rows: Rows, number: int) -> tuple[Ability, ...]:

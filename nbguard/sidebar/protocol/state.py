@@ -186,8 +186,6 @@ class HolderRow:
     stale: bool = False  # Clean stale would let all of it go
     stale_bytes: int = 0  # bytes of the row that Clean stale gives back, by its plan
     at_least: bool = False  # `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into
-    parent: int | None = None  # id of the row that it is listed under: bytes that the parent shares
-    others: tuple[str, ...] = ()  # names that hold the same bytes besides the parent
     parts: tuple[RowPart, ...] = ()  # add up to `nbytes`; none: the row is one thing
     is_running: bool = False  # held by nothing but functions that run now
     note: str = ""  # why it cannot be released from here, or what does it, in words

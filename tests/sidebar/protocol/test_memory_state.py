@@ -139,8 +139,6 @@ def test_names_of_one_object_are_released_together_and_so_is_what_only_others_fr
     assert (rows.can[numbers["a + b"]], rows.can[numbers["a"]]) == (("why", "release"), ("why", "release"))
     released = {name: rows.texts("release", [numbers[name]]) for name in ("a", "b", "a + b")}
     assert released == {"a": ("a", "b.x"), "b": ("b", "a.x"), "a + b": ("a", "b")}
-    assert rows.parents[numbers["a + b"]] == numbers["a"]
-    assert rows.others[numbers["a + b"]] == ("b",)
     targets = tuple(Target(text=text, root=text) for text in rows.texts("release", [numbers["learn = best"]]) or ())
     assert plan_cleanup(facts, Request(targets=targets)).promised == rows.holders[numbers["learn = best"]].retained == 8 * MiB
 
@@ -180,7 +178,7 @@ def test_parts_re_add_to_their_row_and_shared_bytes_have_a_parent(name: str) -> 
     assert [part.label for part in learn.parts] == ["optimizer", "model"]
 
 
-def test_a_shared_row_is_listed_under_the_learner() -> None:
+def test_a_shared_row_stands_by_itself() -> None:
     graph = make_graph(
         {"losses": ["losses"], "learn": ["learn"]},
         {"learn": {".model": "model"}, "losses": {"[0]": "loss"}, "loss": {" → graph": "model"}},
@@ -190,9 +188,8 @@ def test_a_shared_row_is_listed_under_the_learner() -> None:
     learners = [LearnerFact(n, False, ("Learner", "Net")) for n, node in enumerate(graph.nodes) if node.kind == "learner"]
     rows = {row.label: row for row in _heap(make_facts(graph, learners)).holders}
 
-    assert rows["learn + losses"].parent == rows["learn"].id
-    assert rows["learn + losses"].others == ("losses",)
-    assert rows["losses"].parent is None
+    assert (rows["learn + losses"].kind, rows["learn + losses"].nbytes) == ("shared", 8 * MiB)
+    assert (rows["learn"].nbytes, rows["losses"].nbytes) == (0, 65 * MiB)
 
 
 def test_rows_say_that_they_are_lower_bounds_and_why_they_cannot_be_released() -> None:
