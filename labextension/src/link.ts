@@ -219,8 +219,8 @@ export class KernelLink extends ObservableModel {
 
   /** Pass on a message of the hub. The view checks it. */
   #onData(data: unknown): void {
-    if (!isObject(data)) {
-      return;
+    if (!isObject(data) || this.#host.kind === 'restarting') {
+      return; // the last words of the kernel that ends: the next one is asked before it is listened to
     }
     if (data.op === 'closed') {
       this.#onAnswer(false);

@@ -274,6 +274,9 @@ describe('a kernel with nbguard', () => {
     kernel.publish('status', { execution_state: 'restarting' });
     expect(host(made)).toEqual({ kind: 'restarting' });
     expect(made.get('tick')).toEqual({});
+    kernel.tick(2); // on its way when the kernel was ended
+    expect(host(made)).toEqual({ kind: 'restarting' });
+    expect(made.get('tick')).toEqual({});
     kernel.publish('status', { execution_state: 'starting' });
     await settle();
     expect(host(made).kind).toBe('not_loaded');
