@@ -10,6 +10,8 @@ import { type Channel, COMM, KernelSender } from './kernel_sender';
 
 /** After this long (milliseconds) an idle kernel that has not said whether it has nbguard is taken to have none. */
 const ANSWER_MS = 2500;
+/** The longest restart without a word that it is over: then the kernel is asked all the same. */
+const RESTART_MS = 10_000;
 
 /** The language of kernels that can have nbguard, in small letters. */
 const PYTHON = 'python';
@@ -87,6 +89,7 @@ export class KernelLink extends ObservableModel {
   noteRestart(): void {
     this.#isInCell = false;
     this.#forget({ kind: 'restarting' });
+    this.#timer = setTimeout(() => void this.#ask(), RESTART_MS);
   }
 
   /** Take word from there that it is back. */
@@ -174,6 +177,8 @@ export class KernelLink extends ObservableModel {
     this.#timer = setTimeout(() => {
       if (!this.#isLoaded && this.#sender.isIdle) {
         this.#onAnswer(false, problem);
+      } else if (!this.#isLoaded && this.#host.kind === 'restarting') {
+        void this.#ask(problem);
       }
     }, ANSWER_MS);
     try {

@@ -283,6 +283,17 @@ describe('a kernel with nbguard', () => {
     expect(made.isLive).toBe(false);
   });
 
+  it('is asked after a restart of whose end nothing is heard', async () => {
+    const made = link();
+    await settle();
+    kernel.tick(1);
+    kernel.hasHub = false;
+    made.noteRestart();
+    expect(host(made)).toEqual({ kind: 'restarting' });
+    await settle(20_000);
+    expect(host(made).kind).toBe('not_loaded');
+  });
+
   it('that dies is dead, and nothing is sent to it', async () => {
     const made = link();
     await settle();
