@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from nbguard.cleanup.plan import default
-from nbguard.cleanup.plan.default import default_plan, holders_of
-from nbguard.memory import analysis as memory_analysis
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts
-from nbguard.memory.oom_facts import OomFact
-from nbguard.out_of_memory import card
-from nbguard.reports.memory_map import build_map
-from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.memory_state import build_memory_state
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+from nbguard.memory.cleanup.plan import default
+from nbguard.memory.cleanup.plan.default import default_plan, holders_of
+from nbguard.memory.core import analysis as memory_analysis
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts
+from nbguard.memory.core.oom_facts import OomFact
+from nbguard.memory.out_of_memory import card
+from nbguard.memory.reports.memory_map import build_map
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from nbguard.units import MiB
 from tests.sidebar.protocol.scenes import SCENES

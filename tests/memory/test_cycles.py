@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.memory.facts import Graph
-from nbguard.memory.references.cycles import cycles_in_words
+from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.references.cycles import cycles_in_words
 from nbguard.testing import make_graph
 
 

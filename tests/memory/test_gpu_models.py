@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.memory.gpu_models import MODELS, gpu_model, gpu_size
+from nbguard.memory.core.gpu_models import MODELS, gpu_model, gpu_size
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbguard.memory.facts import LearnerFact
-from nbguard.memory.references.gradients import idle_gradients
+from nbguard.memory.core.facts import LearnerFact
+from nbguard.memory.core.references.gradients import idle_gradients
 from nbguard.testing import make_facts, make_graph
 
 

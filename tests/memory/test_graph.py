@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.memory.facts import Graph, Node, Root, StorageFact
-from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, reach_of_roots, shortest_path, storages_of
-from nbguard.memory.references.holders import holders
+from nbguard.memory.core.facts import Graph, Node, Root, StorageFact
+from nbguard.memory.core.references.graph import STALE_KINDS, nbytes_of, path_text, reach_of_roots, shortest_path, storages_of
+from nbguard.memory.core.references.holders import holders
 from nbguard.testing import make_graph
 
 _KINDS = ("name", "module", "frame", "library", "out", "error", "garbage")

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbguard.cleanup.plan.cheapest import cheapest_release
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId, Root, Segment, StorageFact
-from nbguard.memory.references.holders import holdings
-from nbguard.memory.segments.fragmentation import by_pool, fragmentation, unit_pages
-from nbguard.memory.segments.pinning import BlockHolders, pinners, pins_of_holders, units
-from nbguard.memory.segments.requests import Room
-from nbguard.reports.memory_map import STRANDED, build_map
-from nbguard.reports.report import build_report
+from nbguard.memory.cleanup.plan.cheapest import cheapest_release
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId, Root, Segment, StorageFact
+from nbguard.memory.core.references.holders import holdings
+from nbguard.memory.core.segments.fragmentation import by_pool, fragmentation, unit_pages
+from nbguard.memory.core.segments.pinning import BlockHolders, pinners, pins_of_holders, units
+from nbguard.memory.core.segments.requests import Room
+from nbguard.memory.reports.memory_map import STRANDED, build_map
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.memory.test_fragmentation import segments
 from tests.thorough import examples
@@ -301,7 +301,7 @@ RECORDED = os.environ.get("NBGUARD_RECORDED_DATA", "")
 
 @pytest.mark.skipif(not RECORDED, reason="NBGUARD_RECORDED_DATA does not name the folder of recorded snapshots")
 def test_recorded_snapshots_re_add() -> None:
-    from nbguard.allocator.snapshot.read import load_snapshot
+    from nbguard.memory.allocator.snapshot.read import load_snapshot
 
     files = sorted(Path(RECORDED).glob("*.json.gz"))
     assert files

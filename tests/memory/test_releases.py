@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.cleanup.plan.promises import promised
-from nbguard.memory.advice import Advice
-from nbguard.memory.facts import Graph
-from nbguard.memory.references.graph import shortest_path
-from nbguard.memory.references.releases import release_of_way
+from nbguard.memory.cleanup.plan.promises import promised
+from nbguard.memory.core.advice import Advice
+from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.references.graph import shortest_path
+from nbguard.memory.core.references.releases import release_of_way
 from nbguard.testing import make_facts, make_graph
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nbguard.errors import TargetError
-from nbguard.memory.facts import Graph
-from nbguard.memory.references.graph import path_text, shortest_paths
-from nbguard.memory.references.shown_paths import targets_written, ways_written
+from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.references.graph import path_text, shortest_paths
+from nbguard.memory.core.references.shown_paths import targets_written, ways_written
 from nbguard.testing import make_graph
 
 _EDGES = {

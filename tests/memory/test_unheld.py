@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from nbguard.memory.facts import HolderSource
-from nbguard.memory.references.explain_unheld import explain_unheld, is_explained
-from nbguard.memory.references.holders import Holder
+from nbguard.memory.core.facts import HolderSource
+from nbguard.memory.core.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.core.references.holders import Holder
 
 
 def row(source: HolderSource) -> Holder:

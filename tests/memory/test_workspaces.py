@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import DeviceFacts, Segment
-from nbguard.reports.report import build_report
+from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import DeviceFacts, Segment
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 
 MIB = 2**20
