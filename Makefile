@@ -43,7 +43,8 @@ unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most 
 	  || $(call stop,Tests failed. The last one again: make unit ARGS='--lf -x')
 
 # The rooms whose contract is to be pure: "pure rooms" in pyproject.toml, as folders.
-PURE := memory reports out_of_memory render allocator cleanup/plan sidebar/protocol profiler/analysis profiler/render doctor/analysis ranks/analysis
+PURE := memory/core memory/reports memory/out_of_memory memory/allocator memory/cleanup/plan render frontend/sidebar/protocol \
+  training/profiler/analysis training/profiler/render training/doctor/analysis training/ranks/analysis
 comma := ,
 empty :=
 PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=nbguard/%/*))

@@ -14,14 +14,17 @@ Arrows = dict[str, set[str]]
 
 _HEAD = """# The rooms
 
-Each box is a folder or a file of `nbguard`, each line an import of what stands lower; a line that others lead along
-already is left out. Made from the imports by `docs/make_rooms.py`; a test sees that it is current.
+Each box is a room, in the colour of its wing, or a file of `nbguard`. Each line is an import of something that stands lower;
+a line that others lead along already is left out. Made from the imports by `docs/make_rooms.py`; a test sees that it is current.
 
 ![The rooms as boxes in rows, from the command line at the top down to units; the table below has the same](pictures/rooms.svg)
 
-| room | imports |
-|---|---|
+| room | wing | imports |
+|---|---|---|
 """
+
+WINGS = ("memory", "training", "frontend")
+"""Folders of `nbguard` that hold rooms. The other folders, and the files, are rooms themselves."""
 
 _BOX, _GAP, _ROW = (112, 28), 16, 72
 """Width and height of a box, the space between two in a row, and from one row to the next, in pixels."""
@@ -29,6 +32,9 @@ _BOX, _GAP, _ROW = (112, 28), 16, 72
 _STYLE = """  <style>
     text { font: 13px system-ui, sans-serif; fill: #1b1b1b; text-anchor: middle; dominant-baseline: central }
     rect { fill: #dbe7f5; stroke: #5b7ea8 }
+    .memory { fill: #d9efdc; stroke: #4d8a5b }
+    .training { fill: #f8e8cd; stroke: #a97f35 }
+    .frontend { fill: #ecdff5; stroke: #7f5ba8 }
     path { fill: none; stroke: #7a8694; stroke-width: 1.2 }
   </style>
 """
@@ -36,8 +42,14 @@ _STYLE = """  <style>
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module: the name below `nbguard`; empty for the package itself."""
-    return module.removeprefix("nbguard").lstrip(".").partition(".")[0]
+    """Return the room of a module: the name below `nbguard` or its wing; empty for the package and the wings themselves."""
+    first, *rest = module.removeprefix("nbguard").lstrip(".").split(".")
+    return first if first not in WINGS else rest[0] if rest else ""
+
+
+def wing_of(room: str) -> str:
+    """Return the wing of a room; empty for one that stands by itself."""
+    return next((wing for wing in WINGS if (ROOT / "nbguard" / wing / room).is_dir()), "")
 
 
 def imports(tree: ast.Module) -> set[str]:
@@ -54,10 +66,11 @@ def imports(tree: ast.Module) -> set[str]:
 def arrows() -> Arrows:
     """Return which room imports which. `nbguard/__init__.py`, which names many of them lazily, is no room."""
     package = ROOT / "nbguard"
-    rooms = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    found: Arrows = {room: set() for room in sorted(rooms) if not room.startswith("__")}
-    for file in sorted(package.rglob("*.py")):
-        room = file.relative_to(package).with_suffix("").parts[0]
+    modules = {file: ".".join(file.relative_to(ROOT).with_suffix("").parts) for file in sorted(package.rglob("*.py"))}
+    rooms = sorted({room_of(module) for module in modules.values()})
+    found: Arrows = {room: set() for room in rooms if room and not room.startswith("__")}
+    for file, module in modules.items():
+        room = room_of(module)
         if room in found:
             targets = {room_of(name) for name in imports(ast.parse(file.read_bytes()))}
             found[room] |= targets & found.keys() - {room}
@@ -121,7 +134,8 @@ def picture() -> str:
                 f'  <path d="M{x:g} {y:g} C{x:g} {y + bend:g} {to_x:g} {to_y - bend:g} {to_x:g} {to_y - height / 2:g}"/>'
             )
     for room, (x, y) in at.items():
-        lines.append(f'  <rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}" rx="4"/>')
+        wing = f'class="{wing_of(room)}" ' if wing_of(room) else ""
+        lines.append(f'  <rect {wing}x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}" rx="4"/>')
         lines.append(f'  <text x="{x:g}" y="{y:g}">{room}</text>')
     size = f"{2 * middle:g} {len(levels) * _ROW - _ROW + height + 4:g}"
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}">\n{_STYLE}' + "\n".join(lines) + "\n</svg>\n"
@@ -130,7 +144,8 @@ def picture() -> str:
 def page() -> str:
     """Return the text of docs/rooms.md."""
     graph = without_detours(arrows())
-    return _HEAD + "".join(f"| {room} | {', '.join(sorted(targets)) or 'nothing'} |\n" for room, targets in graph.items())
+    by_wing = sorted(graph.items(), key=lambda each: (*WINGS, "").index(wing_of(each[0])))
+    return _HEAD + "".join(f"| {room} | {wing_of(room)} | {', '.join(sorted(to)) or 'nothing'} |\n" for room, to in by_wing)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _PYTHON = re.compile(
     r"`(import [^`\n]+|[^`\s=]+\.(?:(?:clear|cache_clear|zero_grad)\(\)|shutdown\([^`\n]*\))"
     r"|[^`\s=]+ = (?:None|[^`\n]*clone\(\)))`"
 )
-"""Lines of Python that `nbguard.memory.core.advice` makes. Only the kernel knows whether one that is shown is meant to be run."""
+"""Lines of Python that `memory.core.advice` makes. Only the kernel knows whether one that is shown is meant to be run."""
 _WITH_A_WORD = {advice.WHY.command, advice.SNAPSHOT.command}  # a name or a file's name is to be added
 _FIXED = sorted(
     {

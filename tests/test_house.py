@@ -159,7 +159,8 @@ def test_a_circle_is_seen() -> None:
 
 
 def test_every_room_has_its_tests() -> None:
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    rooms = {path.parent.name for wing in ("memory", "training", "frontend") for path in PACKAGE.glob(f"{wing}/*/__init__.py")}
+    rooms |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"memory", "training", "frontend"}
 
     tested = {folder.name for folder in (ROOT / "tests").iterdir() if folder.is_dir() and any(folder.rglob("test_*.py"))}
     check(rooms - tested, UNTESTED_ROOMS)

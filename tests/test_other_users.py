@@ -435,7 +435,7 @@ def test_a_planted_startup_file_is_left_alone(shared: Path, home: Path, what: st
         link_of(ATTACKER, startup.parent, home)
     code = "print(main(['enable']), main(['disable']))"
 
-    imports = "import IPython.paths, nbguard.frontend.cli.commands, nbguard.frontend.notebook.startup\nfrom nbguard.frontend.cli import main"
+    imports = "import IPython.paths\nfrom nbguard.frontend.cli import commands, main\nimport nbguard.frontend.notebook.startup"
     said = run_as(VICTIM, code, imports=imports, IPYTHONDIR=str(shared))
 
     assert said.splitlines()[-1] == ("2 0" if what == "folder around" else "2 2")

@@ -109,7 +109,7 @@ def _sum(graph: Graph, storages: set[int] | frozenset[int]) -> int:
 
 
 def _carry_out(graph: Graph, action: Action, targets: tuple[Target, ...]) -> Graph:
-    """Return the graph after an action, done as `nbguard.memory.cleanup.apply` does it: by the ids and names that it carries."""
+    """Return the graph after an action, done as `cleanup.apply` does it: by the ids and names that it carries."""
     gone_roots: set[int] = set()
     gone: set[tuple[int, int]] = set()
     number = {node.ref: n for n, node in enumerate(graph.nodes)}

@@ -13,7 +13,7 @@ from nbguard.training.ranks.errors.error_words import error_words
 
 
 def memory_facts() -> dict[str, Any]:
-    """Return what `nbguard.frontend.cluster.analysis.engines` reads: this engine's process, devices, stale bytes and last error.
+    """Return the facts of `frontend.cluster.analysis.engines`: this engine's process, devices, stale bytes and last error.
 
     Raises:
         NoTorchError: PyTorch is not imported in this engine.

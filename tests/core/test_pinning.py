@@ -21,7 +21,7 @@ from nbguard.memory.core.segments.requests import Room
 from nbguard.memory.reports.memory_map import STRANDED, build_map
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
-from tests.memory.test_fragmentation import segments
+from tests.core.test_fragmentation import segments
 from tests.thorough import examples
 
 KiB, MiB = 1024, 1024**2
