@@ -15,7 +15,8 @@ Arrows = dict[str, set[str]]
 _HEAD = """# The rooms
 
 Each box is a room, in the colour of its wing, or a file of `nbguard`. Each line is an import of something that stands lower;
-a line that others lead along already is left out. Made from the imports by `docs/make_rooms.py`; a test sees that it is current.
+a line that others lead along already is left out. Made from the imports by `docs/make_rooms.py`; a test sees that it is
+current.
 
 ![The rooms as boxes in rows, from the command line at the top down to units; the table below has the same](pictures/rooms.svg)
 

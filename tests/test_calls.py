@@ -134,7 +134,7 @@ def sentences(words: str = "%") -> list[tuple[str, str]]:
             if (
                 isinstance(node, (ast.Constant, ast.JoinedStr))
                 and id(node) not in inside
-                and package / "notebook" not in file.parents
+                and package / "frontend" / "notebook" not in file.parents
             ):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)

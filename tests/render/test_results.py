@@ -61,7 +61,7 @@ def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result, monkeypatch:
 def test_golden_text_of_the_examples_of_a_room(name: str, rooms: set[str], request: pytest.FixtureRequest) -> None:
     """The wording of these rooms is pinned here. Their other tests go by kinds, commands and bytes."""
     kinds = {"notices", "rounds"} if name == "notices.txt" else None
-    shown = [each for each in EXAMPLES if type(each).__module__.split(".")[1] in rooms]
+    shown = [each for each in EXAMPLES if type(each).__module__.split(".")[2] in rooms]
     texts = [each.mimebundle()["text/plain"] for each in shown if kinds is None or each.kind in kinds]
 
     assert texts

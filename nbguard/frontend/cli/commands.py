@@ -135,7 +135,7 @@ def lock(options: argparse.Namespace) -> int:
 
 def schema(options: argparse.Namespace) -> int:
     """Print the schema of one kind of document, or the names of all kinds."""
-    folder = Path(__file__).parents[1] / "schemas"
+    folder = Path(__file__).parents[2] / "schemas"
     kinds = sorted(file.stem for file in folder.glob("*.json"))
     if options.kind is None:
         show("\n".join(kinds))

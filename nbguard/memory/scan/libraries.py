@@ -22,7 +22,7 @@ _FRAMEWORKS = (
 
 def library_paths() -> tuple[str, ...]:
     """Return how the paths of libraries' files begin: a file from elsewhere is the user's own."""
-    own = f"{Path(__file__).parent.parent}/"
+    own = f"{Path(__file__).parents[2]}/"
     return (
         *_installed(),
         *(f"{folder}/" for folder in sys.path if folder and _holds_packages(folder)),

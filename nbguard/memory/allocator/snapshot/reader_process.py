@@ -52,7 +52,7 @@ def read_pickle(file: BinaryIO, size: int, sidecar: Sidecar, progress: Progress 
         OSError: no process can be started.
     """
     os.lseek(file.fileno(), 0, os.SEEK_SET)  # the process shares this position, which tells how far it is
-    folder = str(Path(__file__).parents[3])
+    folder = str(Path(__file__).parents[4])
     limits = max(LEAST_MEMORY, _MEMORY * size), LEAST_SECONDS + size // _SPEED
     process = subprocess.Popen(  # noqa: S603 - this Python, with code of ours
         [sys.executable, "-I", "-S", "-c", _MAIN, folder, str(size), *map(str, limits)],
