@@ -580,8 +580,8 @@ def test_an_output_that_cannot_be_written_is_one_line(command: str, streams: str
 def test_what_is_opened_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """Else what a library prints, as drivers do, would stand in the file that is just being written."""
     code = (
-        "import os, sys; from nbguard.frontend import cli; cli._run = lambda _: os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY); "
-        "sys.exit(cli.main())"
+        "import os, sys; from nbguard.frontend import cli; "
+        "cli._run = lambda _: os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY); sys.exit(cli.main())"
     )
     command = f"{sys.executable} -c '{code}' {tmp_path / 'a'} <&- >&- 2>&-"
 
