@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nbguard.cleanup.plan.plan import Plan
-from nbguard.memory.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark, zero_gradients
+from nbguard.memory.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import EXPERIMENT_KINDS
-from nbguard.memory.references.gradients import gradient_storages
+from nbguard.memory.references.gradients import gradient_storages, zero_gradients_of
 from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
@@ -235,7 +235,7 @@ def _gradients(context: OomContext) -> Iterator[Fix]:
             after = replace(base.after, freed=base.after.freed | storages, is_emptied=is_emptied)
             yield Fix(
                 words=f"frees the gradients of {label}; its next fit makes new ones",
-                advice=(zero_gradients(label), *context.base_advice),
+                advice=(zero_gradients_of(request.facts, label), *context.base_advice),
                 nbytes=nbytes,
                 verdict=context.rerun.verdict(after),
                 loss=_AGAIN,

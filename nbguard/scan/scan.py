@@ -26,7 +26,7 @@ from nbguard.scan.heap.unwalked import exported_storages
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.describe import describe
-from nbguard.scan.objects.learners import learner_facts
+from nbguard.scan.objects.learners import gradient_calls, learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
 from nbguard.scan.objects.plain_torch import unseen_by_modes
 from nbguard.scan.objects.pools import pool_facts
@@ -213,11 +213,13 @@ def _scan_from(
     graph = compact(walk, roots, _block_sizes(devices))
     graph = with_cycles_named(graph, _of_users_classes(walk, graph))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
+    learners = _of_kind("learner", walk, numbers)
     facts = Facts(
         tracked=tracked,
         devices=devices,
         graph=graph,
-        learners=learner_facts(_of_kind("learner", walk, numbers)),
+        learners=learner_facts(learners),
+        gradient_calls=gradient_calls(learners),
         unavailable=missing,
         pid=os.getpid(),
         frozen_objects=gc.get_freeze_count(),
