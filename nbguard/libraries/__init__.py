@@ -16,7 +16,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExperimentPart:
     """An attribute of an experiment that has one of its parts."""
 
     attribute: str
@@ -30,7 +30,7 @@ class ExperimentClass:
 
     modules: tuple[str, ...]  # where the class may be found, by the names in `sys.modules`
     name: str  # of the class
-    parts: tuple[Part, ...]
+    parts: tuple[ExperimentPart, ...]
     loops: tuple[str, ...] = ()  # modules of the functions that run a fit, with the experiment as their `self`
     leftovers: Mapping[str, object] = field(default_factory=dict)
     """Attributes that an interrupted fit leaves, with the values that the library gives them at the end of a fit."""
@@ -38,10 +38,12 @@ class ExperimentClass:
     callback_leftovers: tuple[str, ...] = ()  # the same, of a callback that the experiment has: `progress.pbar`
     harmless: frozenset[str] = frozenset()  # of both: those that a fit which ended well leaves, too
     zero_gradients: str = "model.zero_grad()"  # its own call that frees the gradients between fits
+    fit: str = ""  # its method that fits, of the class in `loops`; empty: nobody can predict its memory
+    cancel: tuple[str, str] = ("", "")  # (module, name) of the exception that ends a fit, and that the library catches
     is_learner: bool = False  # has the attributes and callbacks of a Learner, by which the training wing copies and tries it
 
 
-DEFAULT_EXPERIMENT = ExperimentClass(modules=(), name="", parts=(Part("model", "model"),))
+DEFAULT_EXPERIMENT = ExperimentClass(modules=(), name="", parts=(ExperimentPart("model", "model"),))
 """Description of an experiment of which nothing else is known."""
 
 
@@ -75,6 +77,7 @@ class Library:
     distributions: tuple[str, ...] = ()  # as pip names them: those that may change what a run computes
     experiments: tuple[ExperimentClass, ...] = ()
     kinds: tuple[tuple[str, str, str], ...] = ()  # (module, class, kind of node) of its other classes
+    own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
     work: tuple[LibraryWork, ...] = ()
     hook_files: tuple[str, ...] = ()  # beginnings of the paths of its hooks, which stand between a module and a user's function
@@ -82,6 +85,11 @@ class Library:
     module_repairs: Mapping[str, ExportRepair] = field(default_factory=dict)  # by the full name of a module's class
     output_repairs: Mapping[str, ExportRepair] = field(default_factory=dict)  # by the full name of an output's class
     is_locking: bool = False  # an error in a move of its model leaves a lock taken: the next fit would wait for ever
+    divides_as: str = ""  # its name in a sentence on loaders that give each rank its own part of the data; empty: none does
+    variables: tuple[str, ...] = ()  # beginnings of the names of its environment variables
+    launchers: tuple[str, ...] = ()  # its programs that start processes of Python
+    calling_modules: tuple[str, ...] = ()  # modules, with those below, that call the user's code in a fit
+    shared_state: tuple[str, str] = ("", "")  # (module, class) that keeps state which all launched processes must make anew
     settings: Mapping[str, str] = field(default_factory=dict)
     """Its own words for a change that is advised, by the change: `clip`, `accumulate`, `freeze`."""
 
@@ -161,6 +169,41 @@ def locking_packages() -> frozenset[str]:
 
 
 @cache
+def learner_packages() -> tuple[str, ...]:
+    """Return the import names of the libraries that have a Learner."""
+    with_learner = (library for library in libraries() if any(each.is_learner for each in library.experiments))
+    return tuple(package for library in with_learner for package in library.loop_packages)
+
+
+@cache
+def launchers() -> tuple[str, ...]:
+    """Return the libraries' programs that start processes of Python."""
+    return tuple(program for library in libraries() for program in library.launchers)
+
+
+@cache
+def variable_prefixes() -> tuple[str, ...]:
+    """Return the beginnings of the names of the libraries' environment variables, which have no secrets."""
+    return tuple(prefix for library in libraries() for prefix in library.variables)
+
+
+@cache
+def calling_modules() -> tuple[str, ...]:
+    """Return the modules, each with those below it, that call the user's code in a fit."""
+    return tuple(module for library in libraries() for module in library.calling_modules)
+
+
+def own_optimizers() -> tuple[tuple[str, str], ...]:
+    """Return (module, class) of the libraries' optimizers that are none of PyTorch's."""
+    return tuple(own for library in libraries() for own in library.own_optimizers)
+
+
+def shared_states() -> tuple[tuple[str, str], ...]:
+    """Return (module, class) of the states that all launched processes must make anew."""
+    return tuple(library.shared_state for library in libraries() if any(library.shared_state))
+
+
+@cache
 def training_functions() -> frozenset[str]:
     """Return the names of the libraries' functions that only run in a training loop."""
     return frozenset[str]().union(*(library.training_functions for library in libraries()))
@@ -185,6 +228,18 @@ def module_repair(name: str) -> ExportRepair | None:
 def output_repair(name: str) -> ExportRepair | None:
     """Return the cure for a class of outputs that no exporter takes, by its full name; None if none is known."""
     return next((library.output_repairs[name] for library in libraries() if name in library.output_repairs), None)
+
+
+def dividing_libraries() -> tuple[str, ...]:
+    """Return the names of libraries whose loaders give each rank its own part of the data, of those with a Learner first."""
+    own = (library for library in libraries() if library.divides_as)
+    return tuple(library.divides_as for library in sorted(own, key=lambda library: not library.experiments))
+
+
+def setting(change: str, **values: object) -> str:
+    """Return the words for a change of the first library that has some; empty where none has."""
+    own = (library.settings[change] for library in libraries() if change in library.settings)
+    return next(own, "").format(**values)
 
 
 def in_own_words(change: str, **values: object) -> str:

@@ -8,6 +8,10 @@ LIBRARY = Library(
     name="Accelerate",
     packages=("accelerate",),
     loop_packages=("accelerate",),
+    launchers=("accelerate",),
+    calling_modules=("accelerate",),
+    shared_state=("accelerate.state", "AcceleratorState"),
+    divides_as="accelerate",
     distributions=("accelerate",),
     work=(
         LibraryWork(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, ExportRepair, Library, LibraryWork, Part
+from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork
 
 _LEARNER = ExperimentClass(
     modules=("fastai.learner",),
     name="Learner",
-    parts=(Part("model", "model"), Part("opt", "optimizer", maker="opt_func"), Part("dls", "loader")),
+    parts=(
+        ExperimentPart("model", "model"),
+        ExperimentPart("opt", "optimizer", maker="opt_func"),
+        ExperimentPart("dls", "loader"),
+    ),
     loops=("fastai.learner",),
     # An exception skips the end of a fit, `get_preds` and `validate` never reach it, and `loss_grad` (the loss with its graph)
     # is never reset. The bars are made at the start of a fit and kept until the next: they hold the DataLoader they count.
     leftovers={"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None},
     callback_leftovers=("progress.pbar", "progress.mbar"),
     harmless=frozenset({"loss_grad", "progress.pbar", "progress.mbar"}),
+    fit="fit",
+    cancel=("fastai.callback.core", "CancelFitException"),
     is_learner=True,
 )
 
@@ -28,8 +34,12 @@ LIBRARY = Library(
         ("fastai.data.core", "DataLoaders", "loader"),
         ("fastai.data.load", "DataLoader", "loader"),
     ),
+    own_optimizers=(("fastai.optimizer", "Optimizer"),),
     training_functions=frozenset({"_backward", "_do_epoch_train"}),
     is_locking=True,
+    variables=("FASTAI_",),
+    calling_modules=("fastai", "fastcore"),
+    divides_as="fastai",
     hook_files=("fastai/callback/hook",),
     loader_files=("fastai/data/load.py", "fastai/data/core.py", "/fastcore/", "/fasttransform/", "/plum/"),
     work=(
@@ -59,6 +69,11 @@ LIBRARY = Library(
         ),
     },
     settings={
+        "fit": "fastai fit",
+        "metrics": "fastai's `Recorder`",
+        "optimizer": "fastai's",
+        "clear gradients": "`learn.model.zero_grad(set_to_none=True)` in `after_step` of a callback: fastai's own fills them "
+        "with zeros",
         "clip": "`cbs=GradientClip`",
         "accumulate": "`cbs=GradientAccumulation({size})`",
         "freeze": "`learn.freeze_to(-2)`",

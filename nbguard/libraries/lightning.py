@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, Library, LibraryWork, Part
+from nbguard.libraries import ExperimentClass, ExperimentPart, Library, LibraryWork
 
 _PATHS = ("lightning/pytorch/", "pytorch_lightning/")
 
 _TRAINER = ExperimentClass(
     modules=("lightning.pytorch", "pytorch_lightning"),
     name="Trainer",
-    parts=(Part("model", "model"),),
+    parts=(ExperimentPart("model", "model"),),
     loops=("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
+    fit="fit",
 )
 
 
@@ -23,6 +24,7 @@ LIBRARY = Library(
     packages=("lightning", "lightning_fabric", "pytorch_lightning"),
     loop_packages=("lightning", "pytorch_lightning"),
     distributions=("lightning", "pytorch-lightning"),
+    calling_modules=("lightning", "pytorch_lightning"),
     experiments=(_TRAINER,),
     training_functions=frozenset({"manual_backward", "training_step"}),
     work=(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, ExportRepair, Library, LibraryWork, Part
+from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork
 
 _TRAINER = ExperimentClass(
     modules=("transformers.trainer",),
     name="Trainer",
-    parts=(Part("model", "model"), Part("optimizer", "optimizer")),
+    parts=(ExperimentPart("model", "model"), ExperimentPart("optimizer", "optimizer")),
     loops=("transformers.trainer",),
+    fit="train",
 )
 
 _CACHE = ExportRepair(
@@ -22,6 +23,7 @@ LIBRARY = Library(
     packages=("transformers", "datasets", "peft", "trl", "diffusers", "tokenizers", "sentence_transformers"),
     loop_packages=("transformers",),
     distributions=("transformers", "tokenizers", "datasets", "safetensors", "peft", "diffusers"),
+    calling_modules=("transformers.trainer",),
     experiments=(_TRAINER,),
     training_functions=frozenset({"training_step"}),
     work=(

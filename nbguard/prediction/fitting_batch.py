@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.prediction.fits.fastai_fit import LearnerSource
+from nbguard.prediction.fits.learner_fit import LearnerSource
 from nbguard.prediction.predict import tracer_of
 from nbguard.prediction.trace import FitTracer, OutOfTimeError
 

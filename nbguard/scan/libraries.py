@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from nbguard.libraries import packages
-from nbguard.scan.heap.kinds import module_namespace
+from nbguard.libraries import packages, shared_states
+from nbguard.scan.heap.kinds import loaded_class, module_namespace
 
 
 def library_paths() -> tuple[str, ...]:
@@ -52,6 +52,11 @@ def _holds_packages(folder: str) -> bool:
             return any(entry.name.endswith(".dist-info") for entry in entries)
     except OSError:  # a zip archive, or no folder
         return False
+
+
+def has_shared_state() -> bool:
+    """Say whether a library's state is made that launched processes must make anew: `notebook_launcher` looks at the same."""
+    return any(getattr(loaded_class(*state), "_shared_state", None) for state in shared_states())
 
 
 def framework_folders() -> list[str]:

@@ -17,7 +17,7 @@ from nbguard.scan.libraries import library_paths
 from nbguard.scan.scan import Notebook, scan
 
 _DESCRIPTION = """
-from nbguard.libraries import ExperimentClass, Library, LibraryWork, Part
+from nbguard.libraries import ExperimentClass, Library, LibraryWork, ExperimentPart
 
 LIBRARY = Library(
     name="toylib",
@@ -26,7 +26,7 @@ LIBRARY = Library(
         ExperimentClass(
             modules=("toylib.runner",),
             name="Runner",
-            parts=(Part("net", "model"), Part("optim", "optimizer")),
+            parts=(ExperimentPart("net", "model"), ExperimentPart("optim", "optimizer")),
             loops=("toylib.runner",),
             leftovers={"batch": ()},
             zero_gradients="forget_gradients()",

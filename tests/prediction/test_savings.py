@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.fastai_fit import LearnerSource
+from nbguard.prediction.fits.learner_fit import LearnerSource
 from nbguard.prediction.largest_batch import largest_batch
 from nbguard.prediction.predict import predict, tracer_of
 from nbguard.prediction.prediction import Prediction

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from nbguard.doctor.analysis.repairs import repair_of
 from nbguard.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.apply_repair import apply_repair
@@ -21,6 +20,7 @@ from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.fit_device import on_fit_device
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
+from nbguard.libraries import module_repair
 from nbguard.scan.devices.generators import LibraryGenerators
 
 
@@ -28,7 +28,7 @@ def exportable(learn: Any, batch: Any = None) -> nn.Module:
     """Return a copy of a model, in eval mode, that `torch.export.export` takes and that computes exactly the same.
 
     Args:
-        learn: a fastai Learner or a torch module; it stays as it is.
+        learn: a Learner or a torch module; it stays as it is.
         batch: a batch as the training loader yields it; None: one is taken from the Learner's training set.
 
     Raises:
@@ -47,7 +47,7 @@ def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, st
     replaced = []
     for path, module in list(model.named_modules()):
         name = f"{type(module).__module__}.{type(module).__qualname__}"
-        repair = repair_of(name)
+        repair = module_repair(name)
         if repair is not None and repair.replacement:
             apply_repair(model, path, repair)
             replaced.append((path, name.rpartition(".")[2], repair.replacement))

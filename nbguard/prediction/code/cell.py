@@ -9,11 +9,12 @@ from typing import Any
 
 from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.prediction.code.functions import as_function, names_bound, names_read
-from nbguard.prediction.fits.fastai_fit import LearnerSource, is_learner
 from nbguard.prediction.fits.fit import FitSource
+from nbguard.prediction.fits.learner_fit import LearnerSource
 from nbguard.prediction.fits.loaders import first_batch
 from nbguard.prediction.fits.sources import is_of, source_of
 from nbguard.prediction.fits.step_fit import StepSource
+from nbguard.scan.objects.learners import is_learner
 from nbguard.scan.targets import lookup
 
 _FITS = ("fit", "fit_one_cycle", "fit_flat_cos", "fit_sgdr", "fine_tune", "lr_find")

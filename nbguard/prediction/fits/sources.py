@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.prediction.fits.fastai_fit import LearnerSource, is_learner
 from nbguard.prediction.fits.fit import FitSource
+from nbguard.prediction.fits.learner_fit import LearnerSource
 from nbguard.prediction.fits.lightning_fit import LightningSource
 from nbguard.prediction.fits.step_fit import StepSource
 from nbguard.prediction.fits.trainer_fit import TrainerSource
+from nbguard.scan.objects.learners import is_learner
 
 _PRECISIONS = (None, "bf16", "fp16")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.fastai_fit import LearnerSource
+from nbguard.prediction.fits.learner_fit import LearnerSource
 from nbguard.prediction.fits.loop_fit import LoopSource
 from nbguard.prediction.fits.step_fit import StepSource
 from nbguard.prediction.largest_batch import largest_batch

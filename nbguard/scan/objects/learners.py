@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from nbguard.libraries import DEFAULT_EXPERIMENT, ExperimentClass, experiments
 from nbguard.memory.facts import LearnerFact
@@ -28,6 +29,12 @@ def experiment_of(cls: type) -> ExperimentClass:
 def is_learner(obj: Any) -> bool:
     """Say whether an object is a Learner, by its type."""
     return experiment_of(type(obj)).is_learner
+
+
+def cancel_of_learners() -> Callable[[str], Exception]:
+    """Return the exception that ends a Learner's fit without an error; one of its library is loaded."""
+    cancels = (loaded_class(*experiment.cancel) for experiment in experiments() if experiment.is_learner)
+    return cast("Callable[[str], Exception]", next(cls for cls in cancels if cls is not None))
 
 
 def learner_names(learner: Any) -> tuple[str, ...]:
