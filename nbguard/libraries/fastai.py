@@ -71,7 +71,6 @@ LIBRARY = Library(
     settings={
         "fit": "fastai fit",
         "metrics": "fastai's `Recorder`",
-        "optimizer": "fastai's",
         "clear gradients": "`learn.model.zero_grad(set_to_none=True)` in `after_step` of a callback: fastai's own fills them "
         "with zeros",
         "clip": "`cbs=GradientClip`",

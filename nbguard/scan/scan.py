@@ -13,6 +13,7 @@ from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
+from nbguard.libraries import libraries
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact
 from nbguard.memory.references.cycles import with_cycles_named
@@ -150,6 +151,7 @@ def scan(notebook: Notebook, *, tensors: bool = False, tracked: str = "") -> Sca
     """
     if "torch" not in sys.modules:
         raise NoTorchError
+    libraries()  # imports its files: nothing may be imported while the main thread stands, perhaps with a lock of an import
     with pause_main_thread():
         return _scan_without_collecting(notebook, tensors, tracked)
 

@@ -266,10 +266,8 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
     def fit(fitted: Any, *args: Any, **kwargs: Any) -> None:
         """Note what is fitted and end the script; `fine_tune` goes on to its second fit."""
         caller: Any = sys._getframe(1)
-        while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in (
-            *learner_packages(),
-            "fastcore",
-        ):
+        own = (*learner_packages(), "fastcore")
+        while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in own:
             if caller.f_code.co_name == "fine_tune":
                 stages.append("freeze" if not stages else "unfreeze")  # the model is looked at when both have been reached
             caller = caller.f_back
