@@ -91,7 +91,7 @@ class Library:
     calling_modules: tuple[str, ...] = ()  # modules, with those below, that call the user's code in a fit
     shared_state: tuple[str, str] = ("", "")  # (module, class) that keeps state which all launched processes must make anew
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Its own words for a change that is advised (`clip`, `accumulate`, `freeze`, `clear gradients`), for a `fit` and `metrics`."""
+    """Its own words for a change (`clip`, `accumulate`, `freeze`, `clear gradients`), for a `fit` and for its `metrics`."""
 
 
 @cache
