@@ -13,8 +13,8 @@ import torch
 
 import nbguard
 from nbguard import libraries
-from nbguard.scan.libraries import library_paths
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.scan.libraries import library_paths
+from nbguard.memory.scan.scan import Notebook, scan
 
 _DESCRIPTION = """
 from nbguard.libraries import ExperimentClass, Library, LibraryWork, ExperimentPart
