@@ -87,7 +87,7 @@ _HOMES = {
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }
-__all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, nor widgets
+__all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, nor widgets
     "NbguardError",
     "NoTorchError",
     "ParkedError",

@@ -121,6 +121,11 @@ def from_plain(annotation: Any, data: Any, where: str = "", text: Callable[[str]
         raise DamagedDataError("it is nested too deep") from None
 
 
+def _name_of(field: dataclasses.Field[Any]) -> str:
+    """Return the name of a field in plain data."""
+    return str(field.metadata.get("json") or field.name)
+
+
 class _Reader:
     def __init__(self, text: Callable[[str], str]) -> None:
         self._text = text
@@ -157,7 +162,7 @@ class _Reader:
 
     def _record(self, cls: Any, data: Any, where: str) -> Any:
         check(type(data) is dict, where, "an object", data)
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+        fields = {_name_of(field): field for field in dataclasses.fields(cls)}
         unknown = [name for name in data if name not in fields]
         if unknown:
             path = _path(where, str(unknown[0]))
@@ -166,7 +171,8 @@ class _Reader:
         if missing:
             raise DamagedDataError(f"its field {_path(where, missing[0])!r} is missing")
         hints = _hints(cls)
-        return cls(**{name: self.value(hints[name], item, _path(where, name)) for name, item in data.items()})
+        named = [(fields[name].name, item, _path(where, name)) for name, item in data.items()]
+        return cls(**{name: self.value(hints[name], item, path) for name, item, path in named})
 
     def _row(self, arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
         """Return a tuple: of dataclasses from a table, of other values from a list."""
@@ -196,7 +202,7 @@ class _Reader:
             return None
         others = [kind for kind in kinds if kind is not type(None)]
         if len(others) > 1 and type(data) is dict:
-            others = [kind for kind in others if {field.name for field in dataclasses.fields(kind)} == data.keys()] or others
+            others = [kind for kind in others if set(map(_name_of, dataclasses.fields(kind))) == data.keys()] or others
         return self.value(others[0], data, where)
 
 

@@ -116,7 +116,7 @@ Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Loop:
-    """A plain loop over torch's loader, with the interface of `FastaiFit`."""
+    """A plain loop over torch's loader, with the interface of `LearnerFit`."""
 
     def __init__(self, data: Data, width: int) -> None:
         torch.manual_seed(1)
@@ -170,7 +170,7 @@ class BareLoopOnGpu(BareLoop):
         self.x, self.y = self.x.cuda(), self.y.cuda()
 
 
-class FastaiFit:
+class LearnerFit:
     """A fit of a new Learner."""
 
     def __init__(self, data: Data, width: int) -> None:
@@ -182,7 +182,7 @@ class FastaiFit:
             self.learner.fit(1, 1e-4)
 
 
-class FastaiFitOnGpu(FastaiFit):
+class LearnerFitOnGpu(LearnerFit):
     """The same on the GPU."""
 
     def __init__(self, data: Data, width: int) -> None:
@@ -190,16 +190,16 @@ class FastaiFitOnGpu(FastaiFit):
         self.learner.dls.to(torch.device("cuda"))
 
 
-Fit = Loop | FastaiFit
-FITS: dict[str, type[Loop] | type[FastaiFit]] = {
+Fit = Loop | LearnerFit
+FITS: dict[str, type[Loop] | type[LearnerFit]] = {
     "a plain loop": Loop,
     "a loop without a loader": BareLoop,
-    "a fastai fit": FastaiFit,
+    "a fastai fit": LearnerFit,
 }
-FITS_ON_GPU: dict[str, type[Loop] | type[FastaiFit]] = {
+FITS_ON_GPU: dict[str, type[Loop] | type[LearnerFit]] = {
     "a plain loop": LoopOnGpu,
     "a loop without a loader": BareLoopOnGpu,
-    "a fastai fit": FastaiFitOnGpu,
+    "a fastai fit": LearnerFitOnGpu,
 }
 
 
@@ -343,7 +343,7 @@ def count(name: str, way: str) -> None:
 
     fit = FITS[name](data, WIDTHS[0])
     fit.at = Ordering()
-    if isinstance(fit, FastaiFit):
+    if isinstance(fit, LearnerFit):
         fit.learner.loss_func.at = fit.at
     gc.disable()
     with WAYS[way](fit.learner):
@@ -404,7 +404,7 @@ def main() -> None:
         return
     print("\nThe same with fastxtend imported, whose event for each batch the fit without a profiler has, too:")
     for width in WIDTHS:
-        say(measured(WAYS_ON_FASTXTEND, partial(FastaiFit, data, width), chosen.rounds))
+        say(measured(WAYS_ON_FASTXTEND, partial(LearnerFit, data, width), chosen.rounds))
 
 
 if __name__ == "__main__":

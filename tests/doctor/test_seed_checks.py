@@ -84,7 +84,7 @@ def test_a_loader_without_a_generator_is_named(loader: LoaderSeeds, what: str) -
 
 def test_a_loader_with_a_generator_is_in_order() -> None:
     assert findings(loaders=(LoaderSeeds(name="the training loader", shuffles=True, workers=4, has_generator=True),)) == []
-    assert findings(loaders=(LoaderSeeds(name="the training loader", shuffles=True, is_fastai=True),)) == []
+    assert findings(loaders=(LoaderSeeds(name="the training loader", shuffles=True, is_learners=True),)) == []
 
 
 def test_switches() -> None:
@@ -102,8 +102,8 @@ def test_outside_of_a_notebook_cells_are_not_checked() -> None:
 
 
 def test_loaders_that_were_given_a_seed_do_not_depend_on_the_cells_before() -> None:
-    seeded = LoaderSeeds(name="the training loader", is_fastai=True, shuffles=True, workers=2, has_generator=True)
-    other = LoaderSeeds(name="the validation loader", is_fastai=True)
+    seeded = LoaderSeeds(name="the training loader", is_learners=True, shuffles=True, workers=2, has_generator=True)
+    other = LoaderSeeds(name="the validation loader", is_learners=True)
 
     assert findings("dls = block.dataloaders(path)", loaders=(seeded,)) == []
     assert len(findings("dls = block.dataloaders(path)", loaders=(seeded, other))) == 1

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import UnpredictableError
-from nbguard.training.prediction.fits.fastai_fit import LearnerSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.largest_batch import largest_batch
 from nbguard.training.prediction.predict import predict, tracer_of
 from nbguard.training.prediction.prediction import Prediction

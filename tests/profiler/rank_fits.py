@@ -32,7 +32,7 @@ from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.training.profiler.distributed.ranks import RankWatch, pulse_of
-from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.training.ranks.job_board import open_board
@@ -70,7 +70,7 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
     """Run a fit as a profile does, and write the report of rank 0."""
     recorder = Recorder()
     loop = TorchLoop(recorder)
-    parts = [loop, FastaiLoop(recorder, loop)]
+    parts = [loop, LearnerLoop(recorder, loop)]
     watch = RankWatch(WAIT, patience=1.0, check_ranks=2 if name in CHECKED else 0)
     for part in parts:
         part.start()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from nbguard.training.profiler.instruments.instruments import Instrument
-from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 
@@ -20,7 +20,7 @@ def recording(*parts: Instrument) -> Iterator[Recorder]:
     """Record what runs inside. No part may make a mistake."""
     recorder = Recorder()
     loop = TorchLoop(recorder)
-    fronts = [loop, FastaiLoop(recorder, loop)]
+    fronts = [loop, LearnerLoop(recorder, loop)]
     for front in fronts:
         front.start()
     for part in parts:

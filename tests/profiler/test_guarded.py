@@ -17,7 +17,7 @@ from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.checks import CHECKS
 from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.profile import FitProfile
-from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from tests.profiler.loops import learner, quiet_fit, train
@@ -139,13 +139,13 @@ def test_all_instruments_together_may_fail(fit: str, monkeypatch: pytest.MonkeyP
 
 
 READS = [
-    (FastaiLoop, "_calls_model"),
-    (FastaiLoop, "_has_loss"),
-    (FastaiLoop, "_steps"),
-    (FastaiLoop, "_has_stepped"),
-    (FastaiLoop, "_has_gradients"),
-    (FastaiLoop, "_begin"),
-    (FastaiLoop, "_end"),
+    (LearnerLoop, "_calls_model"),
+    (LearnerLoop, "_has_loss"),
+    (LearnerLoop, "_steps"),
+    (LearnerLoop, "_has_stepped"),
+    (LearnerLoop, "_has_gradients"),
+    (LearnerLoop, "_begin"),
+    (LearnerLoop, "_end"),
     (TorchLoop, "_number_of"),
 ]
 
@@ -228,7 +228,7 @@ AFTER_THE_FIT = [
     "nbguard.training.profiler.record.recorder.Recorder.stop",
     "nbguard.training.profiler.record.log.Log.marks",
     "nbguard.training.profiler.instruments.instruments.usable_cores",
-    "nbguard.training.profiler.record.fastai_loop.FastaiLoop.observe",
+    "nbguard.training.profiler.record.learner_loop.LearnerLoop.observe",
     "nbguard.training.profiler.analysis.time.phase_log.PhaseLog.divided",
     "nbguard.training.profiler.analysis.fit_report.divide",
     "nbguard.training.profiler.analysis.fit_report.timing_of",

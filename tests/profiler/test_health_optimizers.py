@@ -80,7 +80,7 @@ def test_eps_of_fastais_own_optimizers_is_seen() -> None:
     with recording(watch), learner.no_bar(), learner.no_logging():
         learner.fit(1, 0.0)
     (one,) = watch.observe().optimizers
-    assert (one.is_fastai, one.steps, one.cleared, one.gradient_bytes) == (True, 4, 4, 10)
+    assert (one.is_learners, one.steps, one.cleared, one.gradient_bytes) == (True, 4, 4, 10)
     assert [f.kind for f in optimizer_findings(watch.observe())] == ["eps"]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Recorder, StopFit
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from tests.profiler.recording import recording
@@ -94,7 +94,7 @@ def test_mixed_precision_ends_its_autocast_when_a_part_stops_the_fit() -> None:
     learner = Learner(DataLoaders(items, items), nn.Linear(4, 1), loss_func=nn.functional.mse_loss, cbs=OnHost("bf16"))
     recorder = Recorder()
     loop = TorchLoop(recorder)
-    fronts = [loop, FastaiLoop(recorder, loop)]
+    fronts = [loop, LearnerLoop(recorder, loop)]
     for front in fronts:
         front.start()
     recorder.subscribe("loss", stop)

@@ -265,7 +265,7 @@ def test_the_setup_of_a_loader_is_read() -> None:
 
     assert training.dataset == "Rows"
     assert (training.workers, training.persistent, training.prefetch, training.batch_size) == (2, True, 3, BATCH)
-    assert (training.is_training, training.is_fastai, training.is_iterable, training.iterators) == (True, False, False, 1)
+    assert (training.is_training, training.is_learners, training.is_iterable, training.iterators) == (True, False, False, 1)
     assert (training.start_method, training.in_order, training.pin_memory) == ("fork", True, False)
     assert training.fetch.fetches == 2 * BATCHES
     assert training.fetch.items == 2 * BATCHES * BATCH
@@ -278,7 +278,7 @@ def test_a_fastai_loader_is_told_from_torchs() -> None:
         fit_fastai(lists(2))
     training = training_loader(watch.observe())
     assert training is not None
-    assert (training.is_fastai, training.dataset, training.batch_size, training.workers) == (True, "Datasets", BATCH, 2)
+    assert (training.is_learners, training.dataset, training.batch_size, training.workers) == (True, "Datasets", BATCH, 2)
     assert not training.is_iterable
 
 

@@ -71,7 +71,7 @@ def test_while_it_runs_something_is_patched() -> None:
         assert all(vars(owner).get(name) is not was for (owner, name), was in zip(PATCHED, AS_FOUND, strict=True))
 
 
-def test_a_fastai_fit() -> None:
+def test_a_learner_fit() -> None:
     timing = profiled(quiet_fit, learner()).timing
 
     assert (timing.batches, timing.fits, timing.warm_up) == (16, 1, 3)
@@ -406,7 +406,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing_up(monkeypatch: pytest.Monk
     def interrupted(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nbguard.training.profiler.record.fastai_loop.FastaiLoop.start", interrupted)
+    monkeypatch.setattr("nbguard.training.profiler.record.learner_loop.LearnerLoop.start", interrupted)
 
     with pytest.raises(KeyboardInterrupt), profile_fit():
         pass

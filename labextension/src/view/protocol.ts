@@ -294,11 +294,11 @@ export const isDeviceTick: Check<DeviceTick> = object({
   fits: nullable(isFittingRequest)
 });
 
-/** The fit that runs now, read from fastai's frames; None: not known. */
+/** The fit that runs now, read from the frames of a Learner's fit; None: not known. */
 export interface FitTick {
   /** The Learner, as one would write it. */
   label: string;
-  /** The function of fastai that was called: `fit_one_cycle`. */
+  /** The Learner's method that was called: `fit_one_cycle`. */
   call: string;
   /** From 1 on. */
   epoch: number | null;
@@ -310,7 +310,7 @@ export interface FitTick {
   batches: number | null;
   /** False: it validates. */
   is_training: boolean;
-  /** Smoothed, of the last batch, from fastai's Recorder. */
+  /** Smoothed, of the last batch, from the Learner's Recorder. */
   loss: number | null;
   /** The most that was allocated during this fit. */
   peak: number | null;

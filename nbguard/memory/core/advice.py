@@ -142,10 +142,10 @@ def unpark(names: Sequence[str]) -> Advice:
     return Advice(command=f"{_RESET} --unpark {' '.join(names)}", effect=f"brings {are} back")
 
 
-def zero_gradients(label: str, frees: int | None = None) -> Advice:
-    """Return the advice that frees the gradients of a Learner; its next fit makes new ones."""
+def zero_gradients(label: str, frees: int | None = None, call: str = "model.zero_grad()") -> Advice:
+    """Return the advice that frees the gradients of a Learner by a call of its own; its next fit makes new ones."""
     effect = "frees the gradients, the next fit makes new ones"
-    return Advice(command=f"{label}.model.zero_grad()", effect=effect, frees=frees)
+    return Advice(command=f"{label}.{call}", effect=effect, frees=frees)
 
 
 def copy_of_view(name: str, *, has_graph: bool, frees: int | None = None) -> Advice:

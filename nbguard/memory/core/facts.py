@@ -254,7 +254,7 @@ class UnreadFact:
 
 @dataclass(frozen=True, slots=True)
 class LearnerFact:
-    """A fastai Learner: its node, whether a fit runs on it now, and what it is made of."""
+    """A Learner or Trainer: its node, whether a fit runs on it now, and what it is made of."""
 
     node: int
     is_running: bool
@@ -295,7 +295,8 @@ class Facts:
     tracked: str  # kind of device whose tensors are tracked: `cuda`, `cpu`, `simulated`
     devices: tuple[DeviceFacts, ...] = ()  # of that kind
     graph: Graph = field(default_factory=Graph)  # of references from roots to storages
-    learners: tuple[LearnerFact, ...] = ()  # fastai's Learners in the graph
+    learners: tuple[LearnerFact, ...] = ()  # Learners and Trainers in the graph
+    gradient_calls: tuple[tuple[int, str], ...] = ()  # (node of a Learner, its own call that frees its gradients)
     unavailable: tuple[Unavailable, ...] = ()  # readings that could not be made
     pid: int = 0  # this process's
     frozen_objects: int = 0  # number of objects that gc.freeze() hides

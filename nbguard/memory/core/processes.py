@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import ClassVar
 
+from nbguard.libraries import launchers
 from nbguard.render.result import Result
 
 
@@ -136,7 +137,9 @@ def pids_text(pids: Sequence[int]) -> str:
 
 # --- command lines: the Python program that one runs, and the connection file of a kernel -----------------------------------
 
-PYTHON = re.compile(r"(python|pypy|ipython|jupyter|torchrun|accelerate|uv$|conda|mamba)", re.IGNORECASE)
+PYTHON = re.compile(
+    "|".join(("python", "pypy", "ipython", "jupyter", "torchrun", *launchers(), "uv$", "conda", "mamba")), re.IGNORECASE
+)
 """Names of programs that are Python or start Python processes themselves: such a parent may be the real one."""
 _KERNELS = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher"})
 _CONNECTION = re.compile(r"^(?:-f=?|--f=|--connection-file=|--IPKernelApp\.connection_file=)(.+\.json)$")

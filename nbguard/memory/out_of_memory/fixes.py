@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nbguard.memory.cleanup.plan.plan import Plan
-from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark, zero_gradients
+from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark
 from nbguard.memory.core.breakdown import DevicePart, Part
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
-from nbguard.memory.core.references.gradients import gradient_storages
+from nbguard.memory.core.references.gradients import gradient_storages, zero_gradients_of
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.fragmentation import fragmentation, stranded_pages
@@ -235,7 +235,7 @@ def _gradients(context: OomContext) -> Iterator[Fix]:
             after = replace(base.after, freed=base.after.freed | storages, is_emptied=is_emptied)
             yield Fix(
                 words=f"frees the gradients of {label}; its next fit makes new ones",
-                advice=(zero_gradients(label), *context.base_advice),
+                advice=(zero_gradients_of(request.facts, label), *context.base_advice),
                 nbytes=nbytes,
                 verdict=context.rerun.verdict(after),
                 loss=_AGAIN,

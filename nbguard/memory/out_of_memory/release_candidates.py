@@ -31,7 +31,7 @@ class ReleaseCandidate:
     advice: tuple[Advice, ...]  # lines to run one after the other
     after: After  # the device then
     verdict: RerunVerdict  # of the cell run again then
-    has_learner: bool = False  # a fastai Learner is let go of
+    has_learner: bool = False  # a Learner is let go of
 
 
 def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:

@@ -20,7 +20,7 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.finding import Finding
 from nbguard.memory.core.least_shown import least_shown
-from nbguard.memory.core.references.gradients import idle_gradients
+from nbguard.memory.core.references.gradients import idle_gradients, zero_gradients_of
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.references.model_rest import contents_of
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
@@ -283,11 +283,12 @@ def _gradients(facts: Facts) -> Iterator[Finding]:
     least = 4 * _least(facts)
     for label, nbytes in idle_gradients(facts):
         if nbytes >= least:  # every fit leaves some
+            zero = zero_gradients_of(facts, label, nbytes)
             yield Finding(
                 "gradients",
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): "
-                f"{advice.zero_gradients(label).code} frees them, the next fit makes new ones",
-                advice.zero_gradients(label, nbytes),
+                f"{zero.code} frees them, the next fit makes new ones",
+                zero,
                 learner=label,
             )
 

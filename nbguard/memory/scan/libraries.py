@@ -9,15 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from nbguard.memory.scan.heap.kinds import module_namespace
-
-_FRAMEWORKS = (
-    *("torch", "torchvision", "torchaudio", "torchdata", "torchmetrics", "timm"),
-    *("fastai", "fastcore", "fastprogress", "fastdownload", "fasttransform", "fastxtend"),
-    *("transformers", "accelerate", "datasets", "peft", "trl", "diffusers", "tokenizers", "sentence_transformers"),
-    *("lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite"),
-)
-"""Packages that people train with, and also run from a checkout or a folder of `PYTHONPATH`: they are libraries there, too."""
+from nbguard.libraries import packages, shared_states
+from nbguard.memory.scan.heap.kinds import loaded_class, module_namespace
 
 
 def library_paths() -> tuple[str, ...]:
@@ -32,7 +25,7 @@ def library_paths() -> tuple[str, ...]:
 
 
 def below_packages(file: str, frameworks: Sequence[str]) -> str:
-    """Return the path of a library's file below the folder that its package is in: "fastai/learner.py".
+    """Return the path of a library's file below the folder that its package is in: "torch/nn/modules/module.py".
 
     `frameworks`: `framework_folders()`, which may lie anywhere.
     """
@@ -61,7 +54,15 @@ def _holds_packages(folder: str) -> bool:
         return False
 
 
+def has_shared_state() -> bool:
+    """Say whether a library's state is made that launched processes must make anew: `notebook_launcher` looks at the same."""
+    return any(getattr(loaded_class(*state), "_shared_state", None) for state in shared_states())
+
+
 def framework_folders() -> list[str]:
-    """Return the folders of the frameworks that are imported, wherever they were found."""
-    files = [(module_namespace(sys.modules.get(name)) or {}).get("__file__") for name in _FRAMEWORKS]
+    """Return the folders of the frameworks that are imported, wherever they were found.
+
+    People train with them, and also run them from a checkout or a folder of `PYTHONPATH`: they are libraries there, too.
+    """
+    files = [(module_namespace(sys.modules.get(name)) or {}).get("__file__") for name in ("torch", *packages())]
     return [file.removesuffix("__init__.py") for file in files if type(file) is str and file.endswith("__init__.py")]

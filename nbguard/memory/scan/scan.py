@@ -13,6 +13,7 @@ from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
+from nbguard.libraries import libraries
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact
 from nbguard.memory.core.references.cycles import with_cycles_named
@@ -26,7 +27,7 @@ from nbguard.memory.scan.heap.unwalked import exported_storages
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.memory.scan.objects.compiled import has_compiled
 from nbguard.memory.scan.objects.describe import describe
-from nbguard.memory.scan.objects.learners import learner_facts
+from nbguard.memory.scan.objects.learners import gradient_calls, learner_facts
 from nbguard.memory.scan.objects.parked import parked_addresses, parked_facts
 from nbguard.memory.scan.objects.plain_torch import unseen_by_modes
 from nbguard.memory.scan.objects.pools import pool_facts
@@ -150,6 +151,7 @@ def scan(notebook: Notebook, *, tensors: bool = False, tracked: str = "") -> Sca
     """
     if "torch" not in sys.modules:
         raise NoTorchError
+    libraries()  # imports its files: nothing may be imported while the main thread stands, perhaps with a lock of an import
     with pause_main_thread():
         return _scan_without_collecting(notebook, tensors, tracked)
 
@@ -213,11 +215,13 @@ def _scan_from(
     graph = compact(walk, roots, _block_sizes(devices))
     graph = with_cycles_named(graph, _of_users_classes(walk, graph))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
+    learners = _of_kind("learner", walk, numbers)
     facts = Facts(
         tracked=tracked,
         devices=devices,
         graph=graph,
-        learners=learner_facts(_of_kind("learner", walk, numbers)),
+        learners=learner_facts(learners),
+        gradient_calls=gradient_calls(learners),
         unavailable=missing,
         pid=os.getpid(),
         frozen_objects=gc.get_freeze_count(),

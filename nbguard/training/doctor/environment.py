@@ -13,6 +13,7 @@ from nbguard.memory.scan.devices.cores import usable_cores
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.devices.library_versions import library_versions, reading
 from nbguard.memory.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.libraries import has_shared_state
 from nbguard.training.doctor.analysis.environment import (
     PREFIXES,
     WATCHED,
@@ -33,7 +34,6 @@ def environment_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.
     """Return the facts of tier 0. `root` is another place for /proc, /sys and /dev."""
     torch: Any = sys.modules.get("torch")
     mapped = _mapped(root)
-    state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return EnvironmentFacts(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -48,7 +48,7 @@ def environment_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.
         openmp=tuple(path for name, path in mapped if name.partition("-")[0] in _OPENMP),
         has_infiniband=any((root / "sys/class/infiniband").glob("*")),
         has_driver_open=_has_driver_open(root),
-        has_accelerator_state=bool(getattr(state, "_shared_state", None)),
+        has_accelerator_state=has_shared_state(),
         cuda_line=cuda_line(),
     )
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import psutil
 
+from nbguard.memory.scan.libraries import has_shared_state
 from nbguard.render.words import clean
 from nbguard.training.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, SelfTest
 from nbguard.training.ranks.analysis.launcher import number
 from nbguard.training.ranks.meeting_point import addresses_of, has_agent, is_this_host, listener_at
 
 _PORT = 29500
-"""The port of torchrun, accelerate and `notebook_launcher` if none is given."""
+"""The port of torchrun, of other launchers and of `notebook_launcher` if none is given."""
 _SELF_TEST = 90  # seconds
 _RANK = """
 import sys, torch, torch.distributed as dist
@@ -51,15 +52,9 @@ def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
         has_group=has_group,
         group_rank=distributed.get_rank() if has_group else None,
         group_world=distributed.get_world_size() if has_group else None,
-        has_accelerator=_has_accelerator(),
+        has_accelerator=has_shared_state(),
         siblings=_siblings(),
     )
-
-
-def _has_accelerator() -> bool:
-    """Say whether accelerate's state is made: `notebook_launcher` looks at the same dictionary."""
-    state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-    return bool(getattr(state, "_shared_state", None))
 
 
 def _interfaces() -> tuple[tuple[str, bool], ...]:

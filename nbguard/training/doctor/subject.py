@@ -10,6 +10,7 @@ from typing import Any
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.objects.learners import is_learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,7 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
     torch: Any = sys.modules.get("torch")
     if torch is None:
         raise UndiagnosableError("PyTorch is not imported in this kernel, so there is no model to try")
-    fastai: Any = sys.modules.get("fastai.learner")
-    if fastai is not None and fastai.Learner in mro_of(type(obj)):
+    if is_learner(obj):
         model = attribute_of(obj, "model")
         return TrialSubject(
             model=_unwrapped(torch, model),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.training.prediction.fits.fastai_fit import LearnerSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.predict import tracer_of
 from nbguard.training.prediction.trace import FitTracer, OutOfTimeError
 

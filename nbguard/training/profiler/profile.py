@@ -107,7 +107,7 @@ class FitProfile:
         """Say that a fit of a Learner goes on already; `ended` is called once, with the exception that ended it or None."""
         if self._instruments is not None:
             self._instruments.recorder.subscribe("fit ends", ended)
-            self._instruments.fastai.joins(learner)
+            self._instruments.learners.joins(learner)
 
     def ends(self, error: BaseException | None) -> None:
         """End the recording now, with everything taken down: what runs from here until `finish` is no part of the fit."""

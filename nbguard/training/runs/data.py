@@ -36,7 +36,7 @@ def collect_data(facts: FactCollector, ingredients: Ingredients) -> None:
 
 
 def _collect(facts: FactCollector, name: str, dataset: Any) -> None:
-    """Collect one data set: items of fastai's, indices of a subset, tensors, arrays or tables."""
+    """Collect one data set: items of a Learner's, indices of a subset, tensors, arrays or tables."""
     dataset, indices = _unwrapped(dataset)
     if indices is not None:
         facts.add("split", name, f"{len(indices)} items, {texts_hash(map(str, indices))}")
@@ -63,7 +63,7 @@ def _unwrapped(dataset: Any) -> tuple[Any, Sequence[int] | None]:
 
 
 def _items(dataset: Any) -> Any:
-    """Return the items of fastai's data set, of a table, or a list of them; None where there are none."""
+    """Return the items of a Learner's data set, of a table, or a list of them; None where there are none."""
     if type(dataset) in (list, tuple):
         return dataset
     pipelines = attribute_of(dataset, "tls")

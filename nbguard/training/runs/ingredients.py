@@ -10,15 +10,16 @@ from typing import Any
 from nbguard.errors import RunRecordError
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.memory.scan.objects.learners import is_learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
     """The user's own objects."""
 
-    learn: Any = None  # fastai's Learner, if it is one
+    learn: Any = None  # the Learner, if it is one
     model: Any = None  # torch module
-    optimizer: Any = None  # torch's or fastai's; None: none is known yet
+    optimizer: Any = None  # torch's or a Learner's; None: none is known yet
     loaders: tuple[Any, ...] = ()  # the training one first
 
     @property
@@ -37,8 +38,7 @@ def ingredients_of(obj: Any, optimizer: Any = None, loaders: Sequence[Any] | Any
     given = tuple(loaders) if type(loaders) in (tuple, list) else () if loaders is None else (loaders,)
     if obj is None:
         return Ingredients(optimizer=optimizer, loaders=given)
-    fastai: Any = sys.modules.get("fastai.learner")
-    if fastai is not None and fastai.Learner in mro_of(type(obj)):
+    if is_learner(obj):
         own = attribute_of(attribute_of(obj, "dls"), "loaders")
         return Ingredients(
             learn=obj,

@@ -35,7 +35,7 @@ def run_record(learn: Any = None, *, optimizer: Any = None, loaders: Sequence[An
     is waited for 2 s a question at most.
 
     Args:
-        learn: a fastai Learner or a torch module; None: only what is around a run is on record.
+        learn: a Learner or a torch module; None: only what is around a run is on record.
         optimizer: of a model that is no Learner's.
         loaders: torch's loaders of a model that is no Learner's, the training one first.
         code: False leaves the cells and the changes since the commit out; hashes of the user's modules stay.

@@ -71,7 +71,7 @@ def collect_learner(facts: FactCollector, learn: Any) -> None:
 
 
 def collect_optimizer(facts: FactCollector, optimizer: Any) -> None:
-    """Collect the settings of each group of an optimizer, torch's or fastai's."""
+    """Collect the settings of each group of an optimizer, torch's or a Learner's."""
     if optimizer is None:
         facts.miss("hyper-parameters", "groups", "there is no optimizer yet; a fit makes it")
         return

@@ -135,7 +135,7 @@ def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
         gradients=90 * MiB,
         activations=8 * GiB,
         clears_in_place=True,
-        is_fastai=True,
+        is_own=True,
         dtype="float32",
         batch_size=64,
         convolves=True,
@@ -156,7 +156,7 @@ def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
 
 def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
     optimizers = OptimizersFacts(
-        optimizers=(OptimizerFacts(name="Adam", steps=9, cleared=9, gradient_bytes=5 * MiB, is_fastai=True),)
+        optimizers=(OptimizerFacts(name="Adam", steps=9, cleared=9, gradient_bytes=5 * MiB, is_learners=True),)
     )
     memory = MemoryReport(
         device="cuda:0",
@@ -177,7 +177,7 @@ def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
         gradients=5 * MiB,
         activations=GiB,
         clears_in_place=True,
-        is_fastai=True,
+        is_own=True,
         is_learners=True,
         dtype="bfloat16",
         batch_size=8,

@@ -236,7 +236,7 @@ def test_without_a_steady_state_nothing_is_said() -> None:
         (loader(),),
         (loader(2), replace(loader(2), is_training=False)),
         (loader(2, persistent=True, iterators=1, start=3000 * MS),),
-        (loader(2, pin_memory=True, is_fastai=True),),
+        (loader(2, pin_memory=True, is_learners=True),),
         (loader(1, is_iterable=True),),
     ],
 )
@@ -394,7 +394,7 @@ def test_copies_are_told_by_how_the_loader_is_set_up() -> None:
         return only(verdict(timing(40, busy=0.6, to_device=3), (loader(2, **how),), 2, on_accelerator=True).advice)
 
     assert advice().change.startswith("`pin_memory=True`")
-    assert "`non_blocking=False`" in advice(pin_memory=True, is_fastai=True).what
+    assert "`non_blocking=False`" in advice(pin_memory=True, is_learners=True).what
     assert "if it is not said yet" in advice(pin_memory=True).change
     assert advice().time == 3 * MS
     assert verdict(timing(40, busy=0.6, to_device=1.9), (loader(2),), 2, on_accelerator=True).advice == ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from nbguard.libraries import library_work
 from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.profiler.analysis.time.batches import Batch, Batches
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, HotKind
-from nbguard.training.profiler.analysis.time.libraries import LIBRARY_WORK
 from nbguard.training.profiler.analysis.time.lost_time import lost_time
 from nbguard.training.profiler.analysis.time.stacks import StackLine, StackSamples
 from tests.profiler.analysis.timings import MS
@@ -216,9 +216,12 @@ def seen_in(batches: int) -> dict[int, int]:
     return {number * MS: MS for number in range(1, batches + 1)}
 
 
+_SAVING = library_work([("lightning/pytorch/callbacks/model_checkpoint.py", "ModelCheckpoint._save_checkpoint")])
+
+
 def of_library(milliseconds: int, group: Group, *, fit: int = 600, validation: int = 0) -> list[FitFinding]:
     """Return the findings on a library that saves checkpoints, in a fit of so many milliseconds."""
-    saving = HotCode(kind="library", work=LIBRARY_WORK[1], times={(group, phases.OTHER): milliseconds * MS}, seen=seen_in(8))
+    saving = HotCode(kind="library", work=_SAVING, times={(group, phases.OTHER): milliseconds * MS}, seen=seen_in(8))
     made = rows(("batch", phases.OTHER, fit), *((("validation", phases.FORWARD, validation),) if validation else ()))
     wall = sum(row.total for row in made)
     timing = Timing(wall=wall, rows=made, batches=40, warm_up=3, step=10 * MS, epochs=())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.objects.learners import is_learner
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 
 
@@ -58,13 +57,8 @@ def _name_of(shell: Any, model: Any) -> str:
     """Return the name of a Learner that has this model, or else of the model itself; empty where it has none."""
     if model is None:
         return ""
-    fastai: Any = sys.modules.get("fastai.learner")
     names = [name for name in list(shell.user_ns) if type(name) is str and name.isidentifier() and not name.startswith("_")]
     learners = [
-        name
-        for name in names
-        if fastai is not None
-        and fastai.Learner in mro_of(type(shell.user_ns[name]))
-        and attribute_of(shell.user_ns[name], "model") is model
+        name for name in names if is_learner(shell.user_ns[name]) and attribute_of(shell.user_ns[name], "model") is model
     ]
     return next(iter([*learners, *(name for name in names if shell.user_ns[name] is model)]), "")

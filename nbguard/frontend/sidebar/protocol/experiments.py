@@ -112,7 +112,7 @@ def _can(row: tuple[Ability, ...], route: _Route) -> tuple[Ability, ...]:
 
 
 def _summary(learner: LearnerFact) -> str:
-    """Return the parts of a Learner in words; its type stands before them where it is not fastai's own."""
+    """Return the parts of a Learner in words; its type stands before them where it is not plain `Learner`."""
     return " · ".join(learner.names[1:] if learner.names[0] == "Learner" and len(learner.names) > 1 else learner.names)
 
 

@@ -65,16 +65,16 @@ class DeviceTick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitTick:
-    """The fit that runs now, read from fastai's frames; None: not known."""
+    """The fit that runs now, read from the frames of a Learner's fit; None: not known."""
 
     label: str  # the Learner, as one would write it
-    call: str  # the function of fastai that was called: `fit_one_cycle`
+    call: str  # the Learner's method that was called: `fit_one_cycle`
     epoch: int | None = None  # from 1 on
     epochs: int | None = None  # in all
     batch: int | None = None  # of this epoch, from 1 on
     batches: int | None = None  # of this epoch in all
     is_training: bool = True  # False: it validates
-    loss: float | None = None  # smoothed, of the last batch, from fastai's Recorder
+    loss: float | None = None  # smoothed, of the last batch, from the Learner's Recorder
     peak: int | None = None  # the most that was allocated during this fit
     waiting: float | None = None  # share (0 to 1) of the moments in which the fit waited for data; None while they are few
 

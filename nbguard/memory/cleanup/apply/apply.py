@@ -28,7 +28,7 @@ from nbguard.memory.cleanup.ways_out import way_out
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, PoolId
-from nbguard.memory.core.references.gradients import idle_gradients
+from nbguard.memory.core.references.gradients import idle_gradients, zero_gradients_of
 from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.memory.core.segments.pools import left_pools
 from nbguard.memory.scan.devices.cuda import device_facts, lasting_error
@@ -222,7 +222,10 @@ def _left(after: Analysis) -> tuple[LeftHolder, ...]:
     ]
     gradients = [
         LeftHolder(
-            label=f"gradients of {label}, part of it", nbytes=nbytes, what="", advice=advice.zero_gradients(label, nbytes)
+            label=f"gradients of {label}, part of it",
+            nbytes=nbytes,
+            what="",
+            advice=zero_gradients_of(after.facts, label, nbytes),
         )
         for label, nbytes in idle_gradients(after.facts)
     ]

@@ -1,7 +1,7 @@
 """What is parked is neither called nor moved: an error says how to bring it back, before anything has happened.
 
-A call of a module and a step of an optimizer are stopped by a hook. A move, as fastai, Lightning and Transformers make one
-before a fit, would bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
+A call of a module and a step of an optimizer are stopped by a hook. A move, as a library makes one before
+a fit, would bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from nbguard.errors import ParkedError
+from nbguard.libraries import locking_packages
 from nbguard.memory.core import advice
 from nbguard.memory.scan.heap.attributes import attributes_of
 from nbguard.memory.scan.heap.kinds import mro_of
@@ -74,20 +75,20 @@ class _Moves:
     def __call__(self, module: Any, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
         for parked in PARKED:
             if _has(module, parked) and _leaves_host(fn):
-                if _is_fastais(sys._getframe(1)):
+                if _has_lock(sys._getframe(1)):
                     return module
                 raise _error(parked)
         return self.former(module, fn, *args, **kwargs)
 
 
-def _is_fastais(frame: FrameType | None) -> bool:
-    """Say whether fastai moves a model, as it does when a fit begins: the model stays, and its first call is stopped.
+def _has_lock(frame: FrameType | None) -> bool:
+    """Say whether a library that holds a lock moves a model as a fit begins: the model stays, and its first call is stopped.
 
     An error before that would leave a Learner's lock taken: its next `validate()` would wait for ever.
     """
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch."):
         frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("fastai.")
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in locking_packages()
 
 
 def _leaves_host(fn: Callable[[Any], Any]) -> bool:

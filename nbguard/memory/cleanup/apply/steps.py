@@ -19,7 +19,7 @@ from nbguard.memory.cleanup.apply.references import break_cycles_of, objects_by_
 from nbguard.memory.cleanup.apply.tracebacks import release_objects, release_variables
 from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.scan.heap.walk import WeakTracker
-from nbguard.memory.scan.objects.learners import LEFTOVERS
+from nbguard.memory.scan.objects.learners import experiment_of
 from nbguard.memory.scan.roots.namespace import output_places
 from nbguard.memory.scan.roots.tracebacks import ErrorParts, error_parts, kept_debuggers, parts_by_id, traced_frames
 from nbguard.memory.scan.scan import Notebook
@@ -146,9 +146,10 @@ def _clear_leftovers(step: StepContext) -> None:
         known = step.tracker.objects.get(ref)
         learner = None if known is None else known()
         if learner is not None:
+            leftovers = experiment_of(type(learner)).leftovers
             for name in step.action.names:
-                if name in LEFTOVERS:
-                    learner.__dict__[name] = LEFTOVERS[name]
+                if name in leftovers:
+                    learner.__dict__[name] = leftovers[name]
                 else:  # an attribute of one of its callbacks
                     callback, _, attribute = name.partition(".")
                     learner.__dict__[callback].__dict__.pop(attribute, None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from nbguard.libraries import harmless_leftovers
 from nbguard.memory.cleanup.plan.builder import PlanBuilder
 from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core.facts import Graph, LearnerFact
 from nbguard.memory.core.references.graph import Edge
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
-_HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
 _LOSS = 1024
-"""Bytes from which these are worth a word: a fit that ended well leaves them, too (the bare number of the loss, bars over a
-loader still in use)."""
+"""Bytes from which harmless leftovers are worth a word: a fit that ended well leaves them, too (the bare number of the loss,
+bars over a loader still in use)."""
 
 
 def clear_leftovers(builder: PlanBuilder, only: Collection[int] | None = None) -> None:
@@ -64,7 +64,7 @@ def _worth(
         own = sum(1 << edges[edge] for edge in cut)
         behind_cut = {mask: nbytes for edge in cut for mask, nbytes in behind.get(edges[edge], {}).items()}
         freed = sum(nbytes for mask, nbytes in behind_cut.items() if mask & ~gone and not mask & ~(gone | own))
-        is_worth_it = freed >= _LOSS or not _HARMLESS.issuperset(fact.leftovers)
+        is_worth_it = freed >= _LOSS or not harmless_leftovers().issuperset(fact.leftovers)
         gone |= own if is_worth_it else 0
         yield fact, cut, is_worth_it
 

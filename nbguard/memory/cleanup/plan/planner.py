@@ -218,7 +218,7 @@ def _frees_nothing(graph: Graph, target: Target, alive: Set[int]) -> bool:
     """Say whether a target has no part in what a plan frees, after which the nodes `alive` stay reached.
 
     A name that a library brought has none, as its module keeps the object. Nor has one that leads to an object without memory,
-    such as the transforms of fastai that have a loss function, which `from fastai.vision.all import *` binds.
+    such as a transform that has a loss function, which a starred import of a library binds.
     """
     entries = entries_of(graph, target)
     gone = reach(graph, entries) - alive

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import reduce
+from itertools import islice
 from operator import and_
 
+from nbguard.memory.core.advice import Advice, zero_gradients
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.references.graph import GRADIENT, Edge, nbytes_of, reach_of_roots
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
@@ -55,3 +57,10 @@ def idle_gradients(facts: Facts) -> tuple[tuple[str, int], ...]:
     """Return (name, bytes) for each idle Learner that a name leads to and whose gradients nothing else needs."""
     sized = ((label, nbytes_of(facts.graph, storages)) for label, _, storages in gradient_storages(facts))
     return tuple((label, nbytes) for label, nbytes in sized if nbytes)
+
+
+def zero_gradients_of(facts: Facts, label: str, frees: int | None = None) -> Advice:
+    """Return the advice that frees the gradients of the Learner of a name, by the call that its library has for it."""
+    nodes = {node for root in facts.graph.roots if root.label == label for node in root.nodes}
+    calls = (call for node, call in facts.gradient_calls if node in nodes)
+    return zero_gradients(label, frees, *islice(calls, 1))

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
+from nbguard.libraries import attributes_of_kind
 from nbguard.memory.core.advice import NONE, Advice, empty_parts, is_python, release_names
 from nbguard.memory.core.facts import Graph, Root
 from nbguard.memory.core.references.graph import GRADIENT, Edge, nbytes_of, path_text, reach, shortest_path, storages_of
@@ -120,20 +121,21 @@ def _model_of(graph: Graph, root: Root) -> int | None:
         if graph.nodes[node].kind == "model":
             return node
         if graph.nodes[node].kind == "learner":
-            return _attribute(graph, node, ".model")
+            return _part(graph, node, "model")
     return None
 
 
-def _attribute(graph: Graph, owner: int, label: str) -> int | None:
-    """Return what an object has under an attribute, directly or in the dict of its attributes."""
+def _part(graph: Graph, owner: int, kind: str) -> int | None:
+    """Return the model or the optimizer that a Learner has, in an attribute of its own or in the dict of its attributes."""
+    labels = {f".{attribute}" for attribute in attributes_of_kind(kind)}
     spaces = [owner, *(child for child, step in graph.nodes[owner].references if not step)]
-    return next((child for space in spaces for child, step in graph.nodes[space].references if step == label), None)
+    return next((child for space in spaces for child, step in graph.nodes[space].references if step in labels), None)
 
 
 def _optimizer_state(graph: Graph, root: Root) -> set[int]:
     """Return the storages that the optimizer of a Learner leads to."""
     learners = [node for node in root.nodes if graph.nodes[node].kind == "learner"]
-    optimizers = [opt for node in learners if (opt := _attribute(graph, node, ".opt")) is not None]
+    optimizers = [opt for node in learners if (opt := _part(graph, node, "optimizer")) is not None]
     return storages_of(graph, reach(graph, optimizers))
 
 

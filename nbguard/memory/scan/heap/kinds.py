@@ -16,6 +16,8 @@ from itertools import chain, compress
 from operator import is_not
 from typing import Any, Final, Generic, TypeVar
 
+from nbguard.libraries import class_kinds
+
 _Known = TypeVar("_Known")
 
 LEAF: Final = "leaf"
@@ -49,21 +51,13 @@ _BUILTIN: dict[type, str] = {
     type: "class",
 }
 
-# Classes of libraries that may be loaded: (module, class, kind). Never imported from here.
-_LIBRARY = (
+_BASE_CLASSES = (
     ("torch", "Tensor", "tensor"),
     ("torch", "UntypedStorage", "storage"),
     ("torch.nn", "Module", "model"),
     ("torch.optim", "Optimizer", "optimizer"),
     ("torch.utils.data", "DataLoader", "loader"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "iterator"),
-    ("fastai.learner", "Learner", "learner"),
-    ("fastai.optimizer", "_BaseOptimizer", "optimizer"),
-    ("fastai.data.core", "DataLoaders", "loader"),
-    ("fastai.data.load", "DataLoader", "loader"),
-    ("lightning.pytorch", "Trainer", "learner"),
-    ("pytorch_lightning", "Trainer", "learner"),
-    ("transformers.trainer", "Trainer", "learner"),
     ("torch.cuda.graphs", "CUDAGraph", "pool"),
     ("torch.cuda.memory", "MemPool", "pool"),
     ("numpy", "ndarray", "array"),
@@ -72,6 +66,7 @@ _LIBRARY = (
     ("numpy", "void", "part of an array"),
     ("pandas.core.generic", "NDFrame", "data"),
 )
+"""Classes of PyTorch and of data: (module, class, kind). Like those of `nbguard.libraries`, none is imported."""
 
 
 _PIECE = 1 << 14
@@ -149,6 +144,13 @@ def module_namespaces() -> dict[str, dict[str, Any]]:
     return namespaces
 
 
+def loaded_class(module: str, name: str) -> type | None:
+    """Return a class of a module that is loaded; None if it is not, or has no such class."""
+    loaded = sys.modules.get(module)
+    base = None if loaded is None else loaded.__dict__.get(name)
+    return base if type(base) is type or (base is not None and type in mro_of(type(base))) else None
+
+
 def never_asked() -> Any:
     """Return the module that `gc.get_referents` must not be asked about: asyncio's own; None if it is not loaded.
 
@@ -168,10 +170,8 @@ class Kinds:
 
     def __init__(self) -> None:
         self.bases = {id(base): kind for base, kind in _BUILTIN.items()}
-        for module, name, kind in _LIBRARY:
-            loaded = sys.modules.get(module)
-            base = None if loaded is None else loaded.__dict__.get(name)
-            if type(base) is type or (base is not None and type in mro_of(type(base))):
+        for module, name, kind in (*_BASE_CLASSES, *class_kinds()):
+            if (base := loaded_class(module, name)) is not None:
                 self.bases[id(base)] = kind
         self.known = TypeTable(partial(_kind_of, self.bases))
 

@@ -1,51 +1,83 @@
-"""fastai Learners: their parts, and the leftovers of an interrupted fit on them."""
+"""Learners and Trainers: their parts, and the leftovers of an interrupted fit on them."""
 
 from __future__ import annotations
 
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
+from nbguard.libraries import DEFAULT_EXPERIMENT, ExperimentClass, experiments
 from nbguard.memory.core.facts import LearnerFact
 from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import Types, name_of
+from nbguard.memory.scan.heap.kinds import Types, loaded_class, mro_of, name_of
 from nbguard.memory.scan.objects.loaders import worker_count
 from nbguard.memory.scan.roots.frames import running_fit_owners
 from nbguard.units import counted
 
-LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None}
-"""Attributes of a Learner during a batch, with the values that fastai itself gives them at the end of a fit. An exception
-skips that end, `get_preds` and `validate` never reach it, and `loss_grad` (the loss with its graph) is never reset."""
-BARS = ("pbar", "mbar")
-"""Bars that `learn.progress` makes at the start of a fit and keeps until the next: they hold the DataLoader they count."""
 _NAMED = Types((types.FunctionType, type))
+
+
+def experiment_of(cls: type) -> ExperimentClass:
+    """Return the description of a class of Learners or Trainers, by the libraries that are loaded."""
+    for base in mro_of(cls):
+        for experiment in experiments():
+            if any(loaded_class(module, experiment.name) is base for module in experiment.modules):
+                return experiment
+    return DEFAULT_EXPERIMENT
+
+
+def is_learner(obj: Any) -> bool:
+    """Say whether an object is a Learner, by its type."""
+    return experiment_of(type(obj)).is_learner
+
+
+def cancel_of_learners() -> Callable[[str], Exception]:
+    """Return the exception that ends a Learner's fit without an error; one of its library is loaded."""
+    cancels = (loaded_class(*experiment.cancel) for experiment in experiments() if experiment.is_learner)
+    return cast("Callable[[str], Exception]", next(cls for cls in cancels if cls is not None))
 
 
 def learner_names(learner: Any) -> tuple[str, ...]:
     """Return the names of a Learner's type and parts, from its plain attributes: Learner, Sequential, Adam, 8 workers."""
     attributes = attributes_of(learner) or {}
-    parts = [name_of(type(learner))]
-    if (model := attributes.get("model")) is not None:
-        parts.append(name_of(type(model)))
-    opt, opt_func = attributes.get("opt"), attributes.get("opt_func")
-    name = getattr(opt_func, "__name__", "") if type(opt_func) in _NAMED else ""
-    if opt is not None or name:
-        parts.append(name or name_of(type(opt)))
-    if workers := worker_count(attributes.get("dls")):
-        parts.append(counted(workers, "worker"))
-    return tuple(parts)
+    names = [name_of(type(learner))]
+    for part in experiment_of(type(learner)).parts:
+        value, maker = attributes.get(part.attribute), attributes.get(part.maker)
+        if part.kind == "loader":
+            workers = worker_count(value)
+            names += [counted(workers, "worker")] if workers else []
+        elif made := getattr(maker, "__name__", "") if type(maker) in _NAMED else "":
+            names.append(made)
+        elif value is not None:
+            names.append(name_of(type(value)))
+    return tuple(names)
 
 
 def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
     """Return a fact for each (node, Learner)."""
     running = running_fit_owners() if objects else set()
-    facts = []
-    for node, learner in objects:
-        attributes = attributes_of(learner) or {}
-        left = tuple(name for name, idle in LEFTOVERS.items() if name in attributes and not _is_idle(attributes[name], idle))
-        bars = attributes_of(attributes.get("progress")) or {}
-        left += tuple(f"progress.{name}" for name in BARS if bars.get(name) is not None)
-        facts.append(LearnerFact(node, id(learner) in running, learner_names(learner), left if "dls" in attributes else ()))
-    return tuple(facts)
+    return tuple(
+        LearnerFact(node, id(learner) in running, learner_names(learner), _leftovers(learner)) for node, learner in objects
+    )
+
+
+def gradient_calls(objects: list[tuple[int, Any]]) -> tuple[tuple[int, str], ...]:
+    """Return for each (node, Learner) the call of its own that frees its gradients."""
+    return tuple((node, experiment_of(type(learner)).zero_gradients) for node, learner in objects)
+
+
+def _leftovers(learner: Any) -> tuple[str, ...]:
+    """Return the attributes that a fit has left, of the Learner and of its callbacks; none where it has no loaders any more."""
+    experiment, attributes = experiment_of(type(learner)), attributes_of(learner) or {}
+    if any(part.kind == "loader" and part.attribute not in attributes for part in experiment.parts):
+        return ()
+    idle = experiment.leftovers
+    left = [name for name in idle if name in attributes and not _is_idle(attributes[name], idle[name])]
+    for path in experiment.callback_leftovers:
+        callback, _, name = path.partition(".")
+        if (attributes_of(attributes.get(callback)) or {}).get(name) is not None:
+            left.append(path)
+    return tuple(left)
 
 
 def _is_idle(value: Any, idle: object) -> bool:

@@ -10,7 +10,7 @@ from nbguard.memory.scan.heap.attributes import attribute_of
 def worker_count(obj: Any) -> int:
     """Return how many worker processes a loader is set up with, or an iterator has; 0 if none or unknown.
 
-    fastai's own loader reports 1 always; the truth is in the torch loader behind it (`fake_l`).
+    A Learner's own loader reports 1 always; the truth is in the torch loader behind it (`fake_l`).
     """
     if type(loaders := attribute_of(obj, "loaders")) is list and loaders:
         return worker_count(loaders[0])

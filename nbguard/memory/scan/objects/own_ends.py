@@ -1,6 +1,6 @@
 """Methods by which a class of its own lets go of what its instances pile up, told by the methods that it has.
 
-A metric (torchmetrics, torcheval, ignite, fastai) keeps its states until `reset()`; a model with adapters has `delete_adapter`.
+A metric keeps its states until `reset()`; a model with adapters has `delete_adapter`.
 """
 
 from __future__ import annotations

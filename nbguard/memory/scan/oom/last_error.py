@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from nbguard.libraries import training_functions
 from nbguard.memory.core.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
@@ -32,8 +33,6 @@ _OF_A_MODEL = {
     "torch.optim.optimizer": ("wrapper", "_use_grad"),
 }
 """Functions of PyTorch through which a model runs, its gradients are computed, or its parameters are changed."""
-_OF_TRAINING = frozenset({"backward", "_backward", "manual_backward", "_do_epoch_train", "training_step"})
-"""Names of functions by which code trains: PyTorch's, fastai's, Accelerate's, Lightning's and Transformers'."""
 
 
 def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
@@ -205,7 +204,7 @@ class _Trace:
         """Say whether the cell, or a function that ran, speaks of a backward pass or is a library's training loop."""
         source = inputs[self.cell] if self.cell is not None and 0 <= self.cell < len(inputs) else ""
         words = {word for frame, _ in self.frames for word in (frame.f_code.co_name, *frame.f_code.co_names)}
-        return not _OF_TRAINING.isdisjoint(words) or "backward" in source
+        return "backward" in words or not training_functions().isdisjoint(words) or "backward" in source
 
     def was_released(self) -> bool:
         """Say whether a cleanup has put placeholders in the place of the frames' variables."""

@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from nbguard.libraries import experiments
 from nbguard.memory.scan.roots.root import LiveRoot
 
 OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
@@ -114,9 +115,10 @@ def _is_of_interest(frame: types.FrameType) -> bool:
 
 
 def running_fit_owners() -> set[int]:
-    """Return the ids of the Learners whose fit runs now, in any thread."""
+    """Return the ids of the Learners and Trainers whose fit runs now, in any thread."""
+    loops = {loop for experiment in experiments() for loop in experiment.loops}
     return {
         id(frame_locals(frame).get("self"))
         for _, frame in running_frames()
-        if frame.f_globals.get("__name__") == "fastai.learner" and frame.f_code.co_flags & OPTIMIZED
+        if frame.f_globals.get("__name__") in loops and frame.f_code.co_flags & OPTIMIZED
     }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from nbguard.libraries import ExportRepair, module_repair, output_repair
 from nbguard.memory.core.advice import repair_export
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
-from nbguard.training.doctor.analysis.repairs import ModuleRepair, repair_of, repair_of_output
 from nbguard.training.doctor.analysis.step_trace import module_name
 from nbguard.units import counted, format_time
 
@@ -35,9 +35,9 @@ class ExportFailure:
     refused: int | None = None  # items of a batch that the exported model does not take; then it was exported
 
     @property
-    def repair(self) -> ModuleRepair | None:
+    def repair(self) -> ExportRepair | None:
         """Return what is known to cure it; None if nothing is."""
-        return repair_of_output(self.output) if self.output else repair_of(self.module_class)
+        return output_repair(self.output) if self.output else module_repair(self.module_class)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

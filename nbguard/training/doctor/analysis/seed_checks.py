@@ -16,7 +16,7 @@ class LoaderSeeds:
     """The origin of a loader's random numbers."""
 
     name: str  # the training or the validation loader
-    is_fastai: bool = False  # its order comes from a generator that it made when it was made itself
+    is_learners: bool = False  # its order comes from a generator that it made when it was made itself
     shuffles: bool = False
     workers: int = 0
     has_generator: bool = False  # a seed of its own was given to it: for its workers, and of torch's loader for the order
@@ -50,7 +50,7 @@ def _loaders(loaders: tuple[LoaderSeeds, ...], learn: str) -> Check:
 
 
 def _loader(loader: LoaderSeeds, learn: str) -> Iterator[CheckFinding]:
-    if loader.shuffles and not loader.is_fastai and not loader.has_generator:
+    if loader.shuffles and not loader.is_learners and not loader.has_generator:
         yield CheckFinding(
             severity="note",
             what=f"{loader.name} draws its order from torch's global generator",

@@ -71,7 +71,7 @@ def _mapped(value: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return type(value)(_mapped(part, act) for part in value)
     if dict in bases:
         return {key: _mapped(part, act) for key, part in dict.items(value)}
-    if tuple in bases:  # fastai's own tuples
+    if tuple in bases:  # a Learner's own tuples
         return tuple(_mapped(part, act) for part in value)
     return value
 
@@ -111,9 +111,9 @@ def _whole_batch(subject: TrialSubject) -> TrialBatch:
 
 
 def _inputs(subject: TrialSubject, parts: tuple[Any, ...]) -> int:
-    """Return how many parts of a batch are inputs: as fastai says, or all but the last if a loss wants that one."""
+    """Return how many parts of a batch are inputs: as its loader says, or all but the last if a loss wants that one."""
     if subject.learn is not None:
-        with _kept(subject.loader):  # fastai takes an item to count them, and notes what it has found
+        with _kept(subject.loader):  # a Learner's loader takes an item to count them, and notes what it has found
             return int(getattr(subject.learn.dls, "n_inp", max(1, len(parts) - 1)))
     if subject.loss is not None:
         return max(1, len(parts) - 1)

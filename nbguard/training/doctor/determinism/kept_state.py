@@ -25,7 +25,7 @@ _MOST = 50_000
 """Objects that are looked at; a model with its hooks has some hundreds."""
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), range, slice, type(Ellipsis)})
 _LEFT_ALONE = frozenset({"Learner", "DataLoaders", "Dataset", "Datasets", "TfmdLists", "Path", "PosixPath", "InteractiveShell"})
-"""Classes that lead away from the model: a hook of fastai's has its callback, and that its Learner."""
+"""Classes that lead away from the model: a Learner's hook has its callback, and that its Learner."""
 _MISSING: Any = object()
 
 

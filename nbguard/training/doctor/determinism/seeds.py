@@ -35,7 +35,7 @@ def _seeds(loader: Any, name: str) -> LoaderSeeds:
     if inner is not None:
         return LoaderSeeds(
             name=name,
-            is_fastai=True,
+            is_learners=True,
             shuffles=attribute_of(loader, "shuffle") is True,
             workers=_workers(inner),
             has_generator=attribute_of(inner, "generator") is not None,

@@ -257,18 +257,18 @@ class _Events:
 
 
 def _in_full(outputs: Any) -> Any:
-    """Return outputs in float32, as fastai's mixed precision hands them to the loss."""
+    """Return outputs in float32, as a Learner's mixed precision hands them to the loss."""
     return outputs.float() if isinstance(outputs, torch.Tensor) and outputs.is_floating_point() else outputs
 
 
 def _resets(subject: TrialSubject) -> bool:
-    """Say whether the fit resets the model's state before it begins: fastai's ModelResetter does so."""
+    """Say whether the fit resets the model's state before it begins: a Learner's ModelResetter does so."""
     callbacks = (attribute_of(subject.learn, "cbs") if subject.learn is not None else None) or ()
     return any(type(callback).__name__ == "ModelResetter" for callback in callbacks) and hasattr(subject.model, "reset")
 
 
 def autocast_of(subject: TrialSubject) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return the autocast of a Learner's mixed precision; it does nothing where the model is on a CPU, as in fastai."""
+    """Return the autocast of a Learner's mixed precision; it does nothing where the model is on a CPU, as in a fit."""
     for callback in (attribute_of(subject.learn, "cbs") if subject.learn is not None else None) or ():
         if type(callback).__name__ == "MixedPrecision":
             mode = getattr(attribute_of(callback, "amp_mode"), "value", "fp16")

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from nbguard.libraries import ExportRepair
 from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.training.doctor.analysis.repairs import ModuleRepair
 
 
-def apply_repair(model: nn.Module, path: str, repair: ModuleRepair) -> None:
+def apply_repair(model: nn.Module, path: str, repair: ExportRepair) -> None:
     """Replace a part of a model by another module, or change the setting of all of its parts."""
     if repair.replacement:
         parent, _, name = path.rpartition(".")

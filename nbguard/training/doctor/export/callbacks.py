@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from nbguard.libraries import learner_packages
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of, name_of, namespace_of
 from nbguard.training.doctor.analysis.export import BatchChange
@@ -24,14 +25,17 @@ _ENDS = ("POP_TOP", "STORE_", "RETURN_", "FOR_ITER", "LIST_APPEND", "POP_JUMP")
 
 
 def batch_changes(subject: TrialSubject) -> tuple[BatchChange, ...]:
-    """Return what callbacks that also run outside of training do to inputs and outputs; fastai's own are left out."""
+    """Return what callbacks that also run outside of training do to inputs and outputs; a library's own are left out."""
     callbacks = attribute_of(subject.learn, "cbs") if subject.learn is not None else None
     items = attribute_of(callbacks, "items")
     return tuple(change for callback in (items if type(items) is list else ()) for change in _changes(callback))
 
 
 def _changes(callback: Any) -> Iterator[BatchChange]:
-    if str(type(callback).__module__).partition(".")[0] in ("fastai", "nbguard") or _value(callback, "run_valid") is False:
+    if (
+        str(type(callback).__module__).partition(".")[0] in (*learner_packages(), "nbguard")
+        or _value(callback, "run_valid") is False
+    ):
         return
     for event, names in _EVENTS.items():
         function = _value(callback, event, of_class=True)

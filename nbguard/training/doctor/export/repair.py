@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from nbguard.errors import UndiagnosableError
+from nbguard.libraries import module_repair
 from nbguard.memory.scan.devices.generators import LibraryGenerators
-from nbguard.training.doctor.analysis.repairs import repair_of
 from nbguard.training.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.training.doctor.determinism.kept_state import KeptState
 from nbguard.training.doctor.export.apply_repair import apply_repair
@@ -28,7 +28,7 @@ def exportable(learn: Any, batch: Any = None) -> nn.Module:
     """Return a copy of a model, in eval mode, that `torch.export.export` takes and that computes exactly the same.
 
     Args:
-        learn: a fastai Learner or a torch module; it stays as it is.
+        learn: a Learner or a torch module; it stays as it is.
         batch: a batch as the training loader yields it; None: one is taken from the Learner's training set.
 
     Raises:
@@ -47,7 +47,7 @@ def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, st
     replaced = []
     for path, module in list(model.named_modules()):
         name = f"{type(module).__module__}.{type(module).__qualname__}"
-        repair = repair_of(name)
+        repair = module_repair(name)
         if repair is not None and repair.replacement:
             apply_repair(model, path, repair)
             replaced.append((path, name.rpartition(".")[2], repair.replacement))

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from nbguard.errors import UndiagnosableError, in_one_line
+from nbguard.libraries import ExportRepair
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.progress import stage
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure
-from nbguard.training.doctor.analysis.repairs import ModuleRepair
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import tensors_in
 from nbguard.training.doctor.determinism.kept_state import KeptState
@@ -103,7 +103,7 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
     """Return an attempt with `torch.export`, with all failures that can be found, and the program if it passes."""
     started = time.perf_counter()
     failures: list[ExportFailure] = []
-    cured: dict[str, ModuleRepair] = {}
+    cured: dict[str, ExportRepair] = {}
     program: Any = None
     while len(failures) < _REPAIRS:
         model = _copy_with(subject, cured)
@@ -161,7 +161,7 @@ def _located(failure: ExportFailure, model: nn.Module, batch: TrialBatch, option
     return failure
 
 
-def _copy_with(subject: TrialSubject, cured: dict[str, ModuleRepair]) -> nn.Module:
+def _copy_with(subject: TrialSubject, cured: dict[str, ExportRepair]) -> nn.Module:
     """Return a fresh copy of a model, with the cures of some failures, each by the path of its module."""
     model, _ = shared_copy(subject.model)
     for path, repair in cured.items():
@@ -286,7 +286,7 @@ def _latency(call: Callable[[], Any]) -> int:
 
 
 def _plain(batch: TrialBatch) -> TrialBatch:
-    """Return a batch of plain tensors: an exported program must not know fastai's classes."""
+    """Return a batch of plain tensors: an exported program must not know a library's classes."""
     return batch.each(lambda tensor: plain(tensor).detach().clone())
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.memory.scan.objects.learners import is_learner
 from nbguard.memory.scan.targets import lookup
 from nbguard.training.prediction.code.functions import as_function, names_bound, names_read
-from nbguard.training.prediction.fits.fastai_fit import LearnerSource, is_learner
 from nbguard.training.prediction.fits.fit import FitSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.fits.loaders import first_batch
 from nbguard.training.prediction.fits.sources import is_of, source_of
 from nbguard.training.prediction.fits.step_fit import StepSource

@@ -19,6 +19,7 @@ import torch
 
 from nbguard.errors import NbguardError, UnpredictableError, in_one_line
 from nbguard.files import unreadable
+from nbguard.libraries import experiments, learner_packages
 from nbguard.training.prediction.code.cell import CellFit
 from nbguard.training.prediction.code.functions import as_function
 from nbguard.training.prediction.code.loops import FEW, GOES_ON, REACHED, Loops, MarkedLoop
@@ -28,12 +29,6 @@ from nbguard.training.prediction.fits.sources import source_of
 from nbguard.training.prediction.predict import foresee
 from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit
 
-_FITTED = (
-    ("fastai.learner", "Learner", "fit"),
-    ("transformers.trainer", "Trainer", "train"),
-    ("lightning.pytorch.trainer.trainer", "Trainer", "fit"),
-    ("pytorch_lightning.trainer.trainer", "Trainer", "fit"),
-)
 _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
 _AFTER = "the script's work after this fit is not counted"
@@ -171,7 +166,7 @@ class Script:
         return self._loops.mark(self._tree, str(self._path)).body
 
     def _execute(self, namespace: dict[str, Any], patched: ExitStack, statements: Iterable[ast.stmt]) -> None:
-        wanted = list(_FITTED)
+        wanted = [(module, each.name, each.fit) for each in experiments() if each.fit for module in each.loops]
         for statement in statements:
             exec(compile(ast.Module([statement], []), str(self._path), "exec"), namespace)  # noqa: S102 - the user's script, as asked
             for module, name, method in tuple(wanted):
@@ -271,7 +266,8 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
     def fit(fitted: Any, *args: Any, **kwargs: Any) -> None:
         """Note what is fitted and end the script; `fine_tune` goes on to its second fit."""
         caller: Any = sys._getframe(1)
-        while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in ("fastai", "fastcore"):
+        own = (*learner_packages(), "fastcore")
+        while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in own:
             if caller.f_code.co_name == "fine_tune":
                 stages.append("freeze" if not stages else "unfreeze")  # the model is looked at when both have been reached
             caller = caller.f_back

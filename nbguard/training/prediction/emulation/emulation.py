@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import starmap
 from types import ModuleType
 from typing import Any
 from weakref import WeakMethod
@@ -16,8 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.libraries import own_optimizers
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.scan.heap.kinds import loaded_class
 from nbguard.memory.scan.storage_events import StorageMode
 from nbguard.training.prediction.emulation import composites
 from nbguard.training.prediction.emulation.autocast import Autocast
@@ -185,8 +188,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__)
         for owner, name, value in WRITES:
             yield owner, name, self._here(value, getattr(owner, name))
-        if fastai := sys.modules.get("fastai.optimizer"):
-            yield fastai.Optimizer, "step", self._here(self._fastai_step, fastai.Optimizer.step)
+        for own in filter(None, starmap(loaded_class, own_optimizers())):
+            yield own, "step", self._here(self._own_step, own.step)  # type: ignore[attr-defined]
         for module in _with_devices():
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 if supported := getattr(module, name, None):
@@ -206,7 +209,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         stack.callback(register_optimizer_step_pre_hook(note(True)).remove)
         stack.callback(register_optimizer_step_post_hook(note(False)).remove)
 
-    def _fastai_step(self, former: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _own_step(self, former: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self.device.steps += 1
         with self.device.making(None, FitPhase.STEP):
             return former(optimizer, *args, **kwargs)

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.errors import UnpredictableError, in_one_line
+from nbguard.libraries import calling_modules, learner_packages
 from nbguard.memory.scan.devices.kept_memory.workspaces import cublaslt_workspace
 from nbguard.memory.scan.storage_events import is_autograds
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
@@ -52,8 +53,9 @@ _IN_PLACE = {
 _FLASH = _aten._scaled_dot_product_flash_attention.default
 _HOPPER = (9, 0)
 """From this architecture on PyTorch prefers cuDNN's attention for half precision (`check_prefer_cudnn_attention`)."""
-_TRUSTED = ("torch", "fastai", "fastcore", "nbguard", "accelerate", "lightning", "pytorch_lightning")
-"""Packages whose reads of values do not decide about memory: metrics, recorders, the gradient scaler."""
+_TRUSTED = ("torch", "nbguard")
+"""Packages whose reads of values do not decide about memory, besides those that call the user's code in a fit: metrics,
+recorders, the gradient scaler."""
 _PADDED = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Modules that ask whether a batch has padding. The answer is that it has: its mask takes memory, so the figure is a bound."""
 
@@ -172,9 +174,9 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         frame = sys._getframe(1)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", ""))
-            if name.partition(".")[0] not in _TRUSTED and name not in _PADDED:
+            if name.partition(".")[0] not in (*_TRUSTED, *calling_modules()) and name not in _PADDED:
                 break
-            if name.startswith(("fastai.", "torch.amp.", *_PADDED)):
+            if name.startswith((*(f"{package}." for package in learner_packages()), "torch.amp.", *_PADDED)):
                 return
             frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
+from nbguard.libraries import calling_modules
 from nbguard.memory.simulation.device import SimulatedDevice
 from nbguard.training.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 
-_CALLERS = ("torch", "fastai", "fastcore", "nbguard", "accelerate", "lightning", "pytorch_lightning", "functools", "contextlib")
-"""Packages whose lines are not named: they call the user's."""
+_CALLERS = ("torch", "nbguard", "functools", "contextlib")
+"""Packages whose lines are not named, besides those of training libraries: they call the user's."""
 _TRACE = "nbguard.training.prediction.trace"
 """Module below which no frame is the fit's."""
 _FORWARD = frozenset({FitPhase.FORWARD, FitPhase.LOSS})
@@ -225,7 +226,7 @@ def _user_frame(frame: Any) -> Any:
 def _is_users(frame: Any) -> bool:
     """Say whether a frame is of code that is no library's that trains."""
     name = str(frame.f_globals.get("__name__", ""))
-    return name.partition(".")[0] not in _CALLERS and name != "transformers.trainer"
+    return not f"{name}.".startswith(tuple(f"{module}." for module in (*_CALLERS, *calling_modules())))
 
 
 def line_of(error: BaseException) -> str:

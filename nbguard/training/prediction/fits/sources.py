@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.training.prediction.fits.fastai_fit import LearnerSource, is_learner
+from nbguard.memory.scan.objects.learners import is_learner
 from nbguard.training.prediction.fits.fit import FitSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.fits.lightning_fit import LightningSource
 from nbguard.training.prediction.fits.step_fit import StepSource
 from nbguard.training.prediction.fits.trainer_fit import TrainerSource

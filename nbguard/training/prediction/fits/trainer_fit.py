@@ -195,14 +195,14 @@ def _columns(trainer: Any) -> set[str]:
 
 
 def _on_device(shapes: Iterable[Any], make: MakeBatch) -> Iterator[Any]:
-    """Yield batches as accelerate's loader does: it keeps the one that it has yielded until it has made the next."""
+    """Yield batches as the Trainer's loader does: it keeps the one that it has yielded until it has made the next."""
     for each in shapes:
         current_batch = make(each)
         yield current_batch
 
 
 def _cast(model: Any, dtype: torch.dtype) -> None:
-    """Let a model compute in mixed precision and return float32, as accelerate does it (`Accelerator.prepare_model`)."""
+    """Let a model compute in mixed precision and return float32, as the Trainer has it done (`Accelerator.prepare_model`)."""
     forward = torch.autocast("cuda", dtype)(type(model).forward if "forward" not in vars(model) else model.forward.__func__)
 
     def cast(self: Any, *args: Any, **kwargs: Any) -> Any:

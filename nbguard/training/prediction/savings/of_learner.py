@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from nbguard.training.prediction.fits.fastai_fit import PRECISIONS, LearnerSource
+from nbguard.training.prediction.fits.learner_fit import PRECISIONS, LearnerSource
 from nbguard.training.prediction.hardware import Gpu
 from nbguard.training.prediction.savings.change import Change, added_up
 from nbguard.training.prediction.savings.of_model import loss_in_parts

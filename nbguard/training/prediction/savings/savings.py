@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nbguard.errors import UnpredictableError
 from nbguard.memory.allocator.model.settings import AllocatorSettings
-from nbguard.training.prediction.fits.fastai_fit import LearnerSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.fits.loop_fit import LoopSource
 from nbguard.training.prediction.fits.step_fit import StepSource
 from nbguard.training.prediction.largest_batch import largest_batch

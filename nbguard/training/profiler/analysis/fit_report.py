@@ -93,7 +93,7 @@ class FitAnalysis:
 
     @cached_property
     def ending(self) -> Ending:
-        """Return how the fit ended. fastai takes a stop at NaN for a fit that was cancelled, and so for a complete one."""
+        """Return how the fit ended. A Learner takes a stop at NaN for a fit that was cancelled, and so for a complete one."""
         first = self.observations.finite.first
         return "stopped at NaN" if first is not None and first.has_stopped else self.observations.ending
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from nbguard.errors import DamagedDataError, ProfileFileError
+from nbguard.libraries import setting
 from nbguard.memory.core.facts import Unavailable
 from nbguard.plain_data import check, from_plain, to_plain
 from nbguard.training.profiler import checks as fit_checks
@@ -37,7 +38,7 @@ _SHOWN = 20
 """Characters of another version that are shown."""
 
 Failure = Literal["batch norm of one", ""]
-LEARNERS = "fastai fit"
+LEARNERS = setting("fit")
 """The kind of a fit of a Learner."""
 
 
@@ -46,7 +47,7 @@ class SubjectFacts:
     """The models that were trained, by name."""
 
     kind: str = "PyTorch loop"  # or LEARNERS, once one was fitted
-    names: tuple[str, ...] = ()  # of model classes and of fastai's architectures, in the order of their first call
+    names: tuple[str, ...] = ()  # of model classes and of architectures by their functions, in the order of their first call
     missed: int = 0  # batches that the loop got before the profile began
     is_compiled: bool = False  # one of them at least, by torch.compile
 
@@ -57,7 +58,7 @@ class SubjectFacts:
 
     @property
     def title(self) -> str:
-        """Return the subject in words, e.g. `fastai fit · resnet34`; an empty string where no model was called."""
+        """Return the subject in words, the kind first; an empty string where no model was called."""
         return " · ".join((self.kind, *self.names)) if self.names else ""
 
 
@@ -86,7 +87,7 @@ class FitObservations:
     checks: Annotated[Mapping[str, Any], _read_checks] = field(default_factory=dict)  # facts of each check, by its name
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
-    library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which fastai does not train
+    library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which a library does not train
     has_other_threads: bool = False  # another thread asked a loader for batches
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user
     kept_graphs: tuple[KeptGraphs, ...] = ()  # names that held autograd graphs after the fit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nbguard.libraries import in_own_words, setting
 from nbguard.training.profiler.analysis.report import MemoryReport, Remedy
 from nbguard.training.profiler.checks.amp import AmpFacts
 from nbguard.training.profiler.checks.optimizer_facts import OptimizersFacts
@@ -26,7 +27,7 @@ class RemedyContext:
     gradients: int = 0  # bytes of gradients that are cleared in place
     activations: int | None = None  # bytes at the peak
     clears_in_place: bool = False  # gradients are filled with zeros and stay
-    is_fastai: bool = False  # by fastai's own optimizer
+    is_own: bool = False  # by an optimizer of the library's own
     is_learners: bool = False  # a fit of a Learner
     dtype: str = "float32"  # of the training batches' forward passes
     batch_size: int | None = None  # of the first input of the first training batch
@@ -48,7 +49,7 @@ def remedy_context(
     is_learners: bool = False,
 ) -> RemedyContext:
     """Return the observations of several instruments together."""
-    in_place = [optimizer for optimizer in optimizers.optimizers if optimizer.is_fastai or optimizer.cleared_in_place]
+    in_place = [optimizer for optimizer in optimizers.optimizers if optimizer.is_learners or optimizer.cleared_in_place]
     categories = {} if memory is None else {category.name: category.nbytes for category in memory.categories}
     dtypes = [dtype for dtype in ("float16", "bfloat16") if amp.in_dtype(dtype)]
     return RemedyContext(
@@ -58,7 +59,7 @@ def remedy_context(
         gradients=sum(optimizer.gradient_bytes for optimizer in in_place),
         activations=categories.get("activations"),
         clears_in_place=bool(in_place),
-        is_fastai=any(optimizer.is_fastai for optimizer in in_place),
+        is_own=any(optimizer.is_learners for optimizer in in_place),
         is_learners=is_learners,
         dtype=dtypes[0] if dtypes else "float32",
         batch_size=switches.batch_size,
@@ -80,12 +81,11 @@ def remedies(facts: RemedyContext) -> tuple[Remedy, ...]:
 def _set_to_none(facts: RemedyContext) -> Iterator[Remedy]:
     if facts.clears_in_place and facts.gradients >= MiB:
         held = format_bytes(facts.gradients)
-        change = "`learn.model.zero_grad(set_to_none=True)` in `after_step` of a callback: fastai's own fills them with zeros"
         yield Remedy(
             name="set_to_none",
             effect=f"{held} of gradients are free during the forward pass; the peak falls by at most that",
             measured=True,
-            change=change if facts.is_fastai else "`optimizer.zero_grad(set_to_none=True)`",
+            change=setting("clear gradients") if facts.is_own else "`optimizer.zero_grad(set_to_none=True)`",
             nbytes=facts.gradients,
         )
 
@@ -115,7 +115,7 @@ def _batch(facts: RemedyContext) -> Iterator[Remedy]:
     if size is None or size < 2:
         return
     less = "less memory" if activations is None else f"about half of the {format_bytes(activations)} of activations"
-    change = f"`bs={size // 2}`; with two batches per step (fastai: `cbs=GradientAccumulation({size})`) the step sees as much"
+    change = f"`bs={size // 2}`; with two batches per step{in_own_words('accumulate', size=size)} the step sees as much"
     yield Remedy(
         name="smaller batch, gradient accumulation",
         effect=f"{less}, and more steps: {_NOT_MEASURED}",

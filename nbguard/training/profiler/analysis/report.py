@@ -345,7 +345,7 @@ class FitReport(Result):
     view: ClassVar[str] = "nbguard.training.profiler.render.fit:fit_blocks"
     label: ClassVar[str] = "profile of a fit"
 
-    title: str  # e.g. "In[7] · fastai fit · resnet34"
+    title: str  # e.g. "In[7] · PyTorch loop · ResNet"
     ending: Ending  # the way in which the fit ended
     timing: Timing  # the time by phase
     overhead: Overhead  # the cost of the profile

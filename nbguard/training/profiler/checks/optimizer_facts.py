@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phases
@@ -48,7 +48,7 @@ class OptimizerFacts:
     parameters: int = 0  # tensors that it steps
     without_gradients: tuple[str, ...] = ()  # parameters that never had one at any look
     looks: int = 0  # at its parameters, before steps 1, 2, 4, 8, …
-    is_fastai: bool = False  # fastai's own, not a wrapper of one of torch
+    is_learners: bool = field(default=False, metadata={"json": "is_fastai"})  # a Learner's own, not a wrapper of one of torch
     fusible: str = ""  # torch's class that does the same with `fused=True`; "": none is known, or it is fused
     is_wrapped: bool = False  # torch's, in fastai's `OptimWrapper`
     is_looped: bool = False  # it was told to go through its parameters one by one: `foreach=False`
@@ -92,7 +92,7 @@ def faster_step(facts: OptimizersFacts) -> str:
     if facts_of_most is None or not (facts_of_most.fusible or facts_of_most.is_looped):
         return ""
     name = facts_of_most.fusible or facts_of_most.name
-    if facts_of_most.is_fastai or facts_of_most.is_wrapped:
+    if facts_of_most.is_learners or facts_of_most.is_wrapped:
         line = f"opt_func=partial(OptimWrapper, opt=torch.optim.{name}, fused=True)"
     else:
         line = f"{name}(…, fused=True)"
@@ -121,7 +121,7 @@ def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
     bad = [(eps, count) for eps, count in facts.half_eps if 0 < eps <= HALF_ROUNDS_TO_ZERO]
     if bad:
         eps, count = bad[0][0], sum(count for _, count in bad)
-        eps_of = "`opt_func=partial(Adam, eps=1e-5)`" if facts.is_fastai else f"`{facts.name}(…, eps=1e-5)`"
+        eps_of = "`opt_func=partial(Adam, eps=1e-5)`" if facts.is_learners else f"`{facts.name}(…, eps=1e-5)`"
         yield FitFinding(
             kind="eps",
             severity="problem",
@@ -182,7 +182,7 @@ def _renewed(facts: OptimizersFacts) -> Iterator[FitFinding]:
         alike = [optimizer for optimizer in facts.optimizers if optimizer.name == name and optimizer.steps]
         if len(alike) < _ENOUGH or any(optimizer.steps > 1 for optimizer in alike[1:]):
             continue
-        of = "fastai's " if alike[0].is_fastai else ""
+        of = "fastai's " if alike[0].is_learners else ""
         forgets = not all(optimizer.is_stateless for optimizer in alike)
         yield FitFinding(
             kind="renewed",
@@ -254,4 +254,4 @@ def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
 
 
 def _name(facts: OptimizerFacts) -> str:
-    return "fastai's optimizer" if facts.is_fastai else facts.name
+    return "fastai's optimizer" if facts.is_learners else facts.name

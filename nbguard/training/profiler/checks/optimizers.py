@@ -40,7 +40,7 @@ class _Optimizer:
     def __init__(self, optimizer: Any) -> None:
         self.of = weakref.ref(optimizer)
         self.name = name_of(type(torchs(optimizer) or optimizer))
-        self.is_fastai, self.is_wrapped = torchs(optimizer) is None, torchs(optimizer) is not optimizer
+        self.is_learners, self.is_wrapped = torchs(optimizer) is None, torchs(optimizer) is not optimizer
         self.fusible = ""
         self.is_looped = self.is_stateless = self.is_renewed = False
         self.first: weakref.ref[Any] | None = None  # of its parameters
@@ -80,9 +80,9 @@ class _Optimizer:
             unchanged=self.values.unchanged,
             rate=self.rates.facts(),
             looks=self.looks,
-            is_fastai=self.is_fastai,
+            is_learners=self.is_learners,
             fusible=self.fusible,
-            is_wrapped=self.is_wrapped and not self.is_fastai,
+            is_wrapped=self.is_wrapped and not self.is_learners,
             is_looped=self.is_looped,
             is_stateless=self.is_stateless,
             is_renewed=self.is_renewed,

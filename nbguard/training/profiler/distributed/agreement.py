@@ -17,7 +17,7 @@ _LETTERS = 1 << 18  # of digests that are kept: beyond, every second check goes
 _CHUNK = 1 << 18  # values that are summed at once: no large temporary tensors
 _FACTOR = 0x9E3779B1  # a large odd number
 _SHARDS = (("rank", "num_replicas"), ("process_index", "num_processes"), ("rank", "world_size"))
-"""Names for the number of a part and of all, of torch's DistributedSampler, accelerate's BatchSamplerShard, fastai's loader."""
+"""Names for the number of a part and of all, of torch's DistributedSampler, of a BatchSamplerShard, of a Learner's loader."""
 _WRAPPER = "module."  # DistributedDataParallel's own part of a name
 
 
@@ -50,8 +50,8 @@ class RankDigester:
         if self._digests.feed.sampler:
             return
         batches = attribute_of(iterator, "_index_sampler")
-        fastais = attribute_of(attribute_of(iterator, "_dataset"), "d")
-        for holder in (attribute_of(batches, "sampler"), batches, fastais):
+        learners = attribute_of(attribute_of(iterator, "_dataset"), "d")
+        for holder in (attribute_of(batches, "sampler"), batches, learners):
             feed = None if holder is None else _shard(holder)
             if feed is not None:
                 self._digests = replace(self._digests, feed=feed)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+from nbguard.libraries import learner_packages
 from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
 from nbguard.training.profiler.analysis.report import RankRow, Setting
 from nbguard.training.profiler.analysis.time import phases
@@ -73,7 +74,7 @@ def environment() -> Iterator[Setting]:
     if devices is not None:  # which ones may differ, how many should not
         yield Setting("number of CUDA_VISIBLE_DEVICES", str(len(devices.split(","))))
     yield Setting("python version", platform.python_version(), is_version=True)
-    for name in ("torch", "fastai"):
+    for name in ("torch", *learner_packages()):
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
             yield Setting(f"{name} version", str(version), is_version=True)

@@ -27,7 +27,7 @@ from nbguard.training.profiler.instruments.stack_sampler import StackSampler
 from nbguard.training.profiler.instruments.subject import Subject
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from nbguard.training.profiler.options import FitOptions
-from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
@@ -136,7 +136,7 @@ class Instruments:
     def __init__(self, options: FitOptions, recorder: Recorder, counter: MemoryCounter | None = None) -> None:
         self.recorder = recorder
         self.loop = TorchLoop(recorder, self._begin_fit)
-        self.fastai = FastaiLoop(recorder, self.loop)
+        self.learners = LearnerLoop(recorder, self.loop)
         self.ranks = RankWatch(check_ranks=options.check_ranks)
         self._options = options
         self._counter = counter
@@ -152,7 +152,7 @@ class Instruments:
     def start(self) -> None:
         """Put all instruments around the code that runs from here on."""
         self._fit.attempt("start", self.ranks, self.recorder)
-        for front in (self.loop, self.fastai):
+        for front in (self.loop, self.learners):
             self._fit.attempt("start", front)
         self._fit.start(self.recorder)  # last: its patches go before those of the fronts, when another fit begins
         self._fit.attempt("has_begun", self.recorder)
@@ -161,7 +161,7 @@ class Instruments:
         """Take everything down and return the log of all fits. Nothing that fails here keeps the rest from being taken down."""
         log = self._fit.attempt("stop", self.recorder) or _NO_LOG
         self._fit.stop()
-        for part in (self.fastai, self.loop, self.ranks):
+        for part in (self.learners, self.loop, self.ranks):
             self._fit.attempt("stop", part)
             self._fit.restore(part)
         return log
@@ -196,7 +196,7 @@ class Instruments:
         """
         *logs, last = self._fit.attempt("divided", log, self._places) or [*(_NO_LOG for _ in self._earlier), log]
         cores = _known(usable_cores, 1)
-        callbacks = self._fit.attempt("observe", self.fastai) or ()
+        callbacks = self._fit.attempt("observe", self.learners) or ()
         earlier = tuple(
             replace(observed, title=title, log=part, cores=cores, library_callbacks=callbacks)
             for observed, part in zip(self._earlier, logs, strict=True)

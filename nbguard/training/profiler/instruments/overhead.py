@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
 from nbguard.training.profiler.nonfinite.loss_history import LossHistory
-from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 
@@ -36,7 +36,7 @@ class OverheadWatch:
     watches = "the cost of the profile itself"
 
     def __init__(self) -> None:
-        self._is_fastai = False
+        self._is_learners = False
         self._recorder = Recorder()
         self._calls: tuple[Callable[[], Any], ...] = ()
         self._taken: list[list[int]] = []  # nanoseconds of processor time of each call
@@ -72,12 +72,12 @@ class OverheadWatch:
         return max(0, round(_COLD * sum(taken - nothing for taken in calls) / self._marks))
 
     def _learner(self, _: Any) -> None:
-        self._is_fastai = True
+        self._is_learners = True
 
     def _model(self, _module: Any, _args: Any) -> None:
         self._of.unsubscribe("model", self._model)
         loop = TorchLoop(self._recorder)
-        front = FastaiLoop(self._recorder, loop) if self._is_fastai else loop
+        front = LearnerLoop(self._recorder, loop) if self._is_learners else loop
         with self._torch._C.DisableTorchFunction():
             history = LossHistory(self._torch, self._late.send)
             self._recorder.usual_loss, loss = history.is_usual, self._torch.zeros((), device="cpu")

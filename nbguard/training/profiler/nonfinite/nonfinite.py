@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import weakref
 from dataclasses import replace
@@ -14,6 +13,7 @@ from nbguard.errors import StoppedAtNaN
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.objects.compiled import has_compiled
+from nbguard.memory.scan.objects.learners import cancel_of_learners
 from nbguard.training.profiler import nan_repair
 from nbguard.training.profiler.analysis.health.nonfinite import (
     FiniteFacts,
@@ -56,8 +56,8 @@ class FiniteWatch:
 
     In host memory it looks at once. Values of a device are read some batches late, without waiting for it, and the layer is
     then not looked for any more; with `stop_on_nan` it waits for the loss and the gradients of every batch, keeps the model's
-    input until the loss is there, and stops the fit before anything reaches the parameters: fastai's by CancelFitException, any
-    other by StoppedAtNaN.
+    input until the loss is there, and stops the fit before anything reaches the parameters: a Learner's by CancelFitException,
+    any other by StoppedAtNaN.
     """
 
     watches = "NaN and infinite values"
@@ -69,7 +69,7 @@ class FiniteWatch:
         self._growth: LossGrowth | None = None
         self._jump: LossJump | None = None  # the first loss that is many times those before it
         self._rate: float | None = None  # largest learning rate at the last step that was looked at
-        self._searched: NotFinite | None = None  # by fastai's learning rate finder, if that was all
+        self._searched: NotFinite | None = None  # by a Learner's learning rate finder, if that was all
         self._learner: weakref.ref[Any] | None = None
         self._is_search = False
         self._counters = ModuleCounters()
@@ -385,6 +385,5 @@ class FiniteWatch:
     def _error(self, first: NotFinite) -> Exception:
         words = f"{what_of(first)}: {evidence_of(first.origin)}"
         if self._learner is not None:
-            fastai: Any = sys.modules["fastai.callback.core"]
-            return fastai.CancelFitException(words)  # type: ignore[no-any-return]
+            return cancel_of_learners()(words)
         return StoppedAtNaN(f"{words}. The parameters have their values from before this step")

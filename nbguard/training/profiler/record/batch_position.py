@@ -15,7 +15,7 @@ from nbguard.training.profiler.record.recorder import BY_HAND, Recorder
 def position_of(boundaries: Iterable[Boundary], ahead: Container[int] = ()) -> BatchPosition:
     """Return the position of a fit after these boundaries.
 
-    `ahead`: loops whose batches are asked for before their turn, as accelerate does: there the losses are counted.
+    `ahead`: loops whose batches are asked for before their turn, as some libraries do: there the losses are counted.
     """
     open_: list[int] = []
     losses: Counter[int] = Counter()

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from nbguard.errors import RankFactsError, SnapshotError
+from nbguard.libraries import calling_modules
 from nbguard.memory.allocator.snapshot.unpickle import unpickle
 from nbguard.render.words import clean, line_words
 from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall
@@ -34,7 +35,7 @@ _DTYPES |= {"Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
 _BY_INPUT = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "gather", "reduce_scatter"})
 """Collectives whose inputs are as large on all ranks. The others' are not, or not on every rank."""
 _INNER = re.compile(
-    r"[/\\](torch|accelerate|fastai|fastcore|nbguard)[/\\]|^<frozen|[/\\]lib[/\\]python[\d.]+[/\\](?!site-packages)"
+    rf"[/\\](torch|{'|'.join(calling_modules())}|nbguard)[/\\]|^<frozen|[/\\]lib[/\\]python[\d.]+[/\\](?!site-packages)"
 )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 _SEEDING = frozenset({"set_seed", "manual_seed", "manual_seed_all", "seed_everything", "seed", "deterministic"})
 _LOADERS = frozenset({"dataloaders", "DataLoaders", "DataLoader"})
 _FACTORIES = ("Image", "Text", "Segmentation")
-"""Beginnings of the names of fastai's classes of loaders whose methods `from_…` split at random unless told otherwise."""
+"""Beginnings of the names of the classes of loaders whose methods `from_…` split at random unless told otherwise."""
 _RANDOM_FACTORIES = frozenset(
     {"from_name_func", "from_name_re", "from_path_func", "from_path_re", "from_lists", "from_df", "from_label_func"}
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import ClassVar, Literal
 
+from nbguard.libraries import distributions
 from nbguard.render.result import Result
 from nbguard.render.words import clean
 from nbguard.training.runs.analysis.record import TOPICS, RunRecord, Topic
@@ -82,9 +83,9 @@ _EXCEPTIONS: dict[tuple[str, str], Effect] = {
 }
 _NUMERIC = frozenset(
     {
-        *("torch", "torchvision", "torchaudio", "torchtext", "numpy", "scipy", "pandas", "pillow", "opencv-python", "timm"),
-        *("fastai", "fastcore", "fasttransform", "transformers", "tokenizers", "accelerate", "lightning", "pytorch-lightning"),
-        *("albumentations", "kornia", "datasets", "safetensors", "peft", "diffusers", "apex", "triton", "bitsandbytes"),
+        *("torch", "torchvision", "torchaudio", "torchtext", "numpy", "scipy", "pandas", "pillow", "opencv-python"),
+        *distributions(),
+        *("albumentations", "kornia", "apex", "triton", "bitsandbytes"),
         *("scikit-learn", "spacy", "python", "CUDA", "cuDNN", "NCCL", "ROCm", "driver"),
     }
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 
+from nbguard.libraries import variable_prefixes
+
 HIDDEN = "‹hidden›"
 """Stands in the place of a value that was taken out."""
 
 RECORDED_VARIABLES = (
     *("CUDA_", "CUDNN_", "CUBLAS_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "HIP_", "ROCR_"),
-    *("XLA_", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "FASTAI_", "TRITON_", "TORCHINDUCTOR_"),
+    *("XLA_", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", *variable_prefixes(), "TRITON_", "TORCHINDUCTOR_"),
 )
 """Beginnings of the names of environment variables whose values are kept. No other variable is looked at."""
 

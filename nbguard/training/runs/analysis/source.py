@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from nbguard.libraries import launchers
 from nbguard.training.runs.analysis.secrets import HIDDEN, RECORDED_VARIABLES, is_secret_name, name_parts, without_secrets
 
 _TOKEN = re.compile(
@@ -46,7 +47,7 @@ _MAGICS = frozenset(
 _PROGRAMS = frozenset(
     (
         *("pip", "pip3", "conda", "mamba", "uv", "apt", "apt-get", "git", "ls", "cd", "mkdir", "cp", "mv", "rm", "pwd"),
-        *("cat", "head", "tail", "wc", "unzip", "tar", "nvidia-smi", "python", "python3", "torchrun", "accelerate"),
+        *("cat", "head", "tail", "wc", "unzip", "tar", "nvidia-smi", "python", "python3", "torchrun", *launchers()),
         *("jupyter", "nbdev_export", "which", "df", "du", "free", "nproc", "uname", "sudo"),
     )
 )

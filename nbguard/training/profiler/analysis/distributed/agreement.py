@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from nbguard.libraries import dividing_libraries
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.units import counted
 
@@ -134,7 +135,8 @@ def _feeds(feeds: Mapping[int, Feed], world: int) -> Iterator[FitFinding]:
     shards = {rank: feed.shard for rank, feed in feeds.items() if feed.shard is not None}
     seeds = {feed.seed for feed in feeds.values() if feed.seed is not None}
     if not shards and world > 1 and all(feed.batch for feed in feeds.values()):
-        evidence = "no sampler divides the data that nbguard knows: DistributedSampler, or fastai's or accelerate's loader"
+        loaders = " or ".join(f"{name}'s" for name in dividing_libraries())
+        evidence = f"no sampler divides the data that nbguard knows: DistributedSampler, or {loaders} loader"
         yield _finding(
             "advice", "Each rank may read all of the data", evidence, "`DataLoader(…, sampler=DistributedSampler(data))`"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nbguard.libraries import in_own_words
 from nbguard.training.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
 from nbguard.training.profiler.analysis.health.operations import FailedOperation
 from nbguard.training.profiler.analysis.report import FitFinding
@@ -60,7 +61,7 @@ class NotFinite:
     origin: Origin  # the code that made it
     has_stopped: bool = False  # `--stop-on-nan` ended the fit there
     is_compiled: bool = False  # something was compiled, so operations outside of models were not recorded
-    is_search: bool = False  # met by fastai's learning rate finder, which goes so far on purpose
+    is_search: bool = False  # met by a Learner's learning rate finder, which goes so far on purpose
     first_loss: float | None = None  # of the fit; None: not known, as for all of the following
     last_loss: float | None = None  # the last one that was finite
     largest: float | None = None  # finite magnitude of a parameter
@@ -205,7 +206,7 @@ def _divergence(growth: LossGrowth | None) -> Iterator[FitFinding]:
             severity="problem",
             what=f"the loss grows: {growth.first:.3g} at first, {growth.last:.3g} in the last batches",
             evidence=f"more than {_DIVERGED:g} times the first: the steps are too long",
-            change=f"a lower learning rate{rate}, or {_CLIP}",
+            change=f"a lower learning rate{rate}, or {_clip()}",
         )
 
 
@@ -234,7 +235,7 @@ def _grown(first: NotFinite) -> list[str]:
 
 
 def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
-    change = f"a lower learning rate (it is {first.rate:g}), or {_CLIP}"
+    change = f"a lower learning rate (it is {first.rate:g}), or {_clip()}"
     return FitFinding(
         kind="nan",
         severity="problem",
@@ -274,7 +275,10 @@ _SAFE_IN_FLOAT16 = (
     "`dtype=torch.bfloat16`, which has the range of float32; or a `torch.amp.GradScaler()`, which leaves out the steps of such "
     "gradients and lowers its scale"
 )
-_CLIP = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
+
+
+def _clip() -> str:
+    return f"`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step{in_own_words('clip')}"
 
 
 def _change(first: NotFinite) -> str:

@@ -40,7 +40,7 @@ def _finding(what: str, evidence: str, change: str) -> FitFinding:
 
 
 def _make(optimizer: OptimizerFacts) -> str:
-    return f"`{optimizer.name}(model.parameters(), …)`" if not optimizer.is_fastai else "the Learner"
+    return f"`{optimizer.name}(model.parameters(), …)`" if not optimizer.is_learners else "the Learner"
 
 
 def _without_gradients(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
@@ -128,7 +128,7 @@ def _rate(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | Non
         return _finding(
             f"{optimizer.name} trains nothing: its learning rate is 0",
             f"at all {rate.steps} sampled steps",
-            f"`{optimizer.name}(…, lr=1e-3)`, or another rate" if not optimizer.is_fastai else "`learn.fit(1, 1e-3)`",
+            f"`{optimizer.name}(…, lr=1e-3)`, or another rate" if not optimizer.is_learners else "`learn.fit(1, 1e-3)`",
         )
     by_batch = [name for name, calls in facts.schedulers if calls >= _OFTEN * facts.losses]
     small = rate.small if by_batch else rate.negligible

@@ -135,7 +135,7 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
 
 def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield that workers would help: some, more, or the same ones with more batches ahead."""
-    if not context.is_waiting or context.wait < _WORTH or (loader.is_iterable and not loader.is_fastai):
+    if not context.is_waiting or context.wait < _WORTH or (loader.is_iterable and not loader.is_learners):
         return
     if loader.workers > context.cores:
         return  # fewer of them come first
@@ -266,7 +266,7 @@ def _copying(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding
     if not loader.pin_memory:
         how = "`pin_memory=True`, and `.to(device, non_blocking=True)`"
         yield _finding("pin_memory", "batches are copied from memory that is not page-locked", evidence, how, transfer)
-    elif loader.is_fastai:
+    elif loader.is_learners:
         what = "page-locked batches gain nothing here: fastai's loader copies them with `non_blocking=False`"
         change = "`to_device(b, device, non_blocking=True)` in a `DataLoader` of your own, or `pin_memory=False`"
         yield _finding("pin_memory", what, evidence, change, transfer)

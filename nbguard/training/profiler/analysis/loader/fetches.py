@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nbguard.training.profiler.analysis.loader.slowest import FetchStep
 from nbguard.units import counted, format_time
@@ -42,7 +42,7 @@ class LoaderFacts:
     """One loader as it was used. None: not known."""
 
     dataset: str  # the name of its type
-    is_fastai: bool = False  # fastai's DataLoader, which torch iterates as a stream
+    is_learners: bool = field(default=False, metadata={"json": "is_fastai"})  # a Learner's, which torch iterates as a stream
     is_iterable: bool = False  # the dataset is a stream (IterableDataset)
     is_training: bool = False  # a backward pass followed its batches
     workers: int = 0  # worker processes

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nbguard.libraries import loader_files
 from nbguard.training.profiler.analysis.function_names import COMPREHENSIONS, GENERAL, called_name, short_name
 
 StepKind = Literal["transform", "collate", "dataset"]
@@ -17,13 +18,8 @@ _PASSAGES = (
     "torch/nn/modules/container.py",
     "torchvision/transforms/v2/_container.py",
     "torchvision/transforms/v2/_transform.py",
-    "fastai/data/load.py",
-    "fastai/data/core.py",
-    "/fastcore/",
-    "/fasttransform/",
-    "/plum/",
 )
-"""Code of libraries that only leads to transforms, datasets and collate functions."""
+"""Code of PyTorch's that only leads to transforms, datasets and collate functions."""
 
 _ACCESS = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
 _NEARLY_ALL = 0.8
@@ -60,7 +56,7 @@ class FetchFunction:
         if "collate" in self.short:
             return False
         names = self.short in _ACCESS or self.short in COMPREHENSIONS or self.short in ("__call__", "<lambda>")
-        return names or any(part in self.file for part in _PASSAGES)
+        return names or any(part in self.file for part in (*_PASSAGES, *loader_files()))
 
 
 @dataclass(frozen=True, slots=True)

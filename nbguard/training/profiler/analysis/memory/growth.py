@@ -18,13 +18,13 @@ ENOUGH = 12
 WARM_UP = 3
 """Training batches that are left out: allocators and libraries fill their caches in them."""
 NOTICED = 4 * KiB
-"""Bytes per batch below which growth is no finding: a list of numbers grows, too (fastai's Recorder keeps some)."""
+"""Bytes per batch below which growth is no finding: a list of numbers grows, too (a Learner's Recorder keeps some)."""
 KEPT = 2 * KiB
-"""Bytes per batch below which nobody keeps graphs: a model's takes more, what fastai's Recorder keeps of a batch 1.5 KiB."""
+"""Bytes per batch below which nobody keeps graphs: a model's takes more, what a Learner's Recorder keeps of a batch 1.5 KiB."""
 LIVING = 2
 """Losses that may live on after a healthy fit: the last one by its name, and by the name of the epoch before."""
 _STATS = ".activation_stats.stats"
-"""Where fastai's callback `ActivationStats` keeps what it has seen of each batch."""
+"""Where the callback `ActivationStats` keeps what it has seen of each batch."""
 _MOST = 36
 _GROUP = 3
 _ENOUGH_FOR_GROUPS = _GROUP * ENOUGH

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nbguard.libraries import in_own_words
 from nbguard.training.profiler.analysis.memory.categories import Shape, Stock, categories
 from nbguard.training.profiler.analysis.memory.growth import Sample, growth_of
 from nbguard.training.profiler.analysis.memory.holders import Grown
@@ -41,7 +42,7 @@ def unfrozen_finding(unfrozen: Unfrozen | None, peak: int) -> Iterator[FitFindin
         what=f"the peak rose from {format_bytes(unfrozen.peak)} to {format_bytes(peak)}, because "
         f"{counted(unfrozen.parameters, 'more parameter is', 'more parameters are')} trained",
         evidence=f"their gradients and optimizer state take {format_bytes(unfrozen.kept)}{rest}",
-        change="`requires_grad_(False)` of layers that need not learn (fastai: `learn.freeze_to(-2)`), or a smaller batch",
+        change=f"`requires_grad_(False)` of layers that need not learn{in_own_words('freeze')}, or a smaller batch",
         nbytes=rise,
     )
 

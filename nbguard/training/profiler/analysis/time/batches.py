@@ -94,7 +94,7 @@ class _Loop:
     key: int  # of the pass
     batch: _Open  # that goes on
     done: int = 0  # batches that are over
-    is_ahead: bool = False  # it is asked one batch ahead, as accelerate does: the last comes after its end
+    is_ahead: bool = False  # it is asked one batch ahead, as some libraries do: the last comes after its end
     has_ended: bool = False  # its iterator had no batch left
 
 

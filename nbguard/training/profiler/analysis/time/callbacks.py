@@ -19,17 +19,17 @@ _RARE = 5
 """Times the median that the mean must be for a callback to be one that works in some batches only."""
 
 
-def slow_callbacks(timing: Timing, of_fastai: Collection[str] = ()) -> Iterator[FitFinding]:
+def slow_callbacks(timing: Timing, of_library: Collection[str] = ()) -> Iterator[FitFinding]:
     """Yield a finding for each callback that takes a share of a batch.
 
     Args:
         timing: where the time went.
-        of_fastai: phases of callbacks without which fastai does not train: nothing that the user can leave out.
+        of_library: phases of callbacks without which a library does not train: nothing that the user can leave out.
     """
     if not timing.step:
         return
     for row in timing.rows:
-        if row.group != "batch" or not row.callback or row.phase in of_fastai:
+        if row.group != "batch" or not row.callback or row.phase in of_library:
             continue
         usual, mean = row.median or 0, row.total // max(timing.batches, 1)
         is_rare = timing.batches >= _ENOUGH and (row.p95 or 0) > mean > _RARE * usual  # at every n-th batch

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Literal
 
+from nbguard.libraries import LibraryWork, hook_files, library_work, loop_packages
 from nbguard.training.profiler.analysis.function_names import short_name
 from nbguard.training.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.profiler.analysis.time.batches import Batches, Moment
-from nbguard.training.profiler.analysis.time.libraries import LibraryWork, library_work
 from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
 
 HotKind = Literal["function", "inside", "validation", "line", "hook", "loss", "library", "loop", "import"]
@@ -27,7 +27,6 @@ function, `library`: work of a library beside training, `loop`: the rest of a li
 
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
-_FASTAIS_HOOKS = "fastai/callback/hook"
 _FEW_AT_WORK = 3
 """Looks that it takes to name a library's work which is known,"""
 _FEW = 5
@@ -38,7 +37,6 @@ _LONG = 200_000_000
 _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad", "torch/distributed/distributed_c10d")
 """Work that a line of the loop only asks for: of the notebook, of a GradScaler, which waits for the GPU by its nature, of
 clipping, which many loops need, and of the other ranks, who have a report of their own."""
-_LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
 _OWN = "nbguard/training/profiler/"
 _PART_OF_LINE = 0.25
 """Share of the looks at a line that the looks at the function must be which it calls, for both to count as the function's."""
@@ -291,7 +289,7 @@ def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_
             inside = next((line for line in users if line.short not in ("forward", "__call__")), None)
             if inside is not None and phase == phases.FORWARD:
                 return _Cause("inside", inside, None, _below(users[users.index(inside) + 1 :]))
-            work = _library([line for line in stack[model:] if line.file.startswith("fastai/")])
+            work = _library([line for line in stack[model:] if line.file.startswith(hook_files())])
             return work or (_validates(stack[:model], drivers) if phase == phases.FORWARD else None)
         return _library(stack[:model]) or _validates(stack[:model], drivers)
     if phase == phases.BACKWARD:
@@ -329,7 +327,7 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
     work = _library(below)
     if work is not None:
         return work
-    if any(line.file.startswith(_LOOPS) for line in below):
+    if any(line.file.partition("/")[0] in loop_packages() for line in below):
         return _Cause("loop")
     if phase != phases.OTHER or any(line.file.startswith(_NOT_THE_LINES) or "/optim/" in line.file for line in below):
         return None
@@ -350,10 +348,10 @@ def _library(stack: Sequence[StackLine]) -> _Cause | None:
 
 
 def _hooked(stack: Sequence[StackLine], model: int) -> int | None:
-    """Return the place of the first function of the user's that a module calls beside `forward`, itself or through fastai."""
+    """Return the place of the first function of the user's that a module calls beside `forward`, itself or through a hook."""
     for at in range(model + 1, len(stack)):
         if stack[at].is_users and stack[at].short not in ("forward", "__call__"):
-            callers = (line for line in reversed(stack[model:at]) if not line.file.startswith(_FASTAIS_HOOKS))
+            callers = (line for line in reversed(stack[model:at]) if not line.file.startswith(hook_files()))
             if next(callers).file.endswith(_MODULE):
                 return at
     return None

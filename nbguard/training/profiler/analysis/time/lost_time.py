@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
+from nbguard.libraries import setting
 from nbguard.render.words import line_words
 from nbguard.training.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phases
@@ -46,7 +47,7 @@ _MUCH_VALIDATION = 0.40
 _MUCH_CODE = 0.25
 """Share of the wall time up to which code around the batches is what one expects: a cell also makes models and reads files."""
 _RECORDER = "Recorder"
-"""fastai's callback that computes metrics."""
+"""A Learner's callback that computes metrics."""
 _OFTEN = 2
 """Passes over validation data for each one of training from which validation is often."""
 _STALL = 20
@@ -68,7 +69,7 @@ _FEW = 0.25
 def lost_time(
     timing: Timing,
     batches: Batches,
-    of_fastai: Collection[str] = (),
+    of_library: Collection[str] = (),
     hot: Sequence[HotCode] = (),
     stacks: StackSamples = _NO_STACKS,
 ) -> Iterator[FitFinding]:
@@ -77,7 +78,7 @@ def lost_time(
     Args:
         timing: where the time went.
         batches: of the same fit.
-        of_fastai: phases of callbacks without which fastai does not train.
+        of_library: phases of callbacks without which a library does not train.
         hot: code that time goes to, by name.
         stacks: samples of the same fit, which tell how long the machine held it up.
     """
@@ -90,9 +91,9 @@ def lost_time(
     yield from _code(timing, [other for other in hot if other is not code])
     yield from _transforms(timing, hot)
     yield from _validation(
-        timing, of_fastai, hot, is_by_hand=any(batch.is_training and not batch.loop for batch in batches.batches)
+        timing, of_library, hot, is_by_hand=any(batch.is_training and not batch.loop for batch in batches.batches)
     )
-    yield from _around(timing, of_fastai, hot)
+    yield from _around(timing, of_library, hot)
 
 
 def _noticed(nanoseconds: int, wall: int) -> int:
@@ -210,7 +211,7 @@ def _name(code: HotCode, line: StackLine) -> str:
 
 
 def _usual(timing: Timing, code: HotCode) -> int:
-    """Return the nanoseconds of code that a callback of fastai's takes in each batch, or outside of batches."""
+    """Return the nanoseconds of code that a callback of a library's takes in each batch, or outside of batches."""
     rows = [row for row in timing.rows if row.callback and row.callback != _RECORDER]
     return sum(
         min(code.within_phase(row.group, row.phase), (row.median or 0) * timing.batches if row.group == "batch" else row.total)
@@ -243,7 +244,7 @@ def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
 
 
 def _validation(
-    timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode], *, is_by_hand: bool
+    timing: Timing, of_library: Collection[str], hot: Sequence[HotCode], *, is_by_hand: bool
 ) -> Iterator[FitFinding]:
     """Yield callbacks and metrics in validation, or validation as a whole.
 
@@ -253,11 +254,11 @@ def _validation(
     total = sum(row.total for row in rows)
     for row in rows:
         if row.callback and _is_large(timing, row.total):
-            if row.phase in of_fastai and row.callback == _RECORDER:
+            if row.phase in of_library and row.callback == _RECORDER:
                 named = [code for code in hot if code.line is not None or code.kind == "import"]
                 if 2 * _explained(named, "validation", row.phase) >= row.total:
                     continue  # the metric has been named
-                what = f"the metrics take {format_time(row.total)} of validation, in fastai's `Recorder`"
+                what = f"the metrics take {format_time(row.total)} of validation, in {setting('metrics')}"
                 change = "compute metrics on less data, or from sums of each batch once an epoch"
             else:
                 what = f"the callback `{row.callback}` takes {format_time(row.total)} of validation"
@@ -295,7 +296,7 @@ def _validating(
         yield _finding("validation", timing, rest, what, "validate less often, or on a part of the data", evidence)
 
 
-def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) -> Iterator[FitFinding]:
+def _around(timing: Timing, of_library: Collection[str], hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield callbacks, a library's work, starts of workers and other code outside of batches."""
     for code in hot:
         if code.kind == "import" and code.total >= _NOTICED:
@@ -306,7 +307,7 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             what = f"{code.work.what} takes {format_time(code.total)}"
             yield _finding("library", timing, code.total, what, code.work.change, _shares(code))
     for row in _rows(timing, "around"):
-        if row.callback and row.phase not in of_fastai and _is_large(timing, row.total):
+        if row.callback and row.phase not in of_library and _is_large(timing, row.total):
             what = f"the callback `{row.callback}` takes {format_time(row.total)} outside of batches"
             change = f"do less in `{row.callback}`, or less often: checkpoints and plots need not come each epoch"
             yield _finding("callback", timing, row.total, what, change)

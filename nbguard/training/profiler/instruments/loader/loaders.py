@@ -134,12 +134,12 @@ class LoaderWatch:
         return tuple(watched.facts_of_use() for watched in self._watched if watched.iterators)
 
     def loader(self) -> Any | None:
-        """Return the loader of the training batches itself: torch's or fastai's; None if it is gone, or there was none."""
+        """Return the loader of the training batches itself: torch's or a Learner's; None if it is gone, or there was none."""
         training = [watched for watched in self._watched if watched.facts.is_training and watched.ref is not None]
         busiest = max(training, key=lambda watched: watched.part().fetches, default=None)
         loader = busiest.ref() if busiest is not None and busiest.ref is not None else None
-        is_fastai = busiest is not None and busiest.facts.is_fastai
-        return attribute_of(loader, "d") if is_fastai else loader
+        is_learners = busiest is not None and busiest.facts.is_learners
+        return attribute_of(loader, "d") if is_learners else loader
 
     # --- on the thread of the fit, as iterators begin ---------------------------------------------------------------------
 

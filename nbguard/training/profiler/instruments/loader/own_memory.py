@@ -23,14 +23,14 @@ def facts_of_iterator(iterator: Any, loader: Any | None) -> LoaderFacts:
     attribute = partial(attribute_of, iterator)
     dataset, is_iterable = attribute("_dataset"), getattr(attribute("_dataset_kind"), "real", 0) == 1
     batch_size = attribute_of(loader, "batch_size") or attribute_of(attribute_of(loader, "batch_sampler"), "batch_size")
-    fastai = attribute_of(dataset, "d") if type(dataset).__name__ == "_FakeLoader" else None
-    if fastai is not None:  # torch sees an iterable stand-in; fastai's loader is behind it
-        inner = partial(attribute_of, fastai)
+    learners = attribute_of(dataset, "d") if type(dataset).__name__ == "_FakeLoader" else None
+    if learners is not None:  # torch sees an iterable stand-in; the Learner's loader is behind it
+        inner = partial(attribute_of, learners)
         dataset, is_iterable, batch_size = inner("dataset"), not inner("indexed"), inner("bs")
     workers = attribute("_num_workers")
     return LoaderFacts(
         dataset=type(dataset).__name__,
-        is_fastai=fastai is not None,
+        is_learners=learners is not None,
         is_iterable=is_iterable,
         workers=workers if type(workers) is int else 0,
         batch_size=batch_size if type(batch_size) is int else None,

@@ -113,7 +113,7 @@ def _batches(loader: Any) -> Iterator[tuple[int, int, Any]]:
 def with_workers(loader: Any, workers: int) -> Any:
     """Return a loader like this one, with other workers, whose batches stay where they are made."""
     if "fake_l" in (attributes_of(loader) or {}):
-        for name in ("_n_inp", "_types"):  # fastai would make a batch to know them, on the device; they are for showing only
+        for name in ("_n_inp", "_types"):  # else a batch is made to know them, on the device; they are for showing only
             vars(loader).setdefault(name, None)
         return loader.new(num_workers=workers, pin_memory=False, device=None, after_batch=None)
     from torch.utils.data import DataLoader

@@ -1,6 +1,6 @@
 """The category of each storage: of models, gradients, optimizers and inputs, each counted once.
 
-Goes by the dicts in which torch and fastai keep tensors, and holds none of these.
+Goes by the dicts in which optimizers keep tensors, and holds none of these.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Stocktaker:
         return addresses
 
     def _state(self, optimizer: Any) -> list[Any]:
-        """Return the `state` of a torch optimizer, or of fastai's, and of the torch optimizer in fastai's `OptimWrapper`."""
+        """Return the `state` of a torch optimizer, or of a Learner's, and of the torch optimizer in an `OptimWrapper`."""
         inner = attribute_of(optimizer, "opt")
         return [attribute_of(optimizer, "state"), *(self._state(inner) if self._kinds.of(type(inner)) == "optimizer" else ())]
 

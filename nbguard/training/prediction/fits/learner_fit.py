@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -61,7 +60,7 @@ class _Batches:
 
 
 @dataclass(kw_only=True)
-class FastaiFit:
+class LearnerFit:
     """A copy of a Learner that can be fitted without data."""
 
     learner: Any  # the copy
@@ -100,12 +99,6 @@ class FastaiFit:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit itself will say it
             self.learner.fit(1)
-
-
-def is_learner(obj: Any) -> bool:
-    """Return whether an object is a fastai Learner, without importing fastai."""
-    fastai: Any = sys.modules.get("fastai.learner")
-    return fastai is not None and issubclass(type(obj), fastai.Learner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +176,9 @@ class LearnerSource:
         """Return the same fit without the callbacks with which it cannot be traced; None: there are none."""
         return replace(self, why_not=reason) if not self.why_not and TracedCallbacks.of(self.learn.cbs).tried else None
 
-    def fit(self, batch_size: int | None, *, full_only: bool = False) -> FastaiFit:
+    def fit(self, batch_size: int | None, *, full_only: bool = False) -> LearnerFit:
         """Return the next fit as a copy that runs without data. The generators of random numbers stay as they are."""
-        fit = _fastai_fit(self, batch_size, full_only=full_only)
+        fit = _learner_fit(self, batch_size, full_only=full_only)
         fit.names = dict(self.names)
         if self.precision:
             fit.change(PRECISIONS[self.precision])
@@ -231,7 +224,7 @@ def _a(value: Any) -> str:
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _fastai_fit(source: LearnerSource, batch_size: int | None, *, full_only: bool) -> FastaiFit:
+def _learner_fit(source: LearnerSource, batch_size: int | None, *, full_only: bool) -> LearnerFit:
     from fastai.learner import Learner
 
     learn, batch = source.learn, source.batch
@@ -288,7 +281,7 @@ def _fastai_fit(source: LearnerSource, batch_size: int | None, *, full_only: boo
             shadow.add_cb(copied_callback(copier, callback))
         except UnpredictableError as error:
             callbacks.leave_out(type(callback).__name__, str(error))
-    return FastaiFit(
+    return LearnerFit(
         learner=shadow,
         names={},
         items=ENDLESS if count is None else count,

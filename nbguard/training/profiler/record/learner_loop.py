@@ -52,7 +52,7 @@ _AROUND_LOOPS = (*_BEFORE_LOOPS, "after_cancel_epoch", "after_epoch", *_LAST)
 """Events outside of loops: a callback that fails there ends the fit."""
 
 
-class FastaiLoop:
+class LearnerLoop:
     """Marks the phases of every Learner's loop."""
 
     watches = "phases of fastai's loop"

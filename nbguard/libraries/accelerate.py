@@ -1,0 +1,25 @@
+"""Accelerate, on which the Trainer of Transformers stands."""
+
+from __future__ import annotations
+
+from nbguard.libraries import Library, LibraryWork
+
+LIBRARY = Library(
+    name="Accelerate",
+    packages=("accelerate",),
+    loop_packages=("accelerate",),
+    launchers=("accelerate",),
+    calling_modules=("accelerate",),
+    shared_state=("accelerate.state", "AcceleratorState"),
+    divides_as="accelerate",
+    distributions=("accelerate",),
+    work=(
+        LibraryWork(
+            files=("accelerate/accelerator",),
+            functions=("save_state", "save_model"),
+            what="`Accelerator.save_state`",
+            change="save less often",
+            rank=11,
+        ),
+    ),
+)

@@ -1,0 +1,11 @@
+"""Libraries of which only the packages matter: code in there is not the user's."""
+
+from __future__ import annotations
+
+from nbguard.libraries import Library
+
+LIBRARY = Library(
+    name="others",
+    packages=("torchvision", "torchaudio", "torchdata", "torchmetrics", "timm", "deepspeed", "ignite"),
+    distributions=("timm",),
+)
