@@ -37,7 +37,7 @@ def frozen_libraries() -> Iterator[Callable[[], None]]:
 
         patch.setattr(gc, "freeze", freeze_more)
         patch.setattr(gc, "unfreeze", before.clear)
-        patch.setattr(gc, "get_freeze_count", lambda: count() - before[0] if before else 0)
+        patch.setattr(gc, "get_freeze_count", lambda: max(count() - before[0], 0) if before else 0)
         yield unfreeze
     unfreeze()
 

@@ -21,6 +21,8 @@ from nbguard.memory.references.holders import holders
 from nbguard.scan.outside import outside_references, unreached
 from nbguard.scan.scan import Notebook, scan
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 Use = Callable[..., Any]
 
 

@@ -21,6 +21,8 @@ from nbguard.errors import NbguardError
 from nbguard.scan import pause
 from nbguard.scan.pause import pause_main_thread
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 LOOKS = """
 import threading, time
 import torch, nbguard
