@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.scan.libraries import below_packages, framework_folders, library_paths
+from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
