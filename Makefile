@@ -35,7 +35,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test fuzz coverage lint docs protocol demo lab bench bug-cases gpu-day build clean distclean debian-packages
+.PHONY: help unit test test-all fuzz coverage lint docs protocol demo lab bench bug-cases gpu-day build clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -69,10 +69,23 @@ lab: $(STAMPS)/extra-demo ## open the example notebook in JupyterLab
 	@$(IN_VENV) $(VENV)/bin/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(NOTEBOOK) \
 	  || $(call stop,JupyterLab did not start. To start afresh: make distclean lab)
 
+# Tests that look at their own process go in runs that have imported little besides: a look goes over the whole heap, and collecting
+# all tests makes it several times as large. Some take 1 s there instead of 19. The rest comes last, with the tests of the browser's side.
+PART_1 := tests/scan tests/cleanup
+PART_2 := tests/profiler tests/zoo
+PART_3 := $(PART_1:%=--ignore=%) $(PART_2:%=--ignore=%)
+PYTEST = $(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal
+WITH_NPM = $(if $(PART),$(filter 3,$(PART)),$(if $(filter-out --%,$(ARGS)),,all))
+
+test: export NBGUARD_SPREAD ?= 1
 test: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## run the tests; make test ARGS='-k release' for some of them
-	@$(if $(filter-out --%,$(ARGS)),,$(call say,tests of the browser's side); $(IN_VENV) npm test --silent || $(call stop,Tests of TypeScript failed. Again: npm test))
+	@$(if $(WITH_NPM),$(call say,tests of the browser's side); $(IN_VENV) npm test --silent || $(call stop,Tests of TypeScript failed. Again: npm test))
 	@$(call say,tests)
-	@$(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
+	@$(if $(PART)$(ARGS),$(PYTEST) $(PART_$(PART)) $(ARGS),(failed=0; $(foreach part,1 2 3,$(PYTEST) $(PART_$(part)) || failed=1;) exit $$failed)) \
+	  || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
+
+test-all: ## all cases of each kind of test and 50 times the random examples: hours
+	@NBGUARD_THOROUGH=1 NBGUARD_SPREAD=0 $(MAKE) --no-print-directory test
 
 fuzz: $(STAMPS)/extra-unit ## feed hours of random files to all that reads files; ROUNDS=100 for fewer, FROM=1000 for others
 	@$(call say,random files)

@@ -125,9 +125,7 @@ def follow_printed(kernel: Kernel, cell: Cell) -> None:
     if shapes <= _FOLLOWED and not THOROUGH:
         return
     _FOLLOWED.update(shapes)
-    if not kernel.value(
-        "'torch' in __import__('sys').modules and 'nbguard.frontend.notebook.session' in __import__('sys').modules"
-    ):
+    if not kernel.value("'torch' in __import__('sys').modules and 'nbguard' in get_ipython().extension_manager.loaded"):
         return
     kernel.run_silently(f"exec({_FOLLOW!r}, __import__('builtins').__dict__)")
     for result in kernel.value(f"_follow_printed({text!r}, {commands!r}, {DEVICE_NAME!r})"):

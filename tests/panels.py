@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 _HUB = "__import__('nbguard').notebook.session.hub_of(get_ipython())"
 _SETTLED = f"(lambda hub: hub._settling is None and not hub._jobs._pending and hub._jobs._running is None)({_HUB})"
-"""The sidebar has looked at what the last cell has left: it does so 0.3 s after the cell's end."""
+"""The sidebar has looked at what the last cell has left: 0.3 s after the cell, planned before the cell's reply."""
 _HELLO_EVERY = 4.0
 """Seconds: as a view, it goes on saying that it looks."""
 
@@ -184,7 +184,6 @@ class Panel:
 
 def settle(kernel: Kernel) -> None:
     """Wait until the sidebar has looked at what the last cell has left."""
-    time.sleep(0.5)
     end = time.monotonic() + 60
     while not kernel.value(_SETTLED):
         assert time.monotonic() < end

@@ -1,6 +1,6 @@
 """How much runs of what asks the same question many times: a spread of it, or with NBGUARD_THOROUGH=1 all of it.
 
-CI, which is short of time, sets NBGUARD_SPREAD=1: it leaves out what `make test` runs besides (`left_out_by_ci`, `half_in_ci`).
+`make test`, as CI, sets NBGUARD_SPREAD=1: of alike cases each second (`left_out_by_ci`, `half_in_ci`). `make test-all` has all.
 `make unit`, which is to take less than a minute, sets NBGUARD_QUICK=1: a third of the random examples (`examples`).
 """
 

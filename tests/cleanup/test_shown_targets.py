@@ -6,7 +6,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from nbguard.errors import TargetError
 from nbguard.memory.core.references.explain import explain_root
 from nbguard.memory.scan import scan as looking
 from nbguard.memory.scan.scan import Notebook, scan
+
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
 MIB = 1024**2
 
@@ -88,45 +90,6 @@ def _keep(library: Any, way: str) -> str:
     return "keepinglib.Registry"
 
 
-@pytest.mark.parametrize(
-    "way",
-    ["attribute of all instances", "list of a class", "dict of a class", "attribute of a class", "slot", "hook", "finalizer"],
-)
-def test_what_a_library_keeps_goes_by_each_text_that_is_shown(library: Any, way: str) -> None:
-    names: dict[str, Any] = {"live": nn.Linear(500, 500)}
-    label = _keep(library, way)
-    gc.collect()
-    why = explain_root(scan(Notebook(None, names)).facts, label)
-    assert why is not None
-    assert why.nbytes
-    path = why.paths[0]
-
-    assert nbguard.plan(path.text, namespace=names).promised > 0
-    assert nbguard.plan(label, namespace=names).promised >= why.nbytes
-    if path.advice.targets:
-        outcome = nbguard.release(*path.advice.targets, namespace=names)
-        assert outcome.realised == outcome.plan.promised == why.nbytes
-    else:
-        exec(path.advice.command, {})
-
-    assert _bytes(names, label) == 0
-    assert nbguard.report(names).devices[0].allocated == (500 * 500 + 500) * 4
-    assert hasattr(library, "Registry")
-    assert "_shared_state" in library.State.__dict__
-    if way == "attribute of all instances":
-        assert library.State().active is None  # whoever asks for it is told that there is none
-
-
-def test_a_class_whose_label_is_shown_is_not_deleted(library: Any) -> None:
-    names: dict[str, Any] = {}
-    _keep(library, "finalizer")
-
-    nbguard.release("weakref.finalize", namespace=names)
-
-    assert weakref.finalize.__name__ == "finalize"
-    assert _bytes(names, "weakref.finalize") == 0
-
-
 def test_words_that_make_up_a_path_are_one_target(library: Any) -> None:
     _keep(library, "hook")
     names: dict[str, Any] = {"x": torch.ones(MIB)}
@@ -157,3 +120,47 @@ def test_a_cleanup_with_nothing_to_free_looks_at_the_heap_once(monkeypatch: pyte
 
     assert (once, len(looks)) == (1, 3), "after a change there is a second look, which measures it"
     assert [(left.label, left.nbytes, left.advice.command) for left in outcome.left[:1]] == [("x", 4 * MIB, "%reset_gpu x")]
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["attribute of all instances", "list of a class", "dict of a class", "attribute of a class", "slot", "hook", "finalizer"],
+)
+def test_what_a_library_keeps_goes_by_each_text_that_is_shown(
+    library: Any, way: str, frozen_libraries: Callable[[], None]
+) -> None:
+    if way == "finalizer":
+        frozen_libraries()  # shows `weakref.finalize` itself
+    names: dict[str, Any] = {"live": nn.Linear(500, 500)}
+    label = _keep(library, way)
+    gc.collect()
+    why = explain_root(scan(Notebook(None, names)).facts, label)
+    assert why is not None
+    assert why.nbytes
+    path = why.paths[0]
+
+    assert nbguard.plan(path.text, namespace=names).promised > 0
+    assert nbguard.plan(label, namespace=names).promised >= why.nbytes
+    if path.advice.targets:
+        outcome = nbguard.release(*path.advice.targets, namespace=names)
+        assert outcome.realised == outcome.plan.promised == why.nbytes
+    else:
+        exec(path.advice.command, {})
+
+    assert _bytes(names, label) == 0
+    assert nbguard.report(names).devices[0].allocated == (500 * 500 + 500) * 4
+    assert hasattr(library, "Registry")
+    assert "_shared_state" in library.State.__dict__
+    if way == "attribute of all instances":
+        assert library.State().active is None  # whoever asks for it is told that there is none
+
+
+def test_a_class_whose_label_is_shown_is_not_deleted(library: Any, frozen_libraries: Callable[[], None]) -> None:
+    frozen_libraries()
+    names: dict[str, Any] = {}
+    _keep(library, "finalizer")
+
+    nbguard.release("weakref.finalize", namespace=names)
+
+    assert weakref.finalize.__name__ == "finalize"
+    assert _bytes(names, "weakref.finalize") == 0

@@ -12,7 +12,7 @@ import pytest
 
 from nbguard.memory.scan.objects.compiled import has_compiled
 from nbguard.training.profiler import run_history
-from tests.frozen import frozen_libraries
+from tests.frozen import frozen_in_package  # noqa: F401 - each profile goes over the heap when it begins
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -25,16 +25,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _frozen_libraries() -> Iterator[None]:
-    """Each profile goes over the heap when it begins, which takes longer than most of the fits here."""
-    if "torch" not in sys.modules:
-        yield
-        return
-    with frozen_libraries():
-        yield
 
 
 @pytest.fixture(autouse=True)

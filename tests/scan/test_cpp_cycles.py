@@ -12,6 +12,8 @@ from torch import nn
 
 import nbguard
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 def _gradients_with_a_graph() -> None:
     model = nn.Linear(100, 100)

@@ -22,6 +22,8 @@ from nbguard.memory.core.references.graph import reach, storages_of
 from nbguard.memory.core.references.holders import Holder, holders
 from nbguard.memory.scan.scan import Notebook, scan
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_left_by_others() -> None:

@@ -13,6 +13,8 @@ import torch
 import nbguard
 from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 
 def test_what_is_installed_is_a_librarys() -> None:
     for module in (json, torch, pytest, nbguard):

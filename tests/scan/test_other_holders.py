@@ -18,6 +18,8 @@ from nbguard.memory.core.references.holders import holders
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.targets import resolve_targets
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 _BYTES = 4 * 50_000
 
 

@@ -21,6 +21,8 @@ from nbguard.memory.core.references.holders import holders
 from nbguard.memory.scan.outside import outside_references, unreached
 from nbguard.memory.scan.scan import Notebook, scan
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 Use = Callable[..., Any]
 
 

@@ -21,6 +21,8 @@ from nbguard.errors import NbguardError
 from nbguard.memory.scan import pause
 from nbguard.memory.scan.pause import pause_main_thread
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
+
 LOOKS = """
 import threading, time
 import torch, nbguard

@@ -1,0 +1,3 @@
+"""Predictions collect garbage, over the whole heap, which takes as long as most of the predictions."""
+
+from tests.frozen import frozen_in_package  # noqa: F401 - for all tests here
