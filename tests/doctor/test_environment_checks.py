@@ -68,6 +68,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
         "the container is nearly full: 1.00 GiB left of 16.00 GiB",
     ),
     "threads": (environment(torch_threads=64), "advice", "PyTorch computes with 64 threads on 8 cores"),
+    "NCCL without a file": (environment(variables=(("NCCL_DEBUG", "INFO"),)), "note", "NCCL logs to the standard output"),
     "contradiction": (
         environment(
             variables=(("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
