@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.loader.fetches import FileReading
+from nbguard.profiler.analysis.operators import OperatorTable
 from nbguard.profiler.analysis.time import phases
 from nbguard.render.result import Result
 from nbguard.runs.analysis.record import RunRecord
@@ -357,6 +358,7 @@ class FitReport(Result):
     remedies: tuple[Remedy, ...] = ()  # changes that would save memory or time
     settings: tuple[Setting, ...] = ()  # switches of torch and the environment, as in the first training batch
     ranks: RankReport | None = None  # of a distributed fit, on rank 0
+    operators: OperatorTable | None = None  # that take most time, with `--ops`; None: not asked for
     comparison: Comparison | None = None  # with an earlier run, where that was asked for
     notes: tuple[str, ...] = ()  # limits of the profile and mistakes of nbguard, in words
     files: tuple[str, ...] = ()  # written by --trace, --json and --log
