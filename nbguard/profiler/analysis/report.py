@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.loader.fetches import FileReading
+from nbguard.profiler.analysis.loader.parts import LoaderPart
 from nbguard.profiler.analysis.operators import OperatorTable
 from nbguard.profiler.analysis.time import phases
 from nbguard.render.result import Result
@@ -112,6 +113,7 @@ class LoaderVerdict:
     items_per_second: float | None = _in_json("items")  # items per second that the fit took; None: batch size not known
     possible_items_per_second: float | None = _in_json("possible")  # items per second that it makes alone, with all workers
     reading: FileReading | None = None  # from files, by the training batches' loader; None: nothing is read, or it is not known
+    parts: tuple[LoaderPart, ...] = ()  # the way of a training batch to the model; empty: not known
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nbguard.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, items_per_second, reading, storage_wait, training_loader
+from nbguard.profiler.analysis.loader.parts import loader_parts
 from nbguard.profiler.analysis.report import Bound, LoaderVerdict, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
@@ -70,6 +71,7 @@ def verdict(
         items_per_second=None if size is None else size / timing.step * 1e9,
         possible_items_per_second=None if loader is None else items_per_second(loader),
         reading=None if loader is None else reading(loader, timing.step),
+        parts=() if loader is None else loader_parts(loader, medians),
     )
 
 
