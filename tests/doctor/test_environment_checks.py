@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.doctor.analysis.environment import (
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.core.oom_facts import HostFacts
+from nbguard.training.doctor.analysis.environment import (
     CompilerFacts,
     DriverFacts,
     EnvironmentFacts,
@@ -18,9 +19,8 @@ from nbguard.doctor.analysis.environment import (
     Toolkit,
     ToolkitFacts,
 )
-from nbguard.doctor.analysis.gpu_checks import runs_on
-from nbguard.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
-from nbguard.memory.oom_facts import HostFacts
+from nbguard.training.doctor.analysis.gpu_checks import runs_on
+from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY, checks, environment, findings
 

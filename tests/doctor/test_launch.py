@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 import nbguard
-from nbguard.doctor.analysis.diagnosis import Check
-from nbguard.doctor.analysis.environment import DriverFacts
-from nbguard.doctor.analysis.launch.checks import launch_checks
-from nbguard.doctor.analysis.launch.facts import LaunchFacts, SelfTest
-from nbguard.doctor.analysis.launch.pod import pod_checks
-from nbguard.doctor.launch import launch_facts
-from nbguard.memory.oom_facts import HostFacts
-from nbguard.ranks.analysis.launcher import launch_of
-from nbguard.ranks.analysis.meeting_point import PortOwner
+from nbguard.memory.core.oom_facts import HostFacts
+from nbguard.training.doctor.analysis.diagnosis import Check
+from nbguard.training.doctor.analysis.environment import DriverFacts
+from nbguard.training.doctor.analysis.launch.checks import launch_checks
+from nbguard.training.doctor.analysis.launch.facts import LaunchFacts, SelfTest
+from nbguard.training.doctor.analysis.launch.pod import pod_checks
+from nbguard.training.doctor.launch import launch_facts
+from nbguard.training.ranks.analysis.launcher import launch_of
+from nbguard.training.ranks.analysis.meeting_point import PortOwner
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY
 from tests.thorough import THOROUGH

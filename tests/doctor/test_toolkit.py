@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.doctor.analysis.environment import ToolkitFacts
-from nbguard.doctor.analysis.toolkit_checks import toolkit_checks
-from nbguard.doctor.toolkit import toolkit_facts
+from nbguard.training.doctor.analysis.environment import ToolkitFacts
+from nbguard.training.doctor.analysis.toolkit_checks import toolkit_checks
+from nbguard.training.doctor.toolkit import toolkit_facts
 from tests.doctor.environments import HEALTHY
 
 

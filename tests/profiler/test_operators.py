@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.profiler.analysis.operators import OperatorFacts, OperatorTime, operator_table
-from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.render.operators import operator_blocks
 from nbguard.render.text import blocks_text
+from nbguard.training.profiler.analysis.operators import OperatorFacts, OperatorTime, operator_table
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.render.operators import operator_blocks
 
 _BATCHES = 10
 
