@@ -35,11 +35,13 @@ os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # a line about frozen module
 import ipykernel.debugger, sqlite3, IPython.core.completerlib, IPython.core.oinspect, IPython.extensions.storemagic
 import tornado.platform.asyncio, tornado.queues
 # what `%load_ext nbguard`, the first report and the first cleanup would import; nothing of it is done yet
-import nbguard.api, nbguard.memory.cells.name_watch, nbguard.memory.cells.notices, nbguard.memory.cells.repeats, nbguard.memory.cleanup.apply.oom_observer
-import nbguard.memory.cleanup.plan.plan_view, nbguard.training.doctor.cuda_start, nbguard.frontend.notebook.foreseen_batch
-import nbguard.frontend.notebook.listeners.foreseen_fits, nbguard.frontend.notebook.listeners.launch_card, nbguard.frontend.notebook.listeners.oom_card
-import nbguard.frontend.notebook.magics.command_line, nbguard.training.ranks.errors.launch_errors, nbguard.render.html, nbguard.render.text
-import nbguard.memory.reports.report_view, nbguard.memory.scan.devices.counters, nbguard.frontend.sidebar.hub.hub
+import nbguard.api, nbguard.memory.cleanup.apply.oom_observer, nbguard.memory.cleanup.plan.plan_view
+import nbguard.memory.cells.name_watch, nbguard.memory.cells.notices, nbguard.memory.cells.repeats
+import nbguard.memory.reports.report_view, nbguard.memory.scan.devices.counters, nbguard.render.html, nbguard.render.text
+import nbguard.training.doctor.cuda_start, nbguard.training.ranks.errors.launch_errors
+import nbguard.frontend.notebook.foreseen_batch, nbguard.frontend.notebook.listeners.foreseen_fits
+import nbguard.frontend.notebook.listeners.launch_card, nbguard.frontend.notebook.listeners.oom_card
+import nbguard.frontend.notebook.magics.command_line, nbguard.frontend.sidebar.hub.hub
 del os.environ["PYDEVD_DISABLE_FILE_VALIDATION"]
 from ipykernel.kernelapp import IPKernelApp
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import configparser
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+import yaml
 
 from nbguard.frontend.cli import command_parser
 from nbguard.frontend.notebook.startup import FILE
@@ -14,6 +19,7 @@ from nbguard.frontend.notebook.startup import FILE
 ROOT = Path(__file__).parents[1]
 SETUP = ROOT / "setup"
 TASKS = (SETUP / "roles/nbguard/tasks/main.yml").read_text(encoding="utf-8")
+SERVICE = (SETUP / "roles/nbguard/templates/jupyter.service").read_text(encoding="utf-8")
 README = (SETUP / "README.md").read_text(encoding="utf-8")
 DOCKERFILE = (SETUP / "Dockerfile").read_text(encoding="utf-8")
 
@@ -21,16 +27,21 @@ DOCKERFILE = (SETUP / "Dockerfile").read_text(encoding="utf-8")
 def test_the_tags_are_those_that_the_readme_names() -> None:
     (named,) = re.findall(r"^Tags: ([^.]*)\.", README, re.MULTILINE)
 
-    assert re.findall(r"^  tags: (\w+)$", TASKS, re.MULTILINE) == ["driver", "python", "env", "jupyter", "jupyter", "check"]
+    assert re.findall(r"^  tags: (\w+)$", TASKS, re.MULTILINE) == [
+        *("driver", "python"),
+        *["env"] * 4,
+        *["jupyter"] * 5,
+        "check",
+    ]
     assert named.split() == ["`driver`", "`python`", "`env`", "`jupyter`", "`check`"]
 
 
 def test_each_setting_is_used_and_has_a_default() -> None:
     defaults = (SETUP / "roles/nbguard/defaults/main.yml").read_text(encoding="utf-8")
-    registered = {"nbguard_device", "nbguard_driver", "nbguard_sources", "nbguard_packaged"}
+    registered = {"nbguard_device", "nbguard_driver", "nbguard_sources", "nbguard_packaged", "nbguard_versions"}
     driver = (SETUP / "roles/nbguard/tasks/driver.yml").read_text(encoding="utf-8")
 
-    assert set(re.findall(r"nbguard_\w+", TASKS + driver)) - registered == set(
+    assert set(re.findall(r"nbguard_\w+", TASKS + driver + SERVICE)) - registered == set(
         re.findall(r"^nbguard_\w+", defaults, re.MULTILINE)
     )
 
@@ -43,9 +54,44 @@ def test_nbguard_reads_each_command_of_the_role_and_of_the_image() -> None:
     role = re.findall(r"/bin/nbguard ([^\"{]*)", TASKS)
     image = re.findall(r"&& nbguard (.*?)(?: \\)?$", DOCKERFILE, re.MULTILINE)
 
-    assert len(role) == len(image) == 2
-    for line in (*role, *image):
-        command_parser().parse_args(shlex.split(line))
+    written = re.findall(r"`nbguard (lock [^`]*)`", README)
+
+    assert (len(role), len(image), len(written)) == (3, 3, 2)
+    for line in (*role, *image, *written):
+        command_parser().parse_args(shlex.split(line.partition(">")[0]))
+
+
+def test_the_service_runs_what_the_environment_has_and_the_readme_reaches_it() -> None:
+    defaults = yaml.safe_load((SETUP / "roles/nbguard/defaults/main.yml").read_text(encoding="utf-8"))
+    assert isinstance(defaults, dict)
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(re.sub(r"\{\{ (\w+) \}\}", lambda name: str(defaults[name[1]]), SERVICE))
+
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert program == f"{defaults['nbguard_env']}/bin/jupyter"
+    assert f". {defaults['nbguard_env']}/bin/activate" in README
+    assert f"{defaults['nbguard_env']}/share/jupyter.service" in README
+    assert f"-L {defaults['nbguard_port']}:localhost:{defaults['nbguard_port']}" in README
+    shown = subprocess.run([sys.executable, "-m", "jupyter", *arguments, "--show-config-json"], capture_output=True, check=True)
+    server = json.loads(shown.stdout)["ServerApp"]
+    assert (server["ip"], server["port"], server["port_retries"]) == ("127.0.0.1", defaults["nbguard_port"], 0)
+
+
+def test_the_example_of_an_inventory_sets_what_the_role_knows() -> None:
+    defaults = yaml.safe_load((SETUP / "roles/nbguard/defaults/main.yml").read_text(encoding="utf-8"))
+    every = yaml.safe_load((SETUP / "inventory.yml").read_text(encoding="utf-8"))["all"]
+
+    given = {*every["vars"], *(name for settings in every["hosts"].values() for name in settings or ())}
+    assert {name for name in given if not name.startswith("ansible_")} <= set(defaults)
+    assert all(host in README for host in list(every["hosts"])[:1])
+
+
+def test_the_image_begins_with_a_dated_one() -> None:
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)
+
+    assert re.search(r":cuda\d\d-20\d\d-\d\d-\d\d$|@sha256:[0-9a-f]{64}$", base)
+    assert base in README
 
 
 def test_the_script_that_plays_it_is_one_that_bash_reads() -> None:

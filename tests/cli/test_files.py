@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import platform
 import re
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from nbguard.frontend.cli import main
 from nbguard.frontend.cli.arguments import command_parser, commands_of
@@ -525,6 +527,12 @@ def test_a_lock_names_what_a_notebook_imports_and_what_that_needs(tmp_path: Path
     assert "pytest==" not in of_script
     assert f"\npytest=={version('pytest')}\n" in of_notebook
     assert f"\npluggy=={version('pluggy')}\n" in of_notebook
+    assert main(["lock", "--conda", str(notebook)]) == 0
+    environment = yaml.safe_load(capsys.readouterr().out)
+    python, pip, packages = environment["dependencies"]
+    assert (environment["name"], environment["channels"], pip) == ("train", ["conda-forge"], "pip")
+    assert python == f"python={platform.python_version()}"
+    assert packages["pip"] == of_notebook.splitlines()[1:]
     assert main(["lock", str(tmp_path / "nowhere.py")]) == 2
     assert "nowhere.py cannot be read" in capsys.readouterr().err
 
@@ -540,10 +548,9 @@ def test_a_lock_names_the_index_of_the_cuda_build(monkeypatch: pytest.MonkeyPatc
     script.write_text("import madeup\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    assert lock.lock_of([str(script)]).splitlines()[1:] == [
-        "--extra-index-url https://download.pytorch.org/whl/cu130",
-        "madeup==1.0+cu130",
-    ]
+    lines = ["--extra-index-url https://download.pytorch.org/whl/cu130", "madeup==1.0+cu130"]
+    assert lock.lock_of([str(script)]).splitlines()[1:] == lines
+    assert yaml.safe_load(lock.lock_of([str(script)], conda=True))["dependencies"][-1] == {"pip": lines}
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero here")

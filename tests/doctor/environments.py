@@ -11,6 +11,7 @@ from nbguard.training.doctor.analysis.environment import DriverFacts, Environmen
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks
 from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, learner_checks
 from nbguard.training.doctor.analysis.machine_checks import machine_checks
+from nbguard.training.doctor.analysis.toolkit_checks import toolkit_checks
 from nbguard.training.doctor.analysis.variable_checks import variable_checks
 from nbguard.units import GiB
 
@@ -44,7 +45,13 @@ def environment(**changes: Any) -> EnvironmentFacts:
 
 def checks(facts: EnvironmentFacts, learner: LearnerFacts | None = None) -> tuple[Check, ...]:
     """Return all checks of tier 0."""
-    return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(learner, facts))
+    return (
+        *gpu_checks(facts),
+        *machine_checks(facts),
+        *toolkit_checks(facts),
+        *variable_checks(facts),
+        *learner_checks(learner, facts),
+    )
 
 
 def findings(facts: EnvironmentFacts, learner: LearnerFacts | None = None) -> list[CheckFinding]:

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.oom_facts import HostFacts
-from nbguard.training.doctor.analysis.environment import DriverFacts, EnvironmentFacts, GpuFact, ProcessLimits
+from nbguard.training.doctor.analysis.environment import (
+    CompilerFacts,
+    DriverFacts,
+    EnvironmentFacts,
+    GpuFact,
+    ProcessLimits,
+    Toolkit,
+    ToolkitFacts,
+)
 from nbguard.training.doctor.analysis.gpu_checks import runs_on
 from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY, checks, environment, findings
 
 _LEARNER = LearnerFacts(loaders=(LoaderSettings(name="the training loader", workers=4, pins=True),), is_on_device=True)
+
+
+def toolkit(version: tuple[int, ...] | None, **changes: Any) -> ToolkitFacts:
+    taken = Toolkit(
+        **{"home": "/opt/cuda", "has_nvcc": True, "has_headers": True, "version": version, "newest_gcc": 15, **changes}
+    )
+    return ToolkitFacts(toolkits=(taken,), compiler=CompilerFacts(path="/usr/bin/c++", version=(12, 2, 0)))
+
 
 FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "CPU build": (environment(torch_cuda="", torch_architectures=()), "problem", "this PyTorch has no CUDA"),
@@ -68,6 +85,21 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
         "the container is nearly full: 1.00 GiB left of 16.00 GiB",
     ),
     "threads": (environment(torch_threads=64), "advice", "PyTorch computes with 64 threads on 8 cores"),
+    "old toolkit": (
+        environment(toolkit=toolkit((11, 8))),
+        "note",
+        "nvcc is of CUDA 11.8 and this PyTorch is built for 13.0",
+    ),
+    "toolkit without nvcc": (environment(toolkit=toolkit(None, has_nvcc=False)), "note", "has no bin/nvcc"),
+    "toolkit without headers": (environment(toolkit=toolkit((13, 0), has_headers=False)), "note", "has no cuda_runtime.h"),
+    "toolkit newer than the driver": (
+        environment(toolkit=toolkit((13, 2))),
+        "note",
+        "nvcc is newer than the driver's CUDA 13.0",
+    ),
+    "no compiler": (environment(toolkit=replace(toolkit((13, 0)), compiler=None)), "note", "there is no C++ compiler"),
+    "new compiler": (environment(toolkit=toolkit((13, 0), newest_gcc=11)), "note", "nvcc takes GCC up to 11"),
+    "NCCL without a file": (environment(variables=(("NCCL_DEBUG", "INFO"),)), "note", "NCCL logs to the standard output"),
     "contradiction": (
         environment(
             variables=(("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))

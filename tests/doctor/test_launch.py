@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nbguard
+from nbguard.memory.core.oom_facts import HostFacts
 from nbguard.training.doctor.analysis.diagnosis import Check
+from nbguard.training.doctor.analysis.environment import DriverFacts
 from nbguard.training.doctor.analysis.launch.checks import launch_checks
 from nbguard.training.doctor.analysis.launch.facts import LaunchFacts, SelfTest
+from nbguard.training.doctor.analysis.launch.pod import pod_checks
 from nbguard.training.doctor.launch import launch_facts
 from nbguard.training.ranks.analysis.launcher import launch_of
 from nbguard.training.ranks.analysis.meeting_point import PortOwner
+from nbguard.units import GiB, MiB
+from tests.doctor.environments import HEALTHY
+from tests.thorough import THOROUGH
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",
@@ -26,6 +36,7 @@ TORCHRUN = {
     "MASTER_ADDR": "h",
     "MASTER_PORT": "1",
 }
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
 def checks(tried: SelfTest | None = None, *, variables: dict[str, str] | None = None, **facts: Any) -> dict[str, Check]:
@@ -49,6 +60,11 @@ def checks(tried: SelfTest | None = None, *, variables: dict[str, str] | None = 
         ({**TORCHRUN, "SLURM_PROCID": "0"}, "torchrun, rank 1 of 4"),
         ({"RANK": "1", "WORLD_SIZE": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes, rank 1 of 2"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "no launcher: one process"),
+        ({**POD, "PET_NNODES": "2", "PET_NODE_RANK": "1"}, "Kubernetes, rank 1 of 2"),
+        ({**POD, "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}, "Kubernetes"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "mpirun, rank 1 of 4"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, "srun, rank 1 of 4"),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "mpirun, rank 3 of 4"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "no launcher: one process"),
     ],
 )
@@ -74,6 +90,9 @@ def test_a_good_launch_has_no_findings() -> None:
             "the process group has 2 ranks, WORLD_SIZE says 4",
             {"variables": TORCHRUN, "group_world": 2},
         ),
+        ("launcher", "torchrun did not launch this process", {"variables": {**POD, "PET_NNODES": "2", "PET_NODE_RANK": "1"}}),
+        ("launcher", "thinks it is the only one", {"variables": {"PMI_RANK": "3", "PMI_SIZE": "8"}}),
+        ("launcher", "torchrun replaces it", {"variables": TORCHRUN, "legacy": ("--nproc_per_node=4", "train.py")}),
         ("launcher", "an Accelerator was made in this process", {"has_accelerator": True}),
         ("port", "port 29500 is in use", {"listener": PortOwner(7, "python train.py")}),
         ("address", "does not resolve", {"variables": TORCHRUN, "addresses": ()}),
@@ -124,13 +143,101 @@ def test_an_address_of_another_host_is_not_in_order_unless_it_was_tried() -> Non
     assert checks(variables=TORCHRUN, is_here=False)["address"].state == "not checked"
 
 
-@pytest.mark.parametrize("given", [{"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}])
-def test_numbers_that_contradict_the_launchers_are_told(given: dict[str, str]) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+@pytest.mark.parametrize(
+    ("rank", "world", "others"),
+    [
+        ("SLURM_PROCID", "SLURM_NTASKS", {}),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", {}),
+        ("PMI_RANK", "PMI_SIZE", {}),
+        ("ROLE_RANK", "ROLE_WORLD_SIZE", {"TORCHELASTIC_RUN_ID": "x", "ROLE_NAME": "default"}),
+        ("PET_NODE_RANK", "PET_NNODES", POD),
+    ],
+)
+def test_numbers_that_contradict_the_launchers_are_told(rank: str, world: str, others: dict[str, str]) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1", **others}
 
-    (finding,) = checks(variables={**place, **given})["launcher"].findings
-    assert "SLURM_NTASKS=4" in finding.evidence
-    assert checks(variables={**place, "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})["launcher"].findings == ()
+    for given in ({rank: "1", world: "4"}, {rank: "0", world: "4"}, {rank: "1"}):
+        variables = {**place, **given}
+        (finding,) = checks(variables=variables)["launcher"].findings
+        assert f"{rank}={given[rank]}" in finding.evidence
+        after = environment_after(finding.command, variables)
+        assert checks(variables=after)["launcher"].findings == ()
+    assert checks(variables={**place, rank: "0", world: "2"})["launcher"].findings == ()
+
+
+def environment_after(command: str, variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a process after a command."""
+    program = f"import os, json\n{command}\nprint(json.dumps(dict(os.environ)))"
+    run = subprocess.run([sys.executable, "-S", "-c", program], env=variables, capture_output=True, check=True)
+    after = json.loads(run.stdout)
+    return {name: value for name, value in after.items() if name in (*variables, "RANK", "WORLD_SIZE")}
+
+
+@pytest.mark.parametrize(
+    ("variables", "world"),
+    [
+        ({"ROLE_NAME": "actor", "ROLE_RANK": "0", "ROLE_WORLD_SIZE": "1", **TORCHRUN}, "4"),  # one of several roles
+        ({**POD, "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "RANK": "6"}, "8"),
+        ({**TORCHRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "4"),  # below srun, which numbers the hosts
+    ],
+)
+def test_numbers_of_hosts_and_roles_are_no_contradiction(variables: dict[str, str], world: str) -> None:
+    place = {"MASTER_ADDR": "h", "MASTER_PORT": "1"}
+
+    assert checks(variables={**place, **variables, "WORLD_SIZE": world})["launcher"].findings == ()
+
+
+def test_the_legacy_launcher_is_told_from_torchrun_and_its_line_launches(tmp_path: Path) -> None:
+    from torch.distributed import run
+
+    script = tmp_path / "old.py"
+    script.write_text(
+        "import json, os, sys\nimport nbguard\n"
+        "(check,) = [each for each in nbguard.diagnose_launch().checks if each.name == 'launcher']\n"
+        "print(json.dumps([check.evidence, [each.command for each in check.findings], os.environ['LOCAL_RANK'], sys.argv[1:]]))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(nbguard.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(tmp_path),
+    }
+
+    def launched(command: list[str]) -> Any:
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert process.returncode == 0, process.stderr[-2000:]
+        return json.loads(process.stdout.splitlines()[-1])
+
+    given = ["--nproc_per_node=1", "--master_port=0", "old.py", "--lr", "1e-3"]
+    legacy = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch"]
+    evidence, (command,), _, arguments = launched([*legacy, *given])
+    assert evidence == "torch.distributed.launch, rank 0 of 1"
+    assert arguments == ["--local-rank=0", "--lr", "1e-3"]
+
+    program, *line = shlex.split(command, comments=True)
+    assert program == "torchrun"
+    taken = run.parse_args(line)
+    assert (taken.nproc_per_node, taken.training_script, taken.training_script_args) == ("1", "old.py", ["--lr", "1e-3"])
+    if not THOROUGH:
+        return
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
+    assert launched([*torchrun, *line]) == ["torchrun, rank 0 of 1", [], "0", ["--lr", "1e-3"]]
+
+
+def test_a_pod_is_named_with_its_limits_and_devices() -> None:
+    host = HostFacts(shm_total=64 * MiB, shm_free=64 * MiB, group_limit=16 * GiB, group_room=8 * GiB)
+    for visible, variables, findings in (
+        ("void", {}, 1),
+        ("all", {}, 0),
+        ("GPU-1", {"RANK": "0", "LOCAL_WORLD_SIZE": "2"}, 1),
+    ):
+        facts = LaunchFacts(variables=tuple({**POD, "NVIDIA_VISIBLE_DEVICES": visible, **variables}.items()), pid=1, port=29500)
+        driver = HEALTHY.driver if visible == "GPU-1" else DriverFacts()
+        (check,) = pod_checks(facts, replace(HEALTHY, host=host, driver=driver))
+        for part in ("16.00 GiB of memory", "8 cores", "64.00 MiB of shared memory", f"NVIDIA_VISIBLE_DEVICES={visible}"):
+            assert part in check.evidence
+        assert len(check.findings) == findings
+    assert pod_checks(LaunchFacts(variables=(), pid=1, port=29500), HEALTHY) == ()
 
 
 def test_a_foreign_process_at_the_port_is_told_from_a_rank() -> None:

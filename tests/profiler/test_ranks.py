@@ -177,7 +177,8 @@ def test_a_profile_of_ranks_is_shown_and_written_by_the_first_of_them(folder: Pa
         rows = [row for row in csv.DictReader(file) if row["name"] == "batches"]
 
     assert "Rank 1 is the straggler" in shown
-    assert (folder / "profiled-1.log").read_text() == ""
+    assert re.fullmatch(r"nbguard: rank 1 of 2, process \d+ on .+\n", (folder / "profiled-1.log").read_text())
+    assert shown.count("nbguard: rank 0 of 2, process") == 1
     assert [float(row["value"]) for row in rows] == [BATCHES]
 
 
@@ -196,10 +197,14 @@ def test_a_learner_under_distrib_ctx_is_reported(folder: Path) -> None:
     assert all(row.backward for row in report.rows)
 
 
-def test_other_ranks_say_nothing_and_no_file_stays(folder: Path) -> None:
-    told = {path.name: path.read_text() for path in folder.glob("*-1.log") if path.name != "hangs-1.log"}
+def test_other_ranks_say_once_which_they_are_and_no_file_stays(folder: Path) -> None:
+    told = {path.stem: path.read_text().splitlines() for path in folder.glob("*-1.log") if path.name != "hangs-1.log"}
 
-    assert told == dict.fromkeys((f"{name}-1.log" for name in FITS if name != "hangs"), "")
+    assert told.keys() == {f"{name}-1" for name in FITS if name != "hangs"}
+    for name, lines in told.items():
+        alone = name in ("alone-1", "killed-1")  # no fit; its buffer went with it
+        assert [line for line in lines if not re.fullmatch(r"nbguard: rank 1 of 2, process \d+ on .+", line)] == []
+        assert len(lines) == 1 or alone, name
     left = [path for path in (folder / "tmp").glob("nbguard-*") if stat.S_IMODE(path.stat().st_mode) == 0o700]
     assert not left  # what `folderless` has opened to others is nbguard's no more
 

@@ -61,6 +61,7 @@ def test_a_rank_that_waits_for_one_that_never_comes_says_so_while_it_waits(
 
         assert f"('rendezvous', ({1 - rank},), 'init_process_group') train.py:9" in printed, logged
         assert logged.count(f"nbguard, rank {rank}: ") == 1
+        assert logged.count(f"nbguard: rank {rank} of 2, process {job.pid} on ") == 1
         assert says[rank] in logged
 
 

@@ -151,6 +151,7 @@ def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         command.set_defaults(run=commands.startup, change=change)
     lock = add("lock", help="write the versions of a notebook's imports")
     lock.add_argument("sources", nargs="*", metavar="FILE", help="notebooks and scripts (default: everything installed here)")
+    lock.add_argument("--conda", action="store_true", help="as conda's environment.yml, for pip to install")
     lock.set_defaults(run=commands.lock)
     schema = add("schema", help="print the JSON Schema of what --json writes")
     schema.add_argument("kind", nargs="?", metavar="KIND", help="the `kind` of a document (default: list all kinds)")

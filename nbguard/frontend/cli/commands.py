@@ -129,7 +129,7 @@ def lock(options: argparse.Namespace) -> int:
     """Print the exact versions of what files import, or of all that is installed here."""
     from nbguard.training.doctor.lock import lock_of
 
-    show(lock_of(options.sources), end="")
+    show(lock_of(options.sources, conda=options.conda), end="")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
@@ -18,10 +19,12 @@ from nbguard.training.doctor.analysis.gpu_checks import gpu_checks
 from nbguard.training.doctor.analysis.learner_checks import learner_checks
 from nbguard.training.doctor.analysis.machine_checks import machine_checks
 from nbguard.training.doctor.analysis.seed_checks import seed_checks
+from nbguard.training.doctor.analysis.toolkit_checks import toolkit_checks
 from nbguard.training.doctor.analysis.variable_checks import variable_checks
 from nbguard.training.doctor.environment import environment_facts
 from nbguard.training.doctor.learner_facts import learner_facts
 from nbguard.training.doctor.subject import TrialSubject, subject_of
+from nbguard.training.doctor.toolkit import toolkit_facts
 from nbguard.training.runs.analysis.cell_seeds import seeds_in
 
 
@@ -90,7 +93,15 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
 
 def _environment(subject: TrialSubject | None, facts: EnvironmentFacts) -> tuple[Check, ...]:
     settings = None if subject is None else learner_facts(subject)
-    return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(settings, facts))
+    # Who asks about a Learner trains with what is installed, and compiles nothing.
+    toolkit = toolkit_checks(replace(facts, toolkit=toolkit_facts())) if subject is None else ()
+    return (
+        *gpu_checks(facts),
+        *machine_checks(facts),
+        *toolkit,
+        *variable_checks(facts),
+        *learner_checks(settings, facts),
+    )
 
 
 _NOTHING = f"no Learner or model was given: {advice.diagnose().code}"

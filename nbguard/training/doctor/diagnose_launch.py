@@ -7,6 +7,7 @@ import time
 from nbguard.training.doctor.analysis.diagnosis import Diagnosis
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks
 from nbguard.training.doctor.analysis.launch.checks import launch_checks
+from nbguard.training.doctor.analysis.launch.pod import pod_checks
 from nbguard.training.doctor.analysis.machine_checks import machine_checks
 from nbguard.training.doctor.analysis.variable_checks import variable_checks
 from nbguard.training.doctor.environment import environment_facts
@@ -24,6 +25,12 @@ def diagnose_launch(*, self_test: bool = False) -> Diagnosis:
     """
     started = time.perf_counter()
     environment = environment_facts()
-    checks = launch_checks(launch_facts(), two_processes() if self_test else None)
-    checks += (*gpu_checks(environment), *machine_checks(environment), *variable_checks(environment))
+    launch = launch_facts()
+    checks = launch_checks(launch, two_processes() if self_test else None)
+    checks += (
+        *pod_checks(launch, environment),
+        *gpu_checks(environment),
+        *machine_checks(environment),
+        *variable_checks(environment),
+    )
     return Diagnosis(subject="", checks=checks, seconds=time.perf_counter() - started)

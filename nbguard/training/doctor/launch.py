@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 
 from nbguard.memory.scan.libraries import has_shared_state
+from nbguard.printable import printable
 from nbguard.render.words import clean
-from nbguard.training.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, SelfTest
+from nbguard.training.doctor.analysis.launch.facts import LEGACY, PREFIXES, LaunchFacts, SelfTest
 from nbguard.training.ranks.analysis.launcher import number
 from nbguard.training.ranks.meeting_point import addresses_of, has_agent, is_this_host, listener_at
 
@@ -53,6 +54,7 @@ def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
         group_rank=distributed.get_rank() if has_group else None,
         group_world=distributed.get_world_size() if has_group else None,
         has_accelerator=has_shared_state(),
+        legacy=_legacy() if "TORCHELASTIC_RUN_ID" in variables else (),
         siblings=_siblings(),
     )
 
@@ -60,6 +62,17 @@ def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
 def _interfaces() -> tuple[tuple[str, bool], ...]:
     with suppress(psutil.Error, OSError):
         return tuple((name, state.isup) for name, state in sorted(psutil.net_if_stats().items()))
+    return ()
+
+
+def _legacy() -> tuple[str, ...]:
+    """Return the arguments of the legacy launcher among the processes above this one; none where there is none."""
+    with suppress(psutil.Error, OSError):
+        for parent in psutil.Process().parents()[:3]:
+            arguments = parent.cmdline()
+            for place, argument in enumerate(arguments[1:], 1):
+                if argument == LEGACY or argument.endswith("torch/distributed/launch.py"):
+                    return tuple(printable(each) for each in arguments[place + 1 :])
     return ()
 
 

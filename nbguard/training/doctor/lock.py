@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import platform
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,11 +25,12 @@ _INDEX = "https://download.pytorch.org/whl/"
 """PyTorch's own index of wheels; its folders are called as the local part of a version: `2.13.0+cu130` is in `cu130`."""
 
 
-def lock_of(sources: Iterable[str] = ()) -> str:
+def lock_of(sources: Iterable[str] = (), *, conda: bool = False) -> str:
     """Return requirements, a line for each package, with the index of PyTorch's build by name.
 
     Args:
         sources: notebooks and Python files: what they import is listed, with all that it needs. None: all that is installed.
+        conda: whether to return an environment.yml, of this Python, in which pip installs them.
 
     Raises:
         NbguardError: a file cannot be read, or imports something that is not installed here.
@@ -40,8 +42,17 @@ def lock_of(sources: Iterable[str] = ()) -> str:
     made = f"# Made by nbguard lock, with Python {platform.python_version()}" + (
         f", of {', '.join(printable(str(file)) for file in files)}" if files else ""
     )
-    lines = [made, *(f"--extra-index-url {_INDEX}{build}" for build in builds)]
-    return "\n".join([*lines, *(f"{name}=={version}" for name, version in needed)]) + "\n"
+    lines = [*(f"--extra-index-url {_INDEX}{build}" for build in builds), *(f"{name}=={version}" for name, version in needed)]
+    if conda:
+        lines = [
+            f"name: {re.sub('[^a-zA-Z0-9_-]', '-', files[0].stem) if files else 'nbguard'}",
+            "channels: [conda-forge]",
+            "dependencies:",
+            f"  - python={platform.python_version()}",
+            "  - pip",
+            *(["  - pip:", *(f'      - "{line}"' for line in lines)] if lines else []),
+        ]
+    return "\n".join([made, *lines]) + "\n"
 
 
 def _with_needs(names: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ class FitOptions:
     """The options of `%%profile_fit`."""
 
     memory: bool = False  # record two batches allocation by allocation, for the stacks behind the peak
+    ops: bool = False  # record the operators of some batches by torch.profiler
     tune_workers: bool = False  # after the fit, time its loader alone with other numbers of workers
     stop_on_nan: bool = False  # stop the fit before a NaN or infinite loss reaches the parameters
     check_ranks: int = 0  # compare the ranks' parameters, gradients and buffers at each so-many-th step; 0: never

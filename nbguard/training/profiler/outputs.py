@@ -56,7 +56,10 @@ class Outputs:
 def _write_trace(path: Path, report: FitReport, observations: FitObservations) -> None:
     points = report.memory.points if isinstance(report.memory, MemoryReport) else ()
     logs = [*(earlier.log for earlier in observations.earlier), observations.log]
-    write_json(path, trace_events(joined(logs), points, report.title))
+    spans = [
+        span for each in (*observations.earlier, observations) if each.operators is not None for span in each.operators.spans
+    ]
+    write_json(path, trace_events(joined(logs), points, report.title, spans))
 
 
 def _write_observations(path: Path, observations: FitObservations) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
+
+from nbguard.training.ranks.analysis.launcher import launch_of
+
+_printed: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,14 @@ def current_rank() -> Rank | None:
             return None
         process = Rank(int(rank), int(world))
     return process if process.world > 1 else None
+
+
+def print_once(rank: Rank) -> None:
+    """Print which rank this process is, at its first watch or fit: so ranks that were launched wrongly are seen early."""
+    global _printed
+    launch = replace(launch_of(os.environ), rank=rank.rank, world=rank.world)
+    printed = os.getpid(), launch  # a fork of a rank may be another
+    if printed != _printed:
+        _printed = printed
+        with suppress(Exception):  # there may be no stderr
+            sys.stderr.write(f"nbguard: {launch.words}, process {os.getpid()} on {socket.gethostname()}\n")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nbguard.errors import NbguardError
-from nbguard.training.ranks.rank import Rank, current_rank
+from nbguard.training.ranks.rank import Rank, current_rank, print_once
 
 if TYPE_CHECKING:
     from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis
@@ -27,8 +27,9 @@ class watch_ranks:  # noqa: N801 - used like a function
     """Watch the ranks of a distributed job in a `with` block, on every rank: `with nbguard.watch_ranks(timeout=60): …`.
 
     Where a collective makes no progress for `timeout` seconds, a rank dies or one raises, each rank of this host logs a
-    warning: which rank, which collective, which line, and what to do. In a program of one process nothing is done. The
-    process group may be made before the block or in it, where a wait for other ranks is told, too; a rank that no launcher
+    warning: which rank, which collective, which line, and what to do. At its first watch each rank prints which one it is.
+    In a program of one process nothing is done. The process group may be made before the block or in it, where a wait for
+    other ranks is told, too; a rank that no launcher
     numbers (RANK, WORLD_SIZE) makes it before.
 
     Args:
@@ -64,6 +65,7 @@ class watch_ranks:  # noqa: N801 - used like a function
         self._own = current_rank()
         if self._own is None or _running is not None:
             return
+        print_once(self._own)
         with suppress(OSError):  # without a folder of its own there is no watch
             self._start(self._own)
             _running = self

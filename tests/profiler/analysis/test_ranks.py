@@ -127,6 +127,33 @@ def test_versions_that_differ_are_a_problem_and_a_variable_that_one_rank_lacks_i
     assert variable.change == "set `NCCL_P2P_DISABLE` alike where the ranks are launched"
 
 
+@pytest.mark.parametrize(
+    ("name", "is_version", "severity"),
+    [
+        ("backend", False, "problem"),
+        ("GPU model", False, "advice"),
+        ("NVIDIA driver version", True, "advice"),
+        ("NCCL version", True, "problem"),
+    ],
+)
+def test_what_the_hosts_have_is_compared_where_it_is_known(name: str, is_version: bool, severity: str) -> None:
+    values = ("a", "b", None)
+    said = tuple(
+        RankMessage(_row(rank), (Setting(name, value, is_version=is_version),) if value else ())
+        for rank, value in enumerate(values)
+    )
+
+    (found,) = rank_report(RankObservations(world=3, host="one", messages=said)).findings
+    assert (found.severity, found.what, found.evidence) == (
+        severity,
+        f"{name} is not the same on all ranks",
+        "rank 0: a; rank 1: b",
+    )
+    assert found.change
+    alike = (said[0], replace(said[1], environment=said[0].environment), said[2])
+    assert not rank_report(RankObservations(world=3, host="one", messages=alike)).findings
+
+
 def test_batches_are_only_compared_where_the_fit_came_to_its_end() -> None:
     rows = [_row(0), _row(1), _row(2)]
 

@@ -31,6 +31,9 @@ def _options() -> MagicArgumentParser:
     options.add_argument(
         "--memory", action="store_true", help="record the allocator's history of two batches, to explain the peak"
     )
+    options.add_argument(
+        "--ops", action="store_true", help="record four batches by torch.profiler, to name the slowest operators"
+    )
     options.add_argument("--all", action="store_true", help="show all figures instead of one screen")
     options.add_argument("--last", action="store_true", help="as %%profile_fit --last: show all figures of the last profile")
     options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
@@ -149,6 +152,7 @@ class ProfileFitMagics(Magics):
             raise UsageError(f"{_NAME}: write --predict, and --gpu after it, in the first line of the cell with the fits")
         chosen = FitOptions(
             memory=options.memory,
+            ops=options.ops,
             tune_workers=options.tune_workers,
             stop_on_nan=options.stop_on_nan,
             check_ranks=options.check_ranks,

@@ -56,6 +56,36 @@ class ProcessLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Toolkit:
+    """A folder that has, or is said to have, a CUDA toolkit."""
+
+    home: str
+    has_nvcc: bool = False  # bin/nvcc
+    has_headers: bool = False  # include/cuda_runtime.h, or that of a target
+    version: tuple[int, ...] | None = None  # of nvcc; None: it does not tell
+    newest_gcc: int | None = None  # major version beyond which its headers refuse GCC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerFacts:
+    """The C++ compiler that PyTorch would take: that of CXX, else c++."""
+
+    path: str
+    is_gcc: bool = True
+    version: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolkitFacts:
+    """CUDA toolkits of the machine, and the compiler; all empty where there is no toolkit."""
+
+    toolkits: tuple[Toolkit, ...] = ()  # the first is that which PyTorch would take
+    is_given: bool = False  # by CUDA_HOME or CUDA_PATH
+    compiler: CompilerFacts | None = None
+    numbered: tuple[int, ...] = ()  # major versions of GCC on PATH by their own names, such as g++-12; from the newest down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFacts:
     """All that tier 0 looks at."""
 
@@ -70,6 +100,7 @@ class EnvironmentFacts:
     modules: frozenset[str] = field(default_factory=frozenset)  # of `WATCHED`, those that are imported
     libraries: tuple[tuple[str, str], ...] = ()  # (libcudnn, path) of CUDA's libraries that are mapped into the process
     openmp: tuple[str, ...] = ()  # paths of Intel's and LLVM's OpenMP runtimes that are
+    toolkit: ToolkitFacts = field(default_factory=ToolkitFacts)
     has_infiniband: bool = False  # /sys/class/infiniband has a device
     has_driver_open: bool = False  # /dev/nvidia-uvm is open: CUDA's driver has been initialised in this process
     has_accelerator_state: bool = False  # accelerate's shared state exists: an Accelerator was made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.environment import Capability, EnvironmentFacts
 
-_NO_TORCH = "PyTorch is not imported: import torch, then run it again"
+NO_TORCH = "PyTorch is not imported: import torch, then run it again"
 _GET = "pytorch.org/get-started"
 
 
@@ -21,12 +21,12 @@ def _no_gpu(facts: EnvironmentFacts) -> str:
 def _driver(facts: EnvironmentFacts) -> Check:
     driver, torch = facts.driver, facts.torch
     if torch is None:
-        return not_checked("environment", "driver and CUDA", _NO_TORCH)
+        return not_checked("environment", "driver and CUDA", NO_TORCH)
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no GPU"
     if not driver.gpus:
         return not_checked("environment", "driver and CUDA", _no_gpu(facts))
     names = ", ".join(gpu.name for gpu in driver.gpus)
-    known = f"driver {driver.version or '?'} runs CUDA up to {_dotted(driver.cuda)}; {names}; PyTorch is built for {build}"
+    known = f"driver {driver.version or '?'} runs CUDA up to {dotted(driver.cuda)}; {names}; PyTorch is built for {build}"
     if not torch.cuda and not torch.hip:
         return checked(
             "environment",
@@ -36,7 +36,7 @@ def _driver(facts: EnvironmentFacts) -> Check:
                 severity="problem",
                 what="this PyTorch has no CUDA, although the machine has an NVIDIA GPU",
                 evidence=f"PyTorch {torch.version} is a build for CPUs; {names} stands idle",
-                command=f"# install the build for CUDA {_dotted(driver.cuda)} or older from {_GET}, then restart the kernel",
+                command=f"# install the build for CUDA {dotted(driver.cuda)} or older from {_GET}, then restart the kernel",
             ),
         )
     if torch.cuda and driver.cuda is not None and _major(torch.cuda) > driver.cuda[0]:
@@ -46,7 +46,7 @@ def _driver(facts: EnvironmentFacts) -> Check:
             known,
             CheckFinding(
                 severity="problem",
-                what=f"the driver runs CUDA up to {_dotted(driver.cuda)}, and this PyTorch is built for {torch.cuda}",
+                what=f"the driver runs CUDA up to {dotted(driver.cuda)}, and this PyTorch is built for {torch.cuda}",
                 evidence=f"driver {driver.version}; a newer major version of CUDA needs a newer driver",
                 command=f"# install a newer driver, or the PyTorch build for CUDA {driver.cuda[0]} from {_GET}",
             ),
@@ -57,7 +57,7 @@ def _driver(facts: EnvironmentFacts) -> Check:
 def _architectures(facts: EnvironmentFacts) -> Check:
     name, torch = "GPU and build", facts.torch
     if torch is None:
-        return not_checked("environment", name, _NO_TORCH)
+        return not_checked("environment", name, NO_TORCH)
     if not facts.driver.gpus:
         return not_checked("environment", name, _no_gpu(facts))
     gpus = [gpu for gpu in facts.driver.gpus if gpu.capability is not None]
@@ -65,7 +65,7 @@ def _architectures(facts: EnvironmentFacts) -> Check:
         return not_checked("environment", name, "no NVIDIA GPU reports its compute capability, or the build has no CUDA")
     lacking = [gpu for gpu in gpus if gpu.capability is not None and not runs_on(gpu.capability, torch.architectures)]
     built = " ".join(torch.architectures)
-    shown = ", ".join(f"{gpu.name} {_dotted(gpu.capability)}" for gpu in gpus)
+    shown = ", ".join(f"{gpu.name} {dotted(gpu.capability)}" for gpu in gpus)
     return checked(
         "environment",
         name,
@@ -74,7 +74,7 @@ def _architectures(facts: EnvironmentFacts) -> Check:
             CheckFinding(
                 severity="problem",
                 what=f"this PyTorch has no code for {gpu.name}",
-                evidence=f"its compute capability is {_dotted(gpu.capability)}; the build has {built}",
+                evidence=f"its compute capability is {dotted(gpu.capability)}; the build has {built}",
                 command=f"# install a PyTorch build whose torch.cuda.get_arch_list() names it, from {_GET}",
             )
             for gpu in lacking
@@ -105,7 +105,7 @@ def runs_on(capability: Capability, architectures: tuple[str, ...]) -> bool:
 def _libraries(facts: EnvironmentFacts) -> Check:
     name, torch = "cuDNN, NCCL, cuBLAS", facts.torch
     if torch is None:
-        return not_checked("environment", name, _NO_TORCH)
+        return not_checked("environment", name, NO_TORCH)
     if not torch.cuda:
         return not_checked("environment", name, "this PyTorch is built without CUDA")
     findings = []
@@ -113,7 +113,7 @@ def _libraries(facts: EnvironmentFacts) -> Check:
         findings.append(
             CheckFinding(
                 severity="problem",
-                what=f"cuDNN {_dotted(torch.cudnn_loaded)} is loaded, PyTorch was built for {_dotted(torch.cudnn_built)}",
+                what=f"cuDNN {dotted(torch.cudnn_loaded)} is loaded, PyTorch was built for {dotted(torch.cudnn_built)}",
                 evidence="convolutions fail because another major version has other functions",
                 command="unset LD_LIBRARY_PATH  # before Jupyter starts: the wheel brings its own cuDNN",
             )
@@ -128,14 +128,14 @@ def _libraries(facts: EnvironmentFacts) -> Check:
                 command="unset LD_LIBRARY_PATH  # before Jupyter starts, unless that is meant",
             )
         )
-    versions = f"cuDNN {_dotted(torch.cudnn_loaded or torch.cudnn_built)} · NCCL {_dotted(torch.nccl)}"
+    versions = f"cuDNN {dotted(torch.cudnn_loaded or torch.cudnn_built)} · NCCL {dotted(torch.nccl)}"
     return checked("environment", name, versions, *findings)
 
 
 def _precision(facts: EnvironmentFacts) -> Check:
     name, torch = "TensorFloat-32", facts.torch
     if torch is None:
-        return not_checked("environment", name, _NO_TORCH)
+        return not_checked("environment", name, NO_TORCH)
     if not facts.driver.gpus:
         return not_checked("environment", name, _no_gpu(facts))
     capable = [gpu for gpu in facts.driver.gpus if gpu.capability is not None and gpu.capability >= (8, 0)]
@@ -160,7 +160,7 @@ def _precision(facts: EnvironmentFacts) -> Check:
 def _initialised(facts: EnvironmentFacts) -> Check:
     name, torch = "start of CUDA", facts.torch
     if torch is None:
-        return not_checked("environment", name, _NO_TORCH)
+        return not_checked("environment", name, NO_TORCH)
     where = f" by {facts.cuda_line}" if facts.cuda_line else ""
     fresh = "# restart the kernel, and call notebook_launcher before anything is put on the GPU"
     if torch.is_bad_fork:
@@ -214,7 +214,8 @@ def _initialised(facts: EnvironmentFacts) -> Check:
     return checked("environment", name, "CUDA is not initialised in this process, so it can be forked")
 
 
-def _dotted(version: tuple[int, ...] | None) -> str:
+def dotted(version: tuple[int, ...] | None) -> str:
+    """Return a version as it is written; "?" for none."""
     return ".".join(map(str, version)) if version else "?"
 
 

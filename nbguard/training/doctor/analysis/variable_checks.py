@@ -38,7 +38,7 @@ def variable_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
     allocator = tuple(_allocator(facts))
     names = [name for name in (_NEW, *_OLD.values()) if name in facts.variable]
     conf = ", ".join(f"{name}={facts.variable[name]}" for name in names) or "PyTorch's defaults"
-    others = [*_renamed(facts), *_debugging(facts), *_openmp(facts), *_libraries(facts)]
+    others = [*_renamed(facts), *_debugging(facts), *_nccl_log(facts), *_openmp(facts), *_libraries(facts)]
     count = len(facts.variables)
     return (
         checked("environment", "allocator", conf, *allocator),
@@ -141,6 +141,18 @@ def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             what="TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective between all ranks first",
             evidence="it is slow, and with DistributedDataParallel on gloo it ends every rank in PyTorch 2.13",
             command='import os; os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"   # before the process group is made',
+        )
+
+
+def _nccl_log(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
+    """Yield that what NCCL logs goes to the ranks' common output, where `watch_ranks` cannot read it."""
+    level = facts.variable.get("NCCL_DEBUG", "").upper()
+    if level in ("WARN", "INFO", "TRACE") and not facts.variable.get("NCCL_DEBUG_FILE"):
+        yield CheckFinding(
+            severity="note",
+            what="NCCL logs to the standard output of all ranks",
+            evidence=f"NCCL_DEBUG={level}, and no NCCL_DEBUG_FILE is set; `nbguard.watch_ranks` reads such a file of each rank",
+            command='import os; os.environ["NCCL_DEBUG_FILE"] = "/tmp/nccl.%h.%p"   # before the process group is made',
         )
 
 

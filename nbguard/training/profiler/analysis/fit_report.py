@@ -19,6 +19,7 @@ from nbguard.training.profiler.analysis.loader.verdict import verdict
 from nbguard.training.profiler.analysis.memory import growth
 from nbguard.training.profiler.analysis.memory.memory_report import CUDA, memory_report, unfrozen_finding
 from nbguard.training.profiler.analysis.observations import FitObservations
+from nbguard.training.profiler.analysis.operators import operator_table
 from nbguard.training.profiler.analysis.remedies import remedies, remedy_context
 from nbguard.training.profiler.analysis.report import (
     Comparison,
@@ -197,6 +198,7 @@ class FitAnalysis:
             remedies=remedies(context),
             settings=(*switches.settings, *scale_settings(amp)),
             ranks=ranks,
+            operators=operator_table(observed.operators),
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),
             missed=observed.subject.missed,

@@ -20,6 +20,7 @@ from nbguard.training.profiler.analysis.loader.tried import LoaderRun
 from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.training.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations
+from nbguard.training.profiler.analysis.operators import OperatorFacts
 from nbguard.training.profiler.analysis.report import Ending
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
 from nbguard.training.profiler.analysis.time.packed_log import pack_log, unpack_log
@@ -87,6 +88,7 @@ class FitObservations:
     checks: Annotated[Mapping[str, Any], _read_checks] = field(default_factory=dict)  # facts of each check, by its name
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
+    operators: OperatorFacts | None = None  # of some batches, with `--ops`; None: not asked for
     library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which a library does not train
     has_other_threads: bool = False  # another thread asked a loader for batches
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
 from nbguard.training.profiler.analysis.loader.fetches import FileReading
+from nbguard.training.profiler.analysis.loader.parts import LoaderPart
+from nbguard.training.profiler.analysis.operators import OperatorTable
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.runs.analysis.record import RunRecord
 
@@ -111,6 +113,7 @@ class LoaderVerdict:
     items_per_second: float | None = _in_json("items")  # items per second that the fit took; None: batch size not known
     possible_items_per_second: float | None = _in_json("possible")  # items per second that it makes alone, with all workers
     reading: FileReading | None = None  # from files, by the training batches' loader; None: nothing is read, or it is not known
+    parts: tuple[LoaderPart, ...] = ()  # the way of a training batch to the model; empty: not known
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`
@@ -357,6 +360,7 @@ class FitReport(Result):
     remedies: tuple[Remedy, ...] = ()  # changes that would save memory or time
     settings: tuple[Setting, ...] = ()  # switches of torch and the environment, as in the first training batch
     ranks: RankReport | None = None  # of a distributed fit, on rank 0
+    operators: OperatorTable | None = None  # that take most time, with `--ops`; None: not asked for
     comparison: Comparison | None = None  # with an earlier run, where that was asked for
     notes: tuple[str, ...] = ()  # limits of the profile and mistakes of nbguard, in words
     files: tuple[str, ...] = ()  # written by --trace, --json and --log

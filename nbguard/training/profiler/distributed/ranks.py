@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from nbguard.libraries import learner_packages
 from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
-from nbguard.training.profiler.analysis.report import RankRow, Setting
+from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.profiler.distributed.agreement import RankDigester
 from nbguard.training.profiler.distributed.exchange import RankExchange
+from nbguard.training.profiler.distributed.settings import environment
 from nbguard.training.profiler.distributed.watchdog import RankWatchdog
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 from nbguard.training.ranks.analysis.launcher import launch_of
 from nbguard.training.ranks.job_board import JobBoard, open_board
-from nbguard.training.ranks.rank import Rank, current_rank
+from nbguard.training.ranks.rank import Rank, current_rank, print_once
 from nbguard.training.ranks.watch import watch_ranks
 
 _NO_PHASE = -1
@@ -59,28 +57,6 @@ def pulse_of(board: JobBoard, rank: int, fit: int) -> Pulse | None:
     phase = phases.ALL[code] if 0 <= code < len(phases.ALL) else ""
     age = time.monotonic_ns() - at
     return Pulse(rank=rank, pid=file.process.pid, batch=batch, phase=phase, age=age, is_alive=file.is_alive)
-
-
-_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "MASTER_")
-_NAMES = ("OMP_NUM_THREADS",)
-
-
-def environment() -> Iterator[Setting]:
-    """Yield the settings that should be the same on all ranks: variables of the communication, and versions."""
-    for name, value in sorted(os.environ.items()):
-        if name.startswith(_PREFIXES) or name in _NAMES:
-            yield Setting(name, value)
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices is not None:  # which ones may differ, how many should not
-        yield Setting("number of CUDA_VISIBLE_DEVICES", str(len(devices.split(","))))
-    yield Setting("python version", platform.python_version(), is_version=True)
-    for name in ("torch", *learner_packages()):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is not None:
-            yield Setting(f"{name} version", str(version), is_version=True)
-    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-    if cuda is not None:
-        yield Setting("cuda version", str(cuda), is_version=True)
 
 
 _EVERY = 0.02  # seconds between two looks for messages
@@ -183,6 +159,8 @@ class RankWatch:
         self._rank = current_rank()
         if self._rank is None:
             return
+        if self._recorder is not None:
+            print_once(self._rank)
         self._fit = next(_fits)
         with suppress(OSError):  # without the files there is the store
             self._board = open_board(self._rank)

@@ -21,6 +21,7 @@ from nbguard.training.profiler.instruments.gpu import GpuWatch
 from nbguard.training.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.training.profiler.instruments.operators import OperatorWatch
 from nbguard.training.profiler.instruments.overhead import OverheadWatch
 from nbguard.training.profiler.instruments.run import RunWatch
 from nbguard.training.profiler.instruments.stack_sampler import StackSampler
@@ -50,6 +51,9 @@ class FitInstruments:
         self._stacks = StackSampler()
         self._overhead = OverheadWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
+        self._operators = OperatorWatch(
+            is_wanted=options.ops, has_spans=bool(options.trace or options.save), after_memory=options.memory
+        )
         self._run = RunWatch(self.loaders.loader_of, is_wanted=bool(options.logs), has_code=options.code)
         self.mistakes: list[str] = []
         self._parts: tuple[Instrument[Any], ...] = (
@@ -61,6 +65,7 @@ class FitInstruments:
             *self._checks,
             self._stacks,
             self._overhead,
+            self._operators,
             self._finite,  # last: at an event it may end the fit
         )
 
@@ -92,6 +97,7 @@ class FitInstruments:
             checks={check.name: self._ask(check, check.facts()) for check in self._checks},
             finite=self._ask(self._finite, FiniteFacts()),
             stacks=self._ask(self._stacks, StackSamples()),
+            operators=self._ask(self._operators, None),
             mark_cost=self._ask(self._overhead, 0),
             record=self._ask(self._run, None),
         )

@@ -10,6 +10,7 @@ from nbguard.render.words import NAME, clean
 from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryReport
 from nbguard.training.profiler.render.chart import step_picture
 from nbguard.training.profiler.render.memory import memory_blocks, memory_line
+from nbguard.training.profiler.render.operators import operator_blocks
 from nbguard.training.profiler.render.rows import (
     comparison_blocks,
     finding_points,
@@ -81,7 +82,8 @@ def _loader(report: FitReport, *, whole: bool) -> Iterator[Block]:
 
 
 def _others(report: FitReport) -> Iterator[Block]:
-    """Yield the comparison with other ranks and with the run before, where there are any."""
+    """Yield the operators, the comparison with other ranks and with the run before, where there are any."""
+    yield from operator_blocks(report.operators)
     if report.ranks is not None:
         yield from rank_blocks(report.ranks)
     if report.comparison is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Table, TableRow
 from nbguard.training.profiler.analysis.loader.fetches import FileReading
+from nbguard.training.profiler.analysis.loader.parts import LoaderPart
 from nbguard.training.profiler.analysis.report import (
     Comparison,
     FitFinding,
@@ -31,6 +32,8 @@ def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
     """Yield the verdict on the loader, unless it `is_said` already, the numbers of workers tried, and the advice."""
     if not is_said:
         yield FactLines((("verdict", loader.sentence),))
+    if loader.parts:
+        yield FactLines((("a batch", _parts(loader.parts)),))
     if loader.reading is not None and loader.reading.per_batch >= _READ_SHOWN:
         yield FactLines((("reading", _reading(loader.reading)),))
     if loader.trials:
@@ -39,6 +42,11 @@ def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
         yield FactLines((("workers", loader.tuning),))
     if loader.advice:
         yield finding_points(loader.advice)
+
+
+def _parts(parts: Sequence[LoaderPart]) -> str:
+    whole = sum(part.time for part in parts)
+    return " · ".join(f"{part.name} {format_time(part.time)} ({part.time / whole:.0%})" for part in parts)
 
 
 def _reading(reading: FileReading) -> str:

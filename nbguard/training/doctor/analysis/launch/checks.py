@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
-from nbguard.training.doctor.analysis.launch.facts import LaunchFacts, SelfTest
-from nbguard.training.ranks.analysis.launcher import RANK_VARIABLES, launch_of, number
+from nbguard.training.doctor.analysis.launch.facts import LEGACY, LaunchFacts, SelfTest
+from nbguard.training.ranks.analysis.launcher import launch_of, number, own_names
 
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_USE_ENV = ("--use-env", "--use_env")
 _ASK = "not requested: `nbguard.diagnose_launch(self_test=True)` runs an all-reduce in two processes"
 
 
@@ -22,14 +25,24 @@ def launch_checks(facts: LaunchFacts, tried: SelfTest | None) -> tuple[Check, ..
 def _launcher(facts: LaunchFacts) -> Check:
     launch = launch_of(facts.variable)
     group = "" if facts.group_rank is None else f"; its process group: rank {facts.group_rank} of {facts.group_world}"
+    if facts.legacy:
+        launch = replace(launch, launcher=LEGACY)
     return checked("ranks", "launcher", f"{launch.words}{group}", *_launcher_findings(facts))
 
 
 def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
     variables, launch = facts.variable, launch_of(facts.variable)
     rank, world = number(variables.get("RANK")), number(variables.get("WORLD_SIZE"))
-    if launch.launcher in ("srun", "mpirun") and (launch.world or 1) > 1 and "RANK" not in variables:
-        names = RANK_VARIABLES[launch.launcher]
+    yield from _legacy(facts)
+    names = own_names(launch.launcher, variables)
+    if launch.launcher == "Kubernetes" and rank is None:
+        yield CheckFinding(
+            severity="problem",
+            what="the job's operator set torchrun's options for this pod, but torchrun did not launch this process",
+            evidence=", ".join(f"{name}={value}" for name, value in facts.variables if name.startswith("PET_N")),
+            command="torchrun train.py   # in the pod; reads PET_NNODES, PET_NODE_RANK and the others by itself",
+        )
+    elif names and launch.launcher != "torchrun" and (launch.world or 1) > 1 and "RANK" not in variables:
         yield CheckFinding(
             severity="problem",
             what=(
@@ -79,19 +92,37 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
         )
 
 
+def _legacy(facts: LaunchFacts) -> Iterator[CheckFinding]:
+    """Yield that the launcher is the one that torchrun has replaced, with the line of torchrun."""
+    if not facts.legacy:
+        return
+    given = [argument for argument in facts.legacy if argument not in _USE_ENV]
+    reads = len(given) < len(facts.legacy)
+    yield CheckFinding(
+        severity="advice",
+        what=f"{LEGACY}, which is deprecated, launched this process: torchrun replaces it",
+        evidence="the script reads LOCAL_RANK already, as torchrun's do"
+        if reads
+        else "it gives the script --local-rank; torchrun sets LOCAL_RANK instead",
+        command=shlex.join(["torchrun", *given])
+        + ("" if reads else '   # in the script, int(os.environ["LOCAL_RANK"]) takes the place of --local-rank'),
+    )
+
+
 def _contradiction(facts: LaunchFacts, launcher: str) -> Iterator[CheckFinding]:
     """Yield that RANK and WORLD_SIZE say something else than the launcher that has numbered this process."""
-    variables = facts.variable
-    if launcher not in RANK_VARIABLES or "RANK" not in variables:
+    variables, launchers_own = facts.variable, own_names(launcher, facts.variable)
+    if launchers_own is None or "RANK" not in variables:
         return
-    names = ("RANK", "WORLD_SIZE"), RANK_VARIABLES[launcher]
+    names = ("RANK", "WORLD_SIZE"), launchers_own
+    taken = [f'{ours}=os.environ["{theirs}"]' for ours, theirs in zip(*names, strict=True) if theirs in variables]
     own, launchers = (tuple(number(variables.get(name)) for name in pair) for pair in names)
     if any(one is not None and other is not None and one != other for one, other in zip(own, launchers, strict=True)):
         yield CheckFinding(
             severity="advice",
             what=f"RANK and WORLD_SIZE contradict {launcher}, which gave this process other numbers",
             evidence=", ".join(f"{name}={variables[name]}" for pair in names for name in pair if name in variables),
-            command=f'import os; os.environ.update(RANK=os.environ["{names[1][0]}"], WORLD_SIZE=os.environ["{names[1][1]}"])',
+            command=f"import os; os.environ.update({', '.join(taken)})",
         )
 
 

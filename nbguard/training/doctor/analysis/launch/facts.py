@@ -8,10 +8,14 @@ from functools import cached_property
 from nbguard.training.ranks.analysis.meeting_point import PortOwner
 
 PREFIXES = (
-    "ACCELERATE_", "FORK_LAUNCHED", "GLOO_", "GROUP_", "KUBERNETES_SERVICE_", "LOCAL_", "MASTER_", "NCCL_", "NODE_",
-    "OMPI_COMM_", "PMI_", "RANK", "ROLE_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE",
+    "ACCELERATE_", "CUDA_VISIBLE_DEVICES", "FORK_LAUNCHED", "GLOO_", "GROUP_", "KUBERNETES_SERVICE_", "LOCAL_", "MASTER_",
+    "NCCL_", "NODE_", "NVIDIA_VISIBLE_DEVICES", "OMPI_COMM_", "PET_", "PMI_", "RANK", "ROLE_", "SLURM_",
+    "TORCHELASTIC_", "WORLD_SIZE",
 )  # fmt: skip
 """Beginnings of the names of variables that launchers set or read."""
+
+LEGACY = "torch.distributed.launch"
+"""The module that torchrun has replaced; it, too, sets all of torchrun's variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,7 @@ class LaunchFacts:
     group_rank: int | None = None  # in it
     group_world: int | None = None
     has_accelerator: bool = False  # whether accelerate's state is made in this process: an Accelerator was
+    legacy: tuple[str, ...] = ()  # arguments of the LEGACY launcher above this process; empty: there is none
     siblings: int = 0  # other processes of this user and parent with the same command
 
     @cached_property

@@ -126,6 +126,16 @@ def _next(phase: str) -> str:
     return "; next comes the backward pass, where ranks wait for each other" if before_backward else ""
 
 
+_WHERE_KNOWN = frozenset({"backend", "GPU model"})
+"""Settings that a rank may not know, beside the versions of packages that it has not imported."""
+_REMEDIES = {
+    "backend": ("problem", "give `init_process_group` the same backend on all ranks"),
+    "GPU model": ("advice", "give all ranks the same GPU: the slowest sets the pace, and the smallest limits the batch"),
+    "NVIDIA driver version": ("advice", "install the same NVIDIA driver on all hosts"),
+}
+"""The severity of a difference and what ends it, where that is not a variable or a package."""
+
+
 def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
     """Yield the settings that are not the same on all ranks."""
     environments = {message.row.rank: {setting.name: setting.value for setting in message.environment} for message in messages}
@@ -133,11 +143,15 @@ def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
     for name in sorted({name for settings in environments.values() for name in settings}):
         ranks: dict[str, list[int]] = {}
         for rank, settings in sorted(environments.items()):
-            ranks.setdefault(settings.get(name, "not set"), []).append(rank)
+            if name in settings or name not in _WHERE_KNOWN | versions:
+                ranks.setdefault(settings.get(name, "not set"), []).append(rank)
         if len(ranks) > 1:
             evidence = "; ".join(f"rank {', '.join(map(str, numbers))}: {value}" for value, numbers in ranks.items())
             what = f"{name} is not the same on all ranks"
-            if name in versions:
+            if name in _REMEDIES:
+                severity, change = _REMEDIES[name]
+                yield _finding(severity, what, evidence, change)
+            elif name in versions:
                 yield _finding("problem", what, evidence, f"install the same {name} everywhere")
             else:
                 yield _finding("advice", what, evidence, f"set `{name}` alike where the ranks are launched")

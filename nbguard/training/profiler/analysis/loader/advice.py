@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbguard.render.words import line_words
-from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, slowest, storage_wait, training_loader
+from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, SlowStep, slowest, storage_wait, training_loader
 from nbguard.training.profiler.analysis.report import FitFinding, Timing
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.units import MiB, counted, format_bytes, format_time
@@ -131,6 +131,23 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
         change,
         min(context.wait, slow.per_batch // max(1, loader.workers)),
     )
+    yield from _kept(context, loader, slow)
+
+
+def _kept(context: LoaderContext, loader: LoaderFacts, slow: SlowStep) -> Iterator[FitFinding]:
+    """Yield what it would take to make all items once and keep them, and what that saves, where both are known."""
+    batches = max((epoch.batches for epoch in context.timing.epochs if epoch.is_training), default=0)
+    size = loader.fetch.nbytes * batches
+    if not size or loader.is_iterable or loader.is_learners or slow.step.kind == "collate":
+        return
+    found = _finding(
+        "items",
+        f"kept in host memory, all items take {format_bytes(size)}",
+        f"this saves {format_time(slow.per_batch)} of the {format_time(slow.fetch)} that making a batch takes, "
+        "but only makes sense if items are not changed at random",
+        "`items = [data[i] for i in range(len(data))]` before the fit, then a loader of `items` instead of `data`",
+    )
+    yield replace(found, severity="note", nbytes=size)
 
 
 def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:

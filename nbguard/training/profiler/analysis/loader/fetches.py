@@ -24,6 +24,9 @@ class FetchFacts:
     stored: int = 0  # bytes that storage devices were asked for meanwhile
     blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
     ran: int = 0  # nanoseconds that they ran
+    in_files: int = 0  # nanoseconds of the profiled fetches in which they read from files
+    decoding: int = 0  # and in which they decoded what they read
+    nbytes: int = 0  # of a batch as it is made, on average; 0: not known
     steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
     note: str = ""  # why something is not known
 

@@ -12,6 +12,7 @@ from nbguard.training.profiler.analysis.loader.fetches import (
     storage_wait,
     training_loader,
 )
+from nbguard.training.profiler.analysis.loader.parts import loader_parts
 from nbguard.training.profiler.analysis.report import Bound, LoaderVerdict, Timing
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.units import format_time
@@ -76,6 +77,7 @@ def verdict(
         items_per_second=None if size is None else size / timing.step * 1e9,
         possible_items_per_second=None if loader is None else items_per_second(loader),
         reading=None if loader is None else reading(loader, timing.step),
+        parts=() if loader is None else loader_parts(loader, medians),
     )
 
 

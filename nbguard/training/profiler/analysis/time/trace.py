@@ -5,29 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nbguard.training.profiler.analysis.operators import OperatorSpan
 from nbguard.training.profiler.analysis.report import MemoryPoint
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 
 MOST_MARKS = 400_000
 """Marks that are written, the first ones: more makes a file that a browser does not open."""
 _PROCESS = 1
-_PHASES, _BATCHES = 1, 2
+_PHASES, _BATCHES, _OPERATORS = 1, 2, 3
 """The tracks, as the format numbers threads."""
 
 _Event = dict[str, Any]
 
 
-def trace_events(marks: PhaseLog, points: Sequence[MemoryPoint] = (), title: str = "") -> dict[str, Any]:
+def trace_events(
+    marks: PhaseLog, points: Sequence[MemoryPoint] = (), title: str = "", operators: Sequence[OperatorSpan] = ()
+) -> dict[str, Any]:
     """Return a trace in the format that is JSON for Chrome: times in microseconds from the start of the recording.
 
-    Phases are one track, end to end; passes over loaders and their batches, nested as the loops are, another.
+    Phases are one track, end to end; passes over loaders and their batches, nested as the loops are, another. Calls of
+    operators, where `--ops` had them recorded, are a third.
     """
     kept = min(len(marks.times), MOST_MARKS)
     end = marks.times[kept - 1] - marks.start if kept else 0
     events = [
-        *_names(title),
+        *_names(title, has_operators=bool(operators)),
         *_phases(marks, kept),
         *sorted(_loops(marks, kept, end), key=lambda event: (event["ts"], -event.get("dur", 0))),
+        *(_span(_OPERATORS, each.name, each.start, each.start + each.duration) for each in operators if each.start <= end),
         *_memory([point for point in points if point.at <= end]),
     ]
     trace: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -37,9 +42,9 @@ def trace_events(marks: PhaseLog, points: Sequence[MemoryPoint] = (), title: str
     return trace
 
 
-def _names(title: str) -> Iterator[_Event]:
+def _names(title: str, *, has_operators: bool) -> Iterator[_Event]:
     yield {"ph": "M", "pid": _PROCESS, "tid": _PHASES, "name": "process_name", "args": {"name": title or "fit"}}
-    for track, name in ((_PHASES, "phases"), (_BATCHES, "batches")):
+    for track, name in ((_PHASES, "phases"), (_BATCHES, "batches"), (_OPERATORS, "operators"))[: 2 + has_operators]:
         yield {"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
 

@@ -16,8 +16,10 @@ from statistics import median_low
 from time import perf_counter_ns
 from typing import Any
 
+from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.loader.fetches import FetchFacts
+from nbguard.training.profiler.analysis.loader.parts import file_work
 from nbguard.training.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.training.profiler.instruments.loader.reading import BytesRead, ReadMeter
 from nbguard.training.profiler.record.turn import Turn
@@ -55,6 +57,8 @@ class FetchTimer:
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
         self._read: list[BytesRead] = []  # by these, where the system counts it
+        self._file_work: list[tuple[int, int]] = []  # nanoseconds of reading from files, and of decoding
+        self.sized = 0, 0  # batches whose bytes were counted, and these
         self._raw: list[Sequence[Any]] = []  # what their profiles have counted, not read yet: that takes longer than a fetch
         self._profiles: list[tuple[FetchStep, ...]] = []  # where their time went
         self.failed = ""
@@ -117,6 +121,7 @@ class FetchTimer:
             self._end_turn()
         self._count(index)
         try:
+            self.sized = self.sized[0] + 1, self.sized[1] + _nbytes(batch)
             self._keep_profile(duration, self._meter.stop())
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
             self._next = sys.maxsize
@@ -159,7 +164,9 @@ class FetchTimer:
     def steps(self) -> tuple[FetchStep, ...]:
         """Return the steps of the profiled fetches, each with its usual time."""
         while self._raw:
-            self._profiles.append(steps(_profile_of(self._raw.pop()))[:_STEPS])
+            profile = _profile_of(self._raw.pop())
+            self._profiles.append(steps(profile)[:_STEPS])
+            self._file_work.append(file_work(profile))
         every = {step.function: step.kind for profile in self._profiles for step in profile}
         usual = []
         for function, kind in every.items():
@@ -168,8 +175,19 @@ class FetchTimer:
             usual.append(FetchStep(function, kind, sum(step.calls for step in same if step), time * len(same)))
         return tuple(sorted(usual, key=lambda step: -step.time))
 
+    @property
+    def file_work(self) -> tuple[int, int]:
+        """Return the nanoseconds of reading from files and of decoding, in the fetches that `steps` has read."""
+        if not self._file_work:
+            return 0, 0
+        count = len(self._file_work)
+        reading, decoding = (count * median_low(times) for times in zip(*self._file_work, strict=True))
+        return reading, decoding
+
     def part(self) -> FetchSamples:
         """Return the samples of this process."""
+        found = self.steps()
+        in_files, decoding = self.file_work
         profiled, profiled_time = self.here
         metered, read, stored, blocked, ran = self.read
         return FetchSamples(
@@ -183,9 +201,28 @@ class FetchTimer:
             stored=stored,
             blocked=blocked,
             ran=ran,
-            steps=self.steps(),
+            sized=self.sized[0],
+            nbytes=self.sized[1],
+            in_files=in_files,
+            decoding=decoding,
+            steps=found,
             note=self.failed,
         )
+
+
+def _nbytes(batch: Any, depth: int = 4) -> int:
+    """Return the bytes of the tensors in a batch: a tensor, or tuples, lists and dictionaries of them."""
+    torch: Any = sys.modules["torch"]
+    kinds = mro_of(type(batch))
+    if torch.Tensor in kinds:
+        with torch._C.DisableTorchFunctionSubclass():
+            return int(batch.numel() * batch.element_size())
+    if depth and (tuple in kinds or list in kinds):
+        base: Any = tuple if tuple in kinds else list
+        return sum(_nbytes(part, depth - 1) for part in base.__iter__(batch))
+    if depth and dict in kinds:
+        return sum(_nbytes(part, depth - 1) for part in dict.values(batch))
+    return 0
 
 
 def _is_of_another_thread(entry: Any) -> bool:
@@ -217,6 +254,10 @@ class FetchSamples:
     stored: int = 0  # bytes that storage devices were asked for meanwhile
     blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
     ran: int = 0  # nanoseconds that they ran
+    sized: int = 0  # batches whose bytes were counted
+    nbytes: int = 0  # of these together
+    in_files: int = 0  # nanoseconds of profiled fetches in which they read from files
+    decoding: int = 0  # and in which they decoded what they read
     steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
     note: str = ""  # the reason why none was profiled
     copied: int = 0  # bytes that a worker has copied of memory that it shared; of one process only
@@ -240,6 +281,10 @@ def together(samples: Sequence[FetchSamples]) -> FetchSamples:
         stored=sum(part.stored for part in samples),
         blocked=sum(part.blocked for part in samples),
         ran=sum(part.ran for part in samples),
+        sized=sum(part.sized for part in samples),
+        nbytes=sum(part.nbytes for part in samples),
+        in_files=sum(part.in_files for part in samples),
+        decoding=sum(part.decoding for part in samples),
         steps=tuple(sorted(merged, key=lambda step: -step.time)),
         note=next((part.note for part in samples if part.note), ""),
     )
@@ -261,6 +306,9 @@ def facts_of(part: FetchSamples) -> FetchFacts:
         stored=part.stored,
         blocked=part.blocked,
         ran=part.ran,
+        in_files=part.in_files,
+        decoding=part.decoding,
+        nbytes=part.nbytes // part.sized if part.sized else 0,
         steps=part.steps,
         note=part.note,
     )

@@ -21,8 +21,9 @@ from nbguard.training.profiler.record.patches import Patches
 
 Loop = Callable[..., None]
 
-_HEADER = struct.Struct("<12q")
-"""Fetches, items, profiled, their ns, metered, bytes read, from storage, ns blocked, ns run, of JSON, times written, copied."""
+_HEADER = struct.Struct("<16q")
+"""Fetches, items, profiled, their ns, metered, bytes read, from storage, ns blocked, ns run, of JSON, times written, copied,
+batches sized, their bytes, ns in files, ns of decoding."""
 _NUMBER = struct.Struct("<q")
 _SLOT = 4096
 _TEXT = _HEADER.size + RING * _NUMBER.size
@@ -63,7 +64,17 @@ class WorkerBoard:
             text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
-        header = (timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written, copied)
+        header = (
+            timer.fetches,
+            timer.items,
+            *timer.here,
+            *timer.read,
+            size,
+            timer.written,
+            copied,
+            *timer.sized,
+            *timer.file_work,
+        )
         _HEADER.pack_into(memory, at, *header)
 
     def read(self) -> Iterator[FetchSamples]:
@@ -71,7 +82,8 @@ class WorkerBoard:
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
             figures = _HEADER.unpack_from(memory, at)
-            fetches, items, profiled, profiled_time, metered, read, stored, blocked, ran, size, written, copied = figures
+            fetches, items, profiled, profiled_time, metered, read, stored, blocked, ran, size, written = figures[:11]
+            copied, sized, nbytes, in_files, decoding = figures[11:]
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
             yield FetchSamples(
@@ -85,6 +97,10 @@ class WorkerBoard:
                 stored=stored,
                 blocked=blocked,
                 ran=ran,
+                sized=sized,
+                nbytes=nbytes,
+                in_files=in_files,
+                decoding=decoding,
                 steps=_read(memory[at + _TEXT : at + _TEXT + size]),
                 copied=copied,
             )
