@@ -48,7 +48,7 @@ def test_idle_workers_go_with_what_only_their_iterator_holds() -> None:
     assert plan.promised == 5 * MIB == plan.actions[0].nbytes
     assert plan.actions[0].host == 4 * MIB
     assert plan.actions[0].processes == _PAIR
-    assert plan.actions[0].detail == "pids 12, 13, 4.00 MiB of host memory; the next epoch starts new ones"
+    assert plan.actions[0].detail == "pids 12, 13, 4 MiB of host memory; the next epoch starts new ones"
 
 
 def test_only_on_request() -> None:
@@ -128,12 +128,10 @@ def test_findings_name_the_command() -> None:
     (held,) = (each for each in find(Analysis(_facts({"it": ["it"]}, is_midway=True))) if each.kind == "workers")
 
     assert idle.sentence == (
-        "dl keeps 2 idle workers (4.00 MiB of host memory): `%reset_gpu --workers` ends them, the next epoch starts new ones"
+        "dl keeps 2 idle workers (4 MiB of host memory): `%reset_gpu --workers` ends them, the next epoch starts new ones"
     )
-    assert (
-        held.sentence == "it keeps 2 workers running in mid-epoch (4.00 MiB of host memory): `%reset_gpu --workers` ends them"
-    )
-    assert alone.sentence == "it keeps 2 workers running in mid-epoch (4.00 MiB of host memory): `%reset_gpu it` ends them"
+    assert held.sentence == "it keeps 2 workers running in mid-epoch (4 MiB of host memory): `%reset_gpu --workers` ends them"
+    assert alone.sentence == "it keeps 2 workers running in mid-epoch (4 MiB of host memory): `%reset_gpu it` ends them"
 
 
 def test_unused_pinned_memory_goes_last_and_only_where_there_is_any() -> None:

@@ -113,9 +113,7 @@ def test_before_cuda_is_used_it_is_the_gpu_that_a_fit_would_open(fake_cuda_run: 
     found = json.loads(fake_cuda_run(_UNOPENED, fastai=True, bytes=8 << 30).splitlines()[-1])
 
     assert found[:4] == ["cuda:0 (Fake CUDA GPU)", 8 << 30, True, False]
-    assert (
-        "has not opened the device; CUDA's context takes 600.00 MiB, and other processes hold 0 B, as they do now" in found[4]
-    )
+    assert "has not opened the device; CUDA's context takes 600 MiB, and other processes hold 0 B, as they do now" in found[4]
     assert not found[5]
 
 

@@ -137,7 +137,7 @@ def test_out_of_memory_looks_like_cudas_and_the_device_goes_on() -> None:
         text = str(caught.value)
         assert type(caught.value) is SimulatedCudaOutOfMemoryError
         assert isinstance(caught.value, RuntimeError)
-        assert text.startswith("Simulated CUDA out of memory (nbguard.simulate): tried to allocate 80.00 MiB; ")
+        assert text.startswith("Simulated CUDA out of memory (nbguard.simulate): tried to allocate 80 MiB; ")
         assert "of 100.00 MiB has 50.00 MiB free. 40.00 MiB is allocated" in text
         ref = weakref.ref(kept)
         del kept

@@ -42,7 +42,7 @@ def test_a_neighbour_by_name_and_a_word_before_the_device_is_full(desk: Desk, sh
 
     notebook.file(STOP_FILE).unlink()
     tab.start(0)
-    said = "cuda:0 may not have room for this cell: it reached 5.00 GiB when it ran last, and 3.12 GiB can be allocated."
+    said = "cuda:0 may not have room for this cell: it reached 5 GiB when it ran last, and 3.12 GiB can be allocated."
     expect(warning).to_have_text(re.compile(re.sub(r"3\\\.12", r"3\\.\\d\\d", re.escape(said))))
     words = warning.inner_text()
     tab.wait_for_ticks(4)

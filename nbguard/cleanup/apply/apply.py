@@ -18,6 +18,7 @@ from typing import Any
 from nbguard.cleanup.apply.interrupts import Interrupts
 from nbguard.cleanup.apply.kept_memory import FreedBytes, note_left_pools
 from nbguard.cleanup.apply.parking import unpark
+from nbguard.cleanup.apply.released_names import tell_released
 from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.cleanup.figures import holdings_of
 from nbguard.cleanup.plan.parking import Unparked
@@ -111,6 +112,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
             done.append(action)
     if scanned.facts.tracked == "cuda" and any(action.kind in ("collect", "park") for action in done):  # it emptied the cache
         note_left_pools(_unkept_pools(plan, scanned.facts))
+    tell_released(plan, done, scanned)
     expired = scanned.tracker.expired()
     after = (
         timed_scan(notebook) if _may_have_changed(plan, done, expired, scanned.facts) else _looked_at_once(scanned, notebook)
@@ -222,7 +224,11 @@ def _left(after: Analysis) -> tuple[LeftHolder, ...]:
     ]
     gradients = [
         LeftHolder(
-            label=f"gradients of {label}, part of it", nbytes=nbytes, what="", advice=advice.zero_gradients(label, nbytes)
+            label=f"gradients of {label}, part of it",
+            nbytes=nbytes,
+            what="",
+            advice=advice.zero_gradients(label, nbytes),
+            is_part=True,
         )
         for label, nbytes in idle_gradients(after.facts)
     ]
