@@ -300,9 +300,9 @@ def test_history_shows_each_cell_and_re_adds(notebook: Kernel) -> None:
 
     bundle = notebook.run("%gpumem history").ok().bundles[0]
 
-    assert re.search(r"In\[4\] +\+4\.00 MiB +4\.00 MiB +\+ t 4\.00 MiB", bundle["text/plain"])
-    assert re.search(r"In\[5\] +\+8\.00 MiB +12\.00 MiB", bundle["text/plain"])
-    assert re.search(r"now +12\.00 MiB", bundle["text/plain"])
+    assert re.search(r"In\[4\] +\+4 MiB +4 MiB +\+ t 4 MiB", bundle["text/plain"])
+    assert re.search(r"In\[5\] +\+8 MiB +12 MiB", bundle["text/plain"])
+    assert re.search(r"now +12 MiB", bundle["text/plain"])
     assert "<svg role" in bundle["text/html"]
 
 
@@ -312,7 +312,7 @@ def test_recording_without_lines(kernel: Kernel) -> None:
     kernel.run("%nbguard on").ok()
 
     assert kernel.run("t = torch.ones(1 << 20)").ok().bundles == []
-    assert re.search(r"In\[4\] +\+4\.00 MiB", kernel.run("%gpumem history").ok().text)
+    assert re.search(r"In\[4\] +\+4 MiB", kernel.run("%gpumem history").ok().text)
 
 
 def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
@@ -323,7 +323,7 @@ def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
 
     assert "new: t 8 MiB" in first
     assert re.search(
-        r"In\[6\]  process memory \+1[67]\.\d\d MiB → .* · holders: %gpumem \(a scan takes \d+\.\d s here\)", second
+        r"In\[6\]  process memory \+1[67](\.\d)? MiB → .* · holders: %gpumem \(a scan takes \d+\.\d s here\)", second
     )
 
 

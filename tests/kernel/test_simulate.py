@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbguard.allocator.replay.replay import replay
+from nbguard.snapshots.load import load_snapshot
 from tests.kernel.conftest import held
 from tests.kernels import Kernel
 from tests.panels import Panel
@@ -209,22 +213,31 @@ def test_bad_input_is_one_clear_line(notebook: Kernel, line: str, message: str) 
     assert notebook.run("t = torch.ones(5)").ok().text == ""
 
 
-@pytest.mark.parametrize(
-    ("line", "command"),
-    [
-        ("%gpumem record on", "%gpumem map"),
-        ("%gpumem snapshot f.pickle", "%gpumem map"),
-        ("%gpumem whatif", "%gpumem simulate 1 GiB --settings expandable_segments:True"),
-    ],
-)
-def test_what_needs_the_allocator_of_a_gpu_says_what_to_do_instead(notebook: Kernel, line: str, command: str) -> None:
-    notebook.run("%gpumem simulate 1GiB").ok()
-    cell = notebook.run(line)
+def test_a_history_is_recorded_saved_and_replayed(notebook: Kernel, tmp_path: Path) -> None:
+    """The snapshot of a simulated device has PyTorch's format: another program reads it, and every event is reproduced."""
+    file = tmp_path / "simulated.pickle"
+    notebook.run("%gpumem simulate 100MiB").ok()
+    assert "run  %gpumem record on ," in str(notebook.run("%gpumem whatif").error)
+    notebook.run("old = [torch.ones(1 << 18) for _ in range(5)]").ok()
+    assert "recording:" in notebook.run("%gpumem record on").ok().text
+    notebook.run("keep = [torch.ones(1 << 20) for _ in range(10)]; del keep[::2]").ok()
+    notebook.run("net = torch.nn.Linear(1000, 1000); out = net(torch.ones(100, 1000)).sum(); out.backward()").ok()
+    assert notebook.run("[torch.ones(1 << 22) for _ in range(9)]").error is not None
+    replayed = notebook.run("%gpumem whatif").ok().text
+    notebook.run(f"%gpumem snapshot {file}").ok()
+    loaded = notebook.run(f"%gpumem load {file}").ok().text
 
-    assert cell.error is not None
-    assert f"run  {command} " in cell.error[1]
-    assert len(cell.error[1].splitlines()) == 1
-    notebook.run(command).ok()
+    (done, all_of_them) = map(int, re.search(r"(\d+) of (\d+) events reproduced", replayed).groups())  # type: ignore[union-attr]
+    assert done == all_of_them > 30
+    assert "out of memory" in replayed
+    assert re.search(r"  keep +20 MiB +5 blocks, allocated at In\[\d+\], line 1", loaded)
+    snapshot = load_snapshot(file)
+    assert snapshot.sidecar.totals == (100 << 20,)
+    (result,) = replay(snapshot)
+    assert result.reproduced == result.events == all_of_them
+    assert result.is_final_equal
+    notebook.run("%gpumem record off").ok()
+    assert "no history is recorded" in str(notebook.run("%gpumem whatif").error)
 
 
 def test_a_cell_that_asks_for_a_gpu_is_told_how_to_write_it(notebook: Kernel) -> None:

@@ -95,7 +95,7 @@ def test_a_profile_of_a_tight_fit_has_predicted_bytes_and_the_fit_its_line(fake_
     text = profiled.text
     assert re.search(r"smaller batch, gradient accumulation: predicted: [\d.]+ [MG]iB less, a peak of", text), text
     assert re.search(r"checkpointing: predicted: [\d.]+ [MG]iB less, a peak of", text), text
-    assert re.search(r"peak of the fit in tensors: predicted [\d.]+, was [\d.]+ [MG]iB; reserved: predicted", text), text
+    assert re.search(r"peak of the fit in tensors: predicted [\d.]+ [MG]iB, was [\d.]+ [MG]iB; reserved: predicted", text), text
 
 
 _UNOPENED = """

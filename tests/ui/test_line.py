@@ -135,7 +135,7 @@ def test_marks_values_and_files(desk: Desk, fake_cuda_server: Server, app: App) 
     assert box
     tab.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 10)
     expect(panel.locator(".nbguard-chart-value")).to_have_text(
-        re.compile(r"^\d\d:\d\d:\d\d( · In\[\d+\])? · 2\.00 GiB allocated, 3\.00 GiB reserved$")
+        re.compile(r"^\d\d:\d\d:\d\d( · In\[\d+\])? · 2 GiB allocated, 3 GiB reserved$")
     )
     tab.page.mouse.move(10, 10)
     expect(panel.locator(".nbguard-chart-value")).to_be_hidden()
