@@ -10,7 +10,7 @@ from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.cleanup.plan.workers import worker_sets
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, Graph, PinnedFacts, Unavailable
+from nbguard.memory.facts import Facts, Graph, ParkedFact, PinnedFacts, Unavailable
 from nbguard.memory.processes import Process, WorkersFact
 from nbguard.memory.target import Target
 from nbguard.reports.findings import find
@@ -116,6 +116,18 @@ def test_targets_narrow_it_down() -> None:
     assert _workers(_plan(facts, targets=(Target(text="other", root="other"),))) == []
     assert _workers(_plan(facts, targets=(Target(text="dl", root="dl"),))) == ["2 workers of dl ended"]
     assert _workers(_plan(facts, everything=True)) == ["2 workers of dl ended"]
+
+
+def test_little_that_is_kept_is_no_finding() -> None:
+    """Below 1 MiB, or a hundredth of all, there is none; workers whose memory is not known have one."""
+    parked = (ParkedFact("small", "cuda:0", MIB - 1, 1), ParkedFact("large", "cuda:0", MIB, 1))
+    facts = replace(_facts({"dl": ["dl"]}), parked=parked)
+    little = replace(facts, workers=tuple(replace(one, private=MIB - 1, shared=0) for one in facts.workers))
+    unknown = replace(facts, workers=tuple(replace(one, private=None) for one in facts.workers))
+
+    assert [one.sentence.split()[0] for one in find(Analysis(facts)) if one.kind == "parked"] == ["large"]
+    assert [one for one in find(Analysis(little)) if one.kind == "workers"] == []
+    assert [one for one in find(Analysis(unknown)) if one.kind == "workers"] != []
 
 
 def test_findings_name_the_command() -> None:

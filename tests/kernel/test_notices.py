@@ -152,6 +152,21 @@ def test_why_of_a_deleted_name(notebook: Kernel) -> None:
     assert "does not exist" in (notebook.run("%gpumem why other").error or ("", ""))[1]
 
 
+def test_why_of_a_name_that_a_cleanup_has_released(notebook: Kernel) -> None:
+    """It is answered as after `del`, whether the cell that cleaned up named it or not."""
+    notebook.run("one, two, rest = torch.ones(1 << 20), [torch.ones(1 << 20)], [torch.ones(1 << 20)]; keep = rest[0]").ok()
+    notebook.run("%reset_gpu one").ok()
+    of_one = notebook.run("%gpumem why one").ok().text
+    assert of_one == "one was released by %reset_gpu one in In[4], and nothing of it is left in memory."
+    notebook.run("nbguard = __import__('nbguard'); nbguard.release('two').realised").ok()
+    assert notebook.value("__import__('nbguard').why('keep').nbytes") == 4 << 20
+    assert "two was released by %reset_gpu two in In[6], and nothing" in notebook.run("%gpumem why two").ok().text
+    notebook.run("%reset_gpu --all").ok()
+    assert "rest was released by %reset_gpu --all in In[" in notebook.run("%gpumem why rest").ok().text
+    notebook.run("two = torch.ones(1 << 20)").ok()
+    assert "released" not in notebook.run("%gpumem why two").ok().text
+
+
 def test_what_a_suspended_generator_or_coroutine_keeps(notebook: Kernel) -> None:
     notebook.run(
         "def make(data):\n    yield 1\n    yield data.sum()\nasync def wait(data):\n    import asyncio; await asyncio.sleep(0); return data"
