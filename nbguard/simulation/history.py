@@ -43,7 +43,7 @@ class SimulatedHistory:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and str(frame.f_globals.get("__name__")).startswith("nbguard."):
             frame = frame.f_back
-        frames = []
+        frames: list[Json] = []
         while frame is not None and len(frames) < _DEEPEST:
             line = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
             named = {"filename": line[0], "line": line[1], "name": line[2]}
