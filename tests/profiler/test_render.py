@@ -393,7 +393,7 @@ def test_lines_behind_the_peak_are_told_whole_and_of_many_the_largest() -> None:
 
     assert text.count(site) == 8
     lines = text.split("allocated by", 1)[1].split("\n\n", 1)[0]
-    assert sum(map(float, re.findall(r"([\d.]+) GiB", lines))) == pytest.approx(20 + 190 / 1024, abs=0.05)  # to the last of three digits
+    assert sum(map(float, re.findall(r"([\d.]+) GiB", lines))) == pytest.approx(20 + 190 / 1024, abs=0.05)
     assert "12 more lines" in lines
 
 
