@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.replay.replay import replay
-from nbguard.snapshots.load import load_snapshot
+from nbguard.memory.allocator.replay.replay import replay
+from nbguard.memory.snapshots.load import load_snapshot
 from tests.kernel.conftest import held
 from tests.kernels import Kernel
 from tests.panels import Panel
