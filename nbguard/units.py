@@ -1,4 +1,4 @@
-"""Units and numbers: bytes, durations and counts as people read them, with columns that add up to their total."""
+"""Units and numbers as people read them: bytes and times to three digits, counts, and columns that add up to their total."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Sequence
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
+TiB = 1024 * GiB
 
 HALF_ROUNDS_TO_ZERO = 2.0**-25
 """The largest number that float16 rounds to 0: half of the smallest that it has, and ties go to even."""
 
-_UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
+_UNITS = ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
+_THOUSAND_AS_SHOWN = 1999
+"""Halves of a unit that round to 1000 of it: from there on the next unit reads better, `1 MiB` and not `1023 KiB`."""
 _SECOND = 10**9
 _TIME_UNITS = ((_SECOND, "s"), (10**6, "ms"), (10**3, "µs"))
 _CLOCK = 100 * _SECOND
@@ -22,29 +25,50 @@ _COLUMN_DIGITS = 4
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
-    """Return (bytes per unit, name of the unit) in which `nbytes` reads well: the largest of which there is one or more."""
+    """Return (bytes per unit, name of the unit) in which `nbytes` reads well, with three digits at most before the point.
+
+    Bytes themselves are exact, so that 1023 of them are still `1023 B`.
+    """
     for size, name in _UNITS:
-        if nbytes >= size:
+        if nbytes >= size or (size > KiB and 2 * nbytes >= _THOUSAND_AS_SHOWN * (size // KiB)):
             return size, name
     return 1, "B"
 
 
 def format_bytes(nbytes: int | None) -> str:
-    """Return `nbytes` with its unit, e.g. '3.05 GiB', '512 B'; an unknown amount (None) is '?'.
+    """Return `nbytes` to three digits with its unit, e.g. '3.05 GiB', '64 MiB', '512 B'; an unknown amount (None) is '?'.
 
-    Halves of a hundredth go up, as in a column and in the browser: cuBLAS's workspace of 8.125 MiB is 8.13 MiB everywhere.
+    Halves of the last digit go up, as in a column and in the browser: cuBLAS's workspace of 8.125 MiB is 8.13 MiB everywhere.
     """
     if nbytes is None:
         return "?"
     size, name = unit_of(abs(nbytes))
-    if size == 1:
-        return f"{nbytes} B"
-    hundredths = (200 * abs(nbytes) + size) // (2 * size)
-    return f"{'-' if nbytes < 0 else ''}{hundredths // 100}.{hundredths % 100:02} {name}"
+    return f"{nbytes} B" if size == 1 else f"{_number(_hundredths(nbytes, size), nbytes)} {name}"
+
+
+def _step(nbytes: int, size: int) -> int:
+    """Return the last digit that is shown of `nbytes`, the third one or the second decimal, in hundredths of the unit."""
+    whole = abs(nbytes) // size
+    return 100 if whole >= 100 else 10 if whole >= 10 else 1
+
+
+def _hundredths(nbytes: int, size: int) -> int:
+    """Return `nbytes` in hundredths of a unit, rounded to the digits that are shown."""
+    part = size * _step(nbytes, size)
+    rounded = (200 * abs(nbytes) + part) // (2 * part) * (part // size)
+    return -rounded if nbytes < 0 else rounded
+
+
+def _number(hundredths: int, nbytes: int) -> str:
+    """Return a number in hundredths of a unit without needless zeros; of bytes too few for the unit, that they are fewer."""
+    sign = "-" if nbytes < 0 else ""
+    if nbytes and not hundredths:
+        return f"{sign}<0.01"
+    return f"{sign}{abs(hundredths) // 100}.{abs(hundredths) % 100:02}".rstrip("0").rstrip(".")
 
 
 def signed(nbytes: int) -> str:
-    """Return a change of bytes with its sign: '+364.03 MiB', '−4.33 MiB', '±0 B'."""
+    """Return a change of bytes with its sign: '+364 MiB', '−4.33 MiB', '±0 B'."""
     return f"{'+' if nbytes > 0 else '−' if nbytes else '±'}{format_bytes(abs(nbytes))}"
 
 
@@ -68,23 +92,34 @@ def parse_bytes(text: str) -> int:
 
 
 def format_column(values: Sequence[int], unit: tuple[int, str] | None = None) -> list[str]:
-    """Return `values` (bytes) as numbers with one unit, rounded so that they add up to their rounded total.
+    """Return `values` (bytes) as numbers with one unit, each to three digits, that add up to their total as it is shown.
 
-    Rounding each value by itself would leave a reader who adds up the column a few hundredths short. `0.00` is nothing at all:
-    what is there, but too little for the unit, is `<0.01`.
+    Added up and rounded to the last digit of the total (or of the largest value, where negative ones make the total small), the
+    figures give the total: where rounding each by itself would not, those that lose least are rounded the other way. `0` is
+    nothing at all: what is there, but too little for the unit, is `<0.01`.
     """
     size, name = unit or unit_of(max(values, default=0))
     if size == 1:
         return [f"{value} {name}" for value in values]
-    rounded = zip(values, re_adding(values, 100, size), strict=True)
-    return [f"{_hundredths(hundredths, value)} {name}" for value, hundredths in rounded]
+    figures = zip(_re_adding_hundredths(values, size), values, strict=True)
+    return [f"{_number(hundredths, value)} {name}" for hundredths, value in figures]
 
 
-def _hundredths(hundredths: int, value: int) -> str:
-    """Return a number in hundredths of a unit; of a value that is too small for it, with its sign, that it is less than one."""
-    if hundredths or not value:
-        return f"{hundredths / 100:.2f}"
-    return "<0.01" if value > 0 else "-<0.01"
+def _re_adding_hundredths(values: Sequence[int], size: int) -> list[int]:
+    """Return `values` in hundredths of a unit, each rounded to its digits, so that they add up to their rounded sum."""
+    total = sum(values)
+    shown = [_hundredths(value, size) for value in values]
+    last_digit = max(_step(value, size) for value in (*values, total))
+    surplus = sum(shown) - _hundredths(total, size)
+    direction = 1 if 2 * surplus >= last_digit else -1 if 2 * surplus < -last_digit else 0
+    rounded_by = [direction * (hundredths * size - 100 * value) for hundredths, value in zip(shown, values, strict=True)]
+    for place in sorted(range(len(values)), key=lambda place: (-rounded_by[place], place)):
+        if rounded_by[place] <= 0 or -last_digit <= 2 * surplus < last_digit:
+            break
+        change = direction * _step(values[place], size)
+        shown[place] -= change
+        surplus -= change
+    return shown
 
 
 def re_adding(values: Sequence[int], parts: int, whole: int) -> list[int]:

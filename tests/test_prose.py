@@ -37,7 +37,7 @@ def test_pages_for_developers_have_no_more_of_them() -> None:
         ("bare what", "look at what the loop does"),
         ("that of", "a Trainer's precision is that of its arguments"),
         ("preposition which", "leave out batches of which nothing is selected"),
-        ("inverted", "`model` is deleted, its 64.02 MiB are not"),
+        ("inverted", "`model` is deleted, its 64 MiB are not"),
         ("telegram", "a Learner; none: the environment"),
         ("has done", "In[3] has failed"),
         ("look", "it has changed since the look"),

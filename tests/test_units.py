@@ -13,8 +13,19 @@ from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, format_tim
         (0, "0 B"),
         (1, "1 B"),
         (1023, "1023 B"),
-        (KiB, "1.00 KiB"),
-        (1536 * KiB, "1.50 MiB"),
+        (KiB, "1 KiB"),
+        (1536 * KiB, "1.5 MiB"),
+        (64 * MiB, "64 MiB"),
+        (15 * MiB + 585 * KiB, "15.6 MiB"),
+        (10 * MiB - 1, "10 MiB"),
+        (100 * MiB - 1, "100 MiB"),
+        (999 * KiB, "999 KiB"),
+        (1000 * KiB, "0.98 MiB"),
+        (1023 * KiB, "1 MiB"),
+        (MiB - 1, "1 MiB"),
+        (999 * MiB + 511 * KiB, "999 MiB"),
+        (999 * MiB + 512 * KiB, "0.98 GiB"),
+        (2048 * GiB, "2 TiB"),
         (3 * GiB + 54 * MiB, "3.05 GiB"),
         (8 * MiB + 128 * KiB, "8.13 MiB"),
         (-8 * MiB - 128 * KiB, "-8.13 MiB"),
@@ -27,14 +38,25 @@ def test_bytes_read_with_their_unit(nbytes: int | None, text: str) -> None:
 
 @given(st.lists(st.integers(0, 200 * GiB), min_size=1, max_size=30))
 def test_a_column_re_adds_to_its_total_as_shown(values: list[int]) -> None:
-    """In hundredths of one unit, the figures sum to the rounded sum."""
+    """The figures of one unit, added up and rounded to the digits of the total, give the total."""
     size, name = unit_of(max(values))
     figures = format_column(values)
 
     assert all(figure.endswith(f" {name}") for figure in figures)
     if size > 1:
-        shown = sum(round(_number(figure) * 100) for figure in figures)
-        assert shown == (sum(values) * 200 + size) // (2 * size)
+        total = format_column([sum(values)], (size, name))[0]
+        added = sum(_hundredths(figure) for figure in figures)
+        assert format_column([-(-added * size // 100)], (size, name)) == [total.replace("<0.01", "0")]
+
+
+@given(st.lists(st.integers(-200 * GiB, 200 * GiB), min_size=1, max_size=30))
+def test_a_column_of_changes_re_adds_to_the_last_digit_of_the_largest(values: list[int]) -> None:
+    unit = unit_of(max(map(abs, values)))
+    size = unit[0]
+    if size > 1:
+        added = sum(_hundredths(figure) for figure in format_column(values, unit))
+        total = _hundredths(format_column([sum(values)], unit)[0])
+        assert abs(added - total) <= max(_last_digit(value, size) for value in (*values, sum(values))) / 2
 
 
 @given(st.integers(0, 1600 * KiB).map(lambda eighths: eighths * MiB // 8))
@@ -43,29 +65,38 @@ def test_one_figure_reads_alike_alone_and_in_a_column(nbytes: int) -> None:
 
 
 @given(st.lists(st.integers(0, 200 * GiB), min_size=1, max_size=30))
-def test_a_figure_is_off_by_less_than_a_hundredth(values: list[int]) -> None:
+def test_a_figure_has_three_digits_and_is_off_by_less_than_the_last(values: list[int]) -> None:
     size, _ = unit_of(max(values))
 
     for value, figure in zip(values, format_column(values), strict=True):
-        assert abs(_number(figure) - value / size) <= 0.01 + 1e-9
+        assert size == 1 or len(figure.split()[0].replace(".", "").lstrip("<0")) <= 3
+        assert abs(_hundredths(figure) - 100 * value / size) <= _last_digit(value, size) + 1e-9
 
 
-def _number(figure: str) -> float:
-    """Return a figure in its unit; what is less than a hundredth counts as none."""
+def _hundredths(figure: str) -> int:
+    """Return a figure in hundredths of its unit; what is less than one counts as none."""
     number = figure.split()[0]
-    return 0.0 if number.endswith("<0.01") else float(number)
+    return 0 if number.endswith("<0.01") else round(float(number) * 100)
+
+
+def _last_digit(nbytes: int, size: int) -> int:
+    """Return the last of three digits of a figure, in hundredths of its unit."""
+    return 1 if abs(nbytes) < 10 * size else 10 if abs(nbytes) < 100 * size else 100
 
 
 @pytest.mark.parametrize(
     ("values", "figures"),
     [
-        ([8 * GiB, 4 * KiB, 0], ["8.00 GiB", "<0.01 GiB", "0.00 GiB"]),
-        ([8 * GiB, -4 * KiB], ["8.00 GiB", "-<0.01 GiB"]),
-        ([MiB, 512], ["1.00 MiB", "<0.01 MiB"]),
+        ([8 * GiB, 4 * KiB, 0], ["8 GiB", "<0.01 GiB", "0 GiB"]),
+        ([8 * GiB, -4 * KiB], ["8 GiB", "-<0.01 GiB"]),
+        ([MiB, 512], ["1 MiB", "<0.01 MiB"]),
         ([5, 0], ["5 B", "0 B"]),
+        ([GiB, GiB // 3, GiB // 3, GiB // 3], ["1 GiB", "0.34 GiB", "0.33 GiB", "0.33 GiB"]),
+        ([100 * MiB + 400 * KiB, 100 * MiB + 400 * KiB, 6 * MiB], ["101 MiB", "100 MiB", "6 MiB"]),
+        ([512 * MiB, 15 * MiB + 585 * KiB, 410 * KiB], ["512 MiB", "15.6 MiB", "0.4 MiB"]),
     ],
 )
-def test_what_is_there_never_reads_as_nothing(values: list[int], figures: list[str]) -> None:
+def test_a_column_has_one_unit_and_what_is_there_never_reads_as_nothing(values: list[int], figures: list[str]) -> None:
     assert format_column(values) == figures
 
 

@@ -81,7 +81,7 @@ export class StatusItem extends Widget {
       : this.#trans.__('GPU memory in use on %1, by all processes. A click shows or hides the panel.', device?.device ?? '');
   }
 
-  /** `cuda:0 3.20 / 8.00 GiB`: of the device that this kernel holds most of; without a GPU `host memory 272 MiB`. */
+  /** `cuda:0 3.2 / 8 GiB`: of the device that this kernel holds most of; without a GPU `host memory 272 MiB`. */
   #words(tick: Tick): string {
     const [device] = [...tick.devices].sort((a, b) => own(b) - own(a));
     if (device === undefined) {
@@ -92,8 +92,9 @@ export class StatusItem extends Widget {
       const name = tick.tracked === 'cpu' ? this.#trans.__('host memory') : device.device;
       return own(device) === 0 ? '' : `${name} ${formatBytes(own(device))}`;
     }
+    const unit = unitOf(device.total);
     const free = device.parts.find(part => part.name === 'free')?.nbytes ?? 0;
-    const [used = '', total = ''] = formatColumn([device.total - free, device.total], unitOf(device.total));
+    const [used = '', total = ''] = [device.total - free, device.total].flatMap(nbytes => formatColumn([nbytes], unit));
     return `${device.device} ${used.split(' ', 1)[0] ?? ''} / ${total}`;
   }
 

@@ -26,14 +26,14 @@ describe('a device that gets full', () => {
     const words = said.filter(text => text !== '');
     expect(words.length).toBeGreaterThan(10);
     expect(new Set(words).size).toBe(1);
-    expect(words[0]).toMatch(/^cuda:0 is full in about \d+ s at this pace: 1\.\d+ GiB can be allocated\.$/);
+    expect(words[0]).toMatch(/^cuda:0 is full in about \d+ s at this pace: 2 GiB can be allocated\.$/);
   });
 
   it('is spoken of when the largest step of the cell does not fit once more', () => {
     const approach = new Approach(english);
     expect(approach.follow(tick(0, 7 * GIB))).toBe('');
     expect(approach.follow(tick(0.25, 4.2 * GIB))).toBe('');
-    expect(approach.follow(tick(0.5, 1.4 * GIB))).toContain('1.40 GiB can be allocated, and this cell has taken 2.80 GiB at once');
+    expect(approach.follow(tick(0.5, 1.4 * GIB))).toContain('1.4 GiB can be allocated, and this cell has taken 2.8 GiB at once');
   });
 
   it('is not when it is full but goes no further, or much of it is free, or no cell runs', () => {
@@ -83,7 +83,7 @@ describe('a device that gets full', () => {
       return { ...one, devices: one.devices.map(device => ({ ...device, parts: parts })) };
     };
     const approach = new Approach(english);
-    const words = 'cuda:0 may not have room for this cell: it reached 6.00 GiB when it ran last, and 5.00 GiB can be allocated.';
+    const words = 'cuda:0 may not have room for this cell: it reached 6 GiB when it ran last, and 5 GiB can be allocated.';
     expect(approach.follow(others(0))).toBe(words);
     expect(approach.follow(others(1))).toBe(words);
     expect(approach.follow(others(2, { busy: false, cell: null }))).toBe('');

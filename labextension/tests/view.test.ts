@@ -94,7 +94,7 @@ describe('what is shown', () => {
   it('says what to do after running out of memory', () => {
     show('oom');
     expect(headings(root)).toContain('Out of memory');
-    expect(root.querySelector('.nbguard-oom')?.textContent).toContain('It asked cuda:0 for 6.00 GiB');
+    expect(root.querySelector('.nbguard-oom')?.textContent).toContain('It asked cuda:0 for 6 GiB');
     expect(root.querySelector('.nbguard-oom')?.textContent).toContain('+3.67 GiB');
   });
 
@@ -133,9 +133,9 @@ describe('what is shown', () => {
       const figures = [...root.querySelectorAll('.nbguard-holders tbody > tr:first-child > .nbguard-figure')].map(read);
       const total = read(root.querySelector('.nbguard-holders tfoot .nbguard-figure'));
       expect(new Set([...figures, total].map(([, unit]) => unit)).size).toBe(1);
-      expect(figures.reduce((sum, [value]) => sum + value, 0)).toBeCloseTo(total[0], 5);
+      expect(figures.reduce((sum, [value]) => sum + value, 0)).toBeCloseTo(total[0], total[0] < 10 ? 5 : 1); // to the last of three digits
       const allocated = scene(name).heap.holders.reduce((sum, row) => sum + row.nbytes, 0);
-      expect(total[0]).toBeCloseTo(allocated / 1024 ** 3, 2);
+      expect(total[0]).toBeCloseTo(allocated / 1024 ** 3, total[0] < 10 ? 2 : 1);
       close();
     }
     show('training');
@@ -178,9 +178,9 @@ describe('what is shown', () => {
     const row = { ...shared, ...more, nbytes: 1024 ** 3 };
     model.set({ heap: { ...heap, heap: 8, holders: [row, ...heap.holders] } });
     const body = control(root, 'release… learn + losses').closest('tbody');
-    expect(body?.querySelector('.nbguard-figure')?.textContent).toBe('1.00 GiB');
-    expect(body?.textContent).toContain('with learn, losses: 5.00 GiB');
-    expect(control(root, 'parts of learn').closest('tbody')?.querySelector('.nbguard-figure')?.textContent).toBe('4.10 GiB');
+    expect(body?.querySelector('.nbguard-figure')?.textContent).toBe('1 GiB');
+    expect(body?.textContent).toContain('with learn, losses: 5 GiB');
+    expect(control(root, 'parts of learn').closest('tbody')?.querySelector('.nbguard-figure')?.textContent).toBe('4.1 GiB');
   });
 
   it('folds frames of the running cell, and small holders', () => {
@@ -207,9 +207,9 @@ describe('what is shown', () => {
     const stale = Math.round(48.89 * 1024 ** 2);
     const holders = heap.holders.map(row => (row.label === 'learn' ? { ...row, stale_bytes: stale } : row));
     model.set({ heap: { ...heap, heap: 8, stale, holders } });
-    expect(control(root, 'Clean stale · 48.89 MiB')).toBeTruthy();
+    expect(control(root, 'Clean stale · 48.9 MiB')).toBeTruthy();
     const chips = [...root.querySelectorAll('.nbguard-holders .nbguard-chip')].filter(isShown).map(node => node.textContent);
-    expect(chips).toEqual(['48.89 MiB stale']);
+    expect(chips).toEqual(['48.9 MiB stale']);
   });
 
   it('says "at least" where not all was looked into', () => {
@@ -264,13 +264,13 @@ describe('what is shown', () => {
     close();
     model = new FakeModel({ tick: { ...tick, neighbours }, heap: {} });
     ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null) }));
-    expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, 2 other processes 2.00 GiB');
+    expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, 2 other processes 2 GiB');
     close();
     let shown = '';
     const others = [{ kernel: 'k3', name: 'c.ipynb', nbytes: 170 * 1024 ** 2 }, { kernel: 'k2', name: 'b.ipynb', nbytes: 5 }];
     const goToNotebook = (kernel: string): void => { shown = kernel; };
     ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null), others: () => others, goToNotebook }));
-    expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, c.ipynb 170.00 MiB, 2 other processes 2.00 GiB');
+    expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, c.ipynb 170 MiB, 2 other processes 2 GiB');
     control(root, 'go to c.ipynb').click();
     expect(shown).toBe('k3');
     close();
@@ -344,7 +344,7 @@ describe('ticks', () => {
     const bar = root.querySelector('.nbguard-bar');
     const { tick } = scene('training');
     const label = bar?.getAttribute('aria-label');
-    expect(label).toContain('allocated 10.41 GiB');
+    expect(label).toContain('allocated 10.4 GiB');
     const devices = tick.devices.map(device => ({ ...device, parts: [{ name: 'allocated', nbytes: 1, note: '' }] }));
     model.set({ tick: { ...tick, devices } });
     expect(bar?.getAttribute('aria-label')).toBe(label);

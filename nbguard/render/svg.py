@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.render.markup import Html, tag
 from nbguard.render.words import clean
-from nbguard.units import format_bytes, signed, unit_of
+from nbguard.units import KiB, format_bytes, signed
 
 WIDTH = 860
 """Pixels of a picture, as wide as a page."""
@@ -39,7 +39,7 @@ def drawing(label: str, height: int, inside: Iterable[Html], margin: str = "") -
 
 def byte_step(span: int) -> int:
     """Return the bytes from one line of a grid to the next: a round number, so that there are four lines at most."""
-    size, _ = unit_of(max(span, 1))
+    size = KiB ** ((max(span, 1).bit_length() - 1) // 10)
     steps: Iterator[int] = (factor * 10**power * size for power in range(4) for factor in (1, 2, 5))
     return next(step for step in steps if span <= 4 * step)
 
@@ -53,8 +53,8 @@ def byte_grid(y: Scale) -> Iterator[Html]:
 
 
 def short(nbytes: int, *, signs: bool = False) -> str:
-    """Return bytes without needless decimals, as a change if `signs`."""
-    return (signed(nbytes) if signs else format_bytes(nbytes)).replace(".00", "") if nbytes else "0"
+    """Return bytes for an axis or a mark, where none need no unit; as a change if `signs`."""
+    return (signed(nbytes) if signs else format_bytes(nbytes)) if nbytes else "0"
 
 
 def line(path: str, colour: str, *, width: float | None = None, dashes: str = "", opacity: str = "", title: str = "") -> Html:

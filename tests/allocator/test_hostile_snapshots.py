@@ -122,10 +122,10 @@ def test_a_file_that_unpacks_to_too_much(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(gzip.compress(b" " * 3_000_000))
 
-    with pytest.raises(SnapshotError, match=r"it unpacks to more than 1\.00 MiB"):
+    with pytest.raises(SnapshotError, match=r"it unpacks to more than 1 MiB"):
         load_snapshot(file, max_bytes=2**20)
     file.write_bytes(b" " * 3_000_000)
-    with pytest.raises(SnapshotError, match=r"more than 1\.00 MiB are not read"):
+    with pytest.raises(SnapshotError, match=r"more than 1 MiB are not read"):
         load_snapshot(file, max_bytes=2**20)
 
 

@@ -61,7 +61,7 @@ def test_the_defaults_are_had_by_unsetting_the_variable() -> None:
 
     found = what_if(snapshot_of(raw_snapshot(model, conf=conf), "2.11"), 0, [""])
 
-    said = "Unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, for the defaults: at most 20.00 MiB would be reserved"
+    said = "Unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, for the defaults: at most 20 MiB would be reserved"
     assert recommendation(found).startswith(said)
     assert "\n  1 request\n" in blocks_text(whatif_blocks(found, "run.pickle"))
 
@@ -87,8 +87,8 @@ def test_where_none_helps_it_says_what_to_free() -> None:
     found = of(model, stacks=True)
     said = recommendation(found)
 
-    assert said.startswith("No setting here helps: request 5 of 5 (50.00 MiB) finds no room, nor under any of these settings.")
-    assert "80.00 MiB of 100.00 MiB were in use then: at least 30.00 MiB must be freed before" in said
+    assert said.startswith("No setting here helps: request 5 of 5 (50 MiB) finds no room, nor under any of these settings.")
+    assert "80 MiB of 100 MiB were in use then: at least 30 MiB must be freed before" in said
     assert "from train.py:" in said
     assert "linear.py" not in said
 
@@ -113,7 +113,7 @@ def test_a_saving_is_counted_from_the_least_that_the_recorded_settings_may_take(
 
     sentence = recommendation(replace(found, rows=(replace(base, outcomes=orders), better)))
 
-    assert "at most 100.00 MiB would be reserved instead of at least 125.00 MiB, 20% less; " in sentence
+    assert "at most 100 MiB would be reserved instead of at least 125 MiB, 20% less; " in sentence
 
 
 def test_the_trap_is_warned_of() -> None:

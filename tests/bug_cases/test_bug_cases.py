@@ -137,7 +137,7 @@ def test_a_cleanup_of_nothing_looks_at_a_large_heap_twice_at_most(notebook: Kern
         "looks, without_counting = [], scanning._scan_without_collecting\n"
         "scanning._scan_without_collecting = lambda *given: looks.append(0) or without_counting(*given)"
     )
-    assert re.search(r"\bt\b.* 1\.00 MiB", notebook.run("%gpumem").ok().text)
+    assert re.search(r"\bt\b.* 1 MiB", notebook.run("%gpumem").ok().text)
     assert notebook.value("len(looks)") == 1
 
     notebook.run("%reset_gpu").ok()

@@ -53,8 +53,8 @@ def test_who_has_what_and_that_no_restart_is_needed() -> None:
     assert found.total == sum(_parts(found).values())
     assert (found.gain, found.is_needed, found.loses) == (401 * MIB, False, 1)
     assert found.reason == (
-        "a restart of the kernel is not needed, because it would give back only 401.00 MiB "
-        "(not held by Python 1.00 MiB, context 400.00 MiB)"
+        "a restart of the kernel is not needed, because it would give back only 401 MiB "
+        "(not held by Python 1 MiB, context 400 MiB)"
     )
 
 
@@ -66,7 +66,7 @@ def test_what_libraries_keep_is_worth_a_restart_from_a_share_of_the_device_on() 
     on_a_large_device = _verdict(graph, (90 * MIB, "active_allocated"), total=80 * GIB)
 
     assert (little.is_needed, much.is_needed, on_a_large_device.is_needed) == (False, True, False)
-    assert much.reason.startswith("only a restart of the kernel gives back 490.00 MiB more (not held by Python 90.00 MiB,")
+    assert much.reason.startswith("only a restart of the kernel gives back 490 MiB more (not held by Python 90 MiB,")
     assert "it loses every variable, 1 name that leads to memory among them" in much.reason
 
 

@@ -10,7 +10,7 @@ from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.cleanup.plan.workers import worker_sets
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Facts, Graph, PinnedFacts, Unavailable
+from nbguard.memory.core.facts import Facts, Graph, ParkedFact, PinnedFacts, Unavailable
 from nbguard.memory.core.processes import Process, WorkersFact
 from nbguard.memory.core.target import Target
 from nbguard.memory.reports.findings import find
@@ -48,7 +48,7 @@ def test_idle_workers_go_with_what_only_their_iterator_holds() -> None:
     assert plan.promised == 5 * MIB == plan.actions[0].nbytes
     assert plan.actions[0].host == 4 * MIB
     assert plan.actions[0].processes == _PAIR
-    assert plan.actions[0].detail == "pids 12, 13, 4.00 MiB of host memory; the next epoch starts new ones"
+    assert plan.actions[0].detail == "pids 12, 13, 4 MiB of host memory; the next epoch starts new ones"
 
 
 def test_only_on_request() -> None:
@@ -118,6 +118,18 @@ def test_targets_narrow_it_down() -> None:
     assert _workers(_plan(facts, everything=True)) == ["2 workers of dl ended"]
 
 
+def test_little_that_is_kept_is_no_finding() -> None:
+    """Below 1 MiB, or a hundredth of all, there is none; workers whose memory is not known have one."""
+    parked = (ParkedFact("small", "cuda:0", MIB - 1, 1), ParkedFact("large", "cuda:0", MIB, 1))
+    facts = replace(_facts({"dl": ["dl"]}), parked=parked)
+    little = replace(facts, workers=tuple(replace(one, private=MIB - 1, shared=0) for one in facts.workers))
+    unknown = replace(facts, workers=tuple(replace(one, private=None) for one in facts.workers))
+
+    assert [one.sentence.split()[0] for one in find(Analysis(facts)) if one.kind == "parked"] == ["large"]
+    assert [one for one in find(Analysis(little)) if one.kind == "workers"] == []
+    assert [one for one in find(Analysis(unknown)) if one.kind == "workers"] != []
+
+
 def test_findings_name_the_command() -> None:
     (idle,) = (each for each in find(Analysis(_facts({"dl": ["dl"]}))) if each.kind == "workers")
     (alone,) = (
@@ -128,12 +140,10 @@ def test_findings_name_the_command() -> None:
     (held,) = (each for each in find(Analysis(_facts({"it": ["it"]}, is_midway=True))) if each.kind == "workers")
 
     assert idle.sentence == (
-        "dl keeps 2 idle workers (4.00 MiB of host memory): `%reset_gpu --workers` ends them, the next epoch starts new ones"
+        "dl keeps 2 idle workers (4 MiB of host memory): `%reset_gpu --workers` ends them, the next epoch starts new ones"
     )
-    assert (
-        held.sentence == "it keeps 2 workers running in mid-epoch (4.00 MiB of host memory): `%reset_gpu --workers` ends them"
-    )
-    assert alone.sentence == "it keeps 2 workers running in mid-epoch (4.00 MiB of host memory): `%reset_gpu it` ends them"
+    assert held.sentence == "it keeps 2 workers running in mid-epoch (4 MiB of host memory): `%reset_gpu --workers` ends them"
+    assert alone.sentence == "it keeps 2 workers running in mid-epoch (4 MiB of host memory): `%reset_gpu it` ends them"
 
 
 def test_unused_pinned_memory_goes_last_and_only_where_there_is_any() -> None:

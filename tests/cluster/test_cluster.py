@@ -56,7 +56,7 @@ def test_engines_from_the_first_look_to_a_cleanup(notebook: Kernel) -> None:
     cell = notebook.run("report = %gpumem --engines").ok()
     assert "2 engines" in cell.text
     assert "big 3.81 MiB" in cell.text
-    assert "4.00 MiB of engine 0 is stale: %reset_gpu --engines frees it" in cell.text
+    assert "4 MiB of engine 0 is stale: %reset_gpu --engines frees it" in cell.text
     assert notebook.value("[(e.engine, e.answer.kind, e.stale, e.devices[0].allocated) for e in report.engines]") == [
         (0, "answered", 4_194_304, 8_194_304),
         (1, "answered", 0, 4_000_000),
@@ -64,10 +64,10 @@ def test_engines_from_the_first_look_to_a_cleanup(notebook: Kernel) -> None:
     assert notebook.value("len({e.pid for e in report.engines})") == 2
 
     planned = notebook.run("%reset_gpu --engines --dry-run").ok().text
-    assert "would free 4.00 MiB · nothing was touched" in planned
+    assert "would free 4 MiB · nothing was touched" in planned
     done = notebook.run("%reset_gpu --engines -o cleanup").ok()
     assert "nothing was touched" in done.bundles[0]["text/plain"]  # the plan of each engine, first
-    assert "freed 4.00 MiB of 4.00 MiB promised" in done.bundles[1]["text/plain"]
+    assert "freed 4 MiB of 4 MiB promised" in done.bundles[1]["text/plain"]
     assert notebook.value("[(e.engine, e.promised, e.freed, e.left) for e in cleanup.engines]") == [
         (0, 4_194_304, 4_194_304, 4_000_000),
         (1, 0, 0, 4_000_000),

@@ -26,7 +26,7 @@ def test_engines_on_one_gpu_are_a_finding() -> None:
 
     (finding,) = report.findings
     assert finding.kind == "shared GPU"
-    assert finding.sentence.startswith("engines 0 and 2 use the same GPU (A100, GPU-a), 4.00 GiB together")
+    assert finding.sentence.startswith("engines 0 and 2 use the same GPU (A100, GPU-a), 4 GiB together")
 
 
 def test_engines_on_gpus_of_their_own_are_none() -> None:
@@ -36,7 +36,7 @@ def test_engines_on_gpus_of_their_own_are_none() -> None:
 def test_stale_memory_has_a_command_for_all() -> None:
     (finding,) = report_of([engine(0, "GPU-a", stale=1 << 20), engine(1, "GPU-b"), engine(2, "", stale=1 << 20)]).findings
 
-    assert finding.sentence == "2.00 MiB of engines 0 and 2 are stale: `%reset_gpu --engines` frees it"
+    assert finding.sentence == "2 MiB of engines 0 and 2 are stale: `%reset_gpu --engines` frees it"
     assert (finding.command, finding.advice.frees) == ("%reset_gpu --engines", 2 << 20)
 
 

@@ -260,7 +260,7 @@ def test_what_has_two_names_is_let_go_by_both() -> None:
 
     assert (release.enough, set(release.names)) == (True, {"losses", "kept"})
     assert any(
-        "`%reset_gpu losses kept` gives 240.00 MiB back" in each.sentence for each in build_report(Analysis(facts)).findings
+        "`%reset_gpu losses kept` gives 240 MiB back" in each.sentence for each in build_report(Analysis(facts)).findings
     )
 
 

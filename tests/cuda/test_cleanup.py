@@ -59,7 +59,7 @@ def test_after_out_of_memory_the_next_allocation_succeeds(notebook: Notebook, co
     assert failed.error is not None
     assert failed.error[0] == "OutOfMemoryError"
     report, card = (kernel.run(line).ok().text for line in ("%gpumem", "%gpumem oom"))
-    assert "it asked cuda:0 for 400.00 MiB; the cell itself needs 1.17 GiB at the same time" in report
+    assert "it asked cuda:0 for 400 MiB; the cell itself needs 1.17 GiB at the same time" in report
     assert "the same cell fails again whatever is freed" in report
     assert f"frees stale memory; {most}.00 MiB can be allocated then, for a smaller run" in card
 
@@ -201,8 +201,8 @@ def test_free_cache_is_given_back_though_nothing_is_stale(notebook: Notebook) ->
     text = kernel.run("%reset_gpu").ok().text
 
     assert "nothing is stale" in planned
-    assert "50.00 MiB of free cache would go back to the device" in planned
-    assert "reserved 80.00 MiB → 30.00 MiB" in text
+    assert "50 MiB of free cache would go back to the device" in planned
+    assert "reserved 80 MiB → 30 MiB" in text
     assert counters(kernel) == (30 * MIB, 30 * MIB)
 
 

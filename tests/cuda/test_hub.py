@@ -97,7 +97,7 @@ def test_the_panels_card_is_of_the_last_failure(notebook: Notebook) -> None:
         kernel.run("x = mib(700)")
         panel.heap(lambda heap: heap["oom"] is not None)
         kernel.run("y = torch.empty(2**46, device='cuda')")
-        again = panel.heap(lambda heap: heap["oom"] is not None and "262144.00 GiB" in heap["oom"]["sentence"])
+        again = panel.heap(lambda heap: heap["oom"] is not None and "256 TiB" in heap["oom"]["sentence"])
         kernel.run("1 / 0")
         panel.heap(lambda heap: heap["oom"] is None)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nbguard.units import format_bytes
 from tests.cuda.conftest import Notebook, counters, report, reset
 
 MIB = 1024**2
@@ -92,7 +93,7 @@ def test_the_plan_says_what_the_device_gets_back_and_what_stays_stranded(noteboo
     assert outcome["plan"]["stranded"] == planned["stranded"] > 150 * MIB
     if not conf:  # whole segments come back, which tells by the addresses alone
         assert planned["stranded"] == kernel.value("live_pages(places)") == planned["promised"] - back
-    assert f"{planned['stranded'] / MIB:.2f} MiB stays with PyTorch: other tensors share its segments" in text
+    assert f"{format_bytes(planned['stranded'])} stays with PyTorch: other tensors share its segments" in text
 
 
 def test_each_device_gets_its_own_back(notebook: Notebook) -> None:

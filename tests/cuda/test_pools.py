@@ -246,7 +246,7 @@ def test_pinned_host_memory_has_a_row_of_its_own(notebook: Notebook) -> None:
     text = kernel.run("%gpumem").ok().text
 
     assert answer["pinned"] == {"active": 8 * MIB, "reserved": 12 * MIB}
-    assert "pinned host memory 12.00 MiB: 8.00 MiB in use, 4.00 MiB kept for later" in text
+    assert "pinned host memory 12 MiB: 8 MiB in use, 4 MiB kept for later" in text
     assert parts(answer["devices"][0])["allocated"] == MIB
 
 
@@ -264,8 +264,8 @@ gone = torch.empty(4 * 2**20, dtype=torch.uint8).pin_memory(); del gone
     outcome = reset(kernel, "--hard")
 
     assert report(kernel)["pinned"] is None
-    assert "pinned host memory 4.00 MiB (not of the device): this PyTorch does not tell how much of it is in use" in text
-    assert "how much of 4.00 MiB that is, this PyTorch does not tell" in planned
+    assert "pinned host memory 4 MiB (not of the device): this PyTorch does not tell how much of it is in use" in text
+    assert "how much of 4 MiB that is, this PyTorch does not tell" in planned
     assert "-" not in text.partition("pinned host memory")[2].partition("\n")[0]
     assert outcome["host"] == 4 * MIB
 

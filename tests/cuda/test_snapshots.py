@@ -217,7 +217,7 @@ def test_whatif_says_which_setting_would_have_avoided_the_failure(small: Kernel)
     assert rows[""]["request"] == 12
     assert found["reproduced"] == found["events"]
     assert found["capacity"] == 924 * MIB
-    assert found["recommendation"].startswith("Set PYTORCH_ALLOC_CONF=expandable_segments:True: request 12 of 12 (400.00 MiB)")
+    assert found["recommendation"].startswith("Set PYTORCH_ALLOC_CONF=expandable_segments:True: request 12 of 12 (400 MiB)")
     assert "expandable_segments:True" in cell.bundles[0]["text/html"]
     assert shown(small, "%gpumem whatif")["to_free"] == []
 
@@ -229,10 +229,10 @@ def test_whatif_says_so_where_nothing_helps_and_what_to_free(small: Kernel) -> N
     found = shown(small, "%gpumem whatif")
     text = small.run("%gpumem whatif").ok().text
 
-    assert found["devices"][0]["recommendation"].startswith("No setting here helps: request 8 of 8 (400.00 MiB)")
+    assert found["devices"][0]["recommendation"].startswith("No setting here helps: request 8 of 8 (400 MiB)")
     assert all(row["out_of_memory"] for row in found["devices"][0]["rows"])
-    assert found["to_free"][0] == "`%reset_gpu losses` frees the 600.00 MiB that losses holds"
-    assert "%reset_gpu losses frees the 600.00 MiB" in text
+    assert found["to_free"][0] == "`%reset_gpu losses` frees the 600 MiB that losses holds"
+    assert "%reset_gpu losses frees the 600 MiB" in text
 
 
 def test_settings_to_try_are_read_as_torch_writes_them(small: Kernel) -> None:

@@ -157,7 +157,7 @@ def test_only_orphans_are_ended(notebook: Notebook, start: Start, folder: Path) 
     assert "its parent lives" in rows[working][1]
     assert "its parent lives" in rows[plain][1]
     assert "started by this kernel" in rows[own][1]
-    assert "600.00 MiB of device memory" in listed
+    assert "600 MiB of device memory" in listed
     assert untouched == still == []
     assert "nothing to end" in only
     assert gone == {orphan, fork}

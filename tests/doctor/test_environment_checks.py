@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "Docker's /dev/shm": (
         environment(host=HostFacts(shm_total=64 * MiB, shm_free=64 * MiB)),
         "advice",
-        "/dev/shm has 64.00 MiB",
+        "/dev/shm has 64 MiB",
     ),
     "full /dev/shm": (environment(host=HostFacts(shm_total=8 * GiB, shm_free=MiB)), "advice", "/dev/shm is nearly full"),
     "few files": (
@@ -75,14 +75,14 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "locked memory": (
         environment(limits=ProcessLimits(open_files=65536, locked_memory=8 * MiB), has_infiniband=True),
         "advice",
-        "this process may lock 8.00 MiB",
+        "this process may lock 8 MiB",
     ),
     "few processes": (environment(limits=ProcessLimits(processes=100)), "advice", "only 100 processes and threads"),
     "address space": (environment(host=HostFacts(address_limit=16 * GiB)), "advice", "the address space is limited"),
     "full container": (
         environment(host=HostFacts(group_limit=16 * GiB, group_room=GiB)),
         "advice",
-        "the container is nearly full: 1.00 GiB left of 16.00 GiB",
+        "the container is nearly full: 1 GiB left of 16 GiB",
     ),
     "threads": (environment(torch_threads=64), "advice", "PyTorch computes with 64 threads on 8 cores"),
     "old toolkit": (
@@ -151,7 +151,7 @@ LEARNER_FAULTS: dict[str, tuple[LearnerFacts, str, str]] = {
     "batches in /dev/shm": (
         LearnerFacts(loaders=(LoaderSettings(name="the training loader", workers=8, batch=2 * GiB),)),
         "problem",
-        "the training loader can want 48.00 GiB of /dev/shm",
+        "the training loader can want 48 GiB of /dev/shm",
     ),
     "not pinned": (
         replace(_LEARNER, loaders=(LoaderSettings(name="the training loader", workers=4),)),

@@ -35,8 +35,7 @@ def test_the_sentences_and_that_their_commands_free_it(notebook: Kernel) -> None
     notebook.run("big = torch.ones(1 << 20); runs = [0, big]; gone = StorageWeakRef(big.untyped_storage()).expired").ok()
     cell = notebook.run("del big")
     assert (
-        _line(cell)
-        == "`big` was deleted, but its 4.00 MiB is still in memory, held by `runs[1]` (In[3]) · `%reset_gpu runs[1]`"
+        _line(cell) == "`big` was deleted, but its 4 MiB is still in memory, held by `runs[1]` (In[3]) · `%reset_gpu runs[1]`"
     )
     assert not notebook.value("gone()")
     _follow(notebook, cell)
@@ -44,20 +43,20 @@ def test_the_sentences_and_that_their_commands_free_it(notebook: Kernel) -> None
 
     notebook.run("net = nn.Linear(1024, 1024); fn = net.forward; gone = weakref.ref(net)").ok()
     cell = notebook.run("net = nn.Linear(1024, 1024)")
-    assert _line(cell) == "the earlier `net` (In[6]) is still alive (4.00 MiB), held by `fn.__self__` (In[6]) · `%reset_gpu fn`"
+    assert _line(cell) == "the earlier `net` (In[6]) is still alive (4 MiB), held by `fn.__self__` (In[6]) · `%reset_gpu fn`"
     _follow(notebook, cell)
     assert notebook.value("gone() is None")
 
     notebook.run("images = torch.ones(1024, 1024); gone = StorageWeakRef(images.untyped_storage()).expired").ok()
     assert _line(notebook.run("row = images[3]")) == ""
     cell = notebook.run("del images")
-    assert _line(cell) == "`row` (4.00 KiB, a view) keeps 4.00 MiB of `images` alive · `row = row.clone()`"
+    assert _line(cell) == "`row` (4 KiB, a view) keeps 4 MiB of `images` alive · `row = row.clone()`"
     _follow(notebook, cell)
     assert notebook.value("gone()")
 
     notebook.run("hist = []").ok()
     lines = [notebook.run("hist.append((torch.ones(1 << 20, requires_grad=True) * 2).sum())").ok().text for _ in range(4)]
-    expected = "In[16] leaves 4.00 MiB more; `hist[2]` (In[13]) keeps its graph · append `loss.item()` or `t.detach()`"
+    expected = "In[16] leaves 4 MiB more; `hist[2]` (In[13]) keeps its graph · append `loss.item()` or `t.detach()`"
     assert lines == ["", "", f"each run of {expected}", ""]
 
 
@@ -83,7 +82,7 @@ def test_each_accident_is_told_unless_its_name_is_quiet_or_notices_are_off(noteb
     assert _line(notebook.run("del b")) == ""
     listed = notebook.run("%nbguard notices on").ok().text
     assert "`" not in listed.replace("`runs", "")
-    assert "a was deleted, but its 4.00 MiB is still in memory, held by d[0] (In[7])" in listed
+    assert "a was deleted, but its 4 MiB is still in memory, held by d[0] (In[7])" in listed
     assert _line(notebook.run("del c")).startswith("`c` was deleted")
 
 
@@ -93,7 +92,7 @@ def test_the_second_accident_is_as_loud_as_the_first(notebook: Kernel) -> None:
     assert "held by `Out[3]`" in _line(notebook.run("del m"))
     notebook.run("%reset_gpu").ok()
     notebook.run("old = [torch.ones(1 << 20) for _ in range(3)]; old").ok()
-    assert "its 12.00 MiB is still in memory, held by `Out[6]`" in _line(notebook.run("del old"))
+    assert "its 12 MiB is still in memory, held by `Out[6]`" in _line(notebook.run("del old"))
     notebook.run("m = nn.Linear(1024, 1024); m").ok()
     assert "held by `Out[8]`" in _line(notebook.run("del m"))
     rows = f"[(n.name, n.cell, n.holders, n.is_left) for n in {_NEW}]"
@@ -102,9 +101,7 @@ def test_the_second_accident_is_as_loud_as_the_first(notebook: Kernel) -> None:
 
     for _ in range(2):  # the same cell run again, with other memory each time
         assert _line(notebook.run("x = torch.ones(1 << 20); kept = [x]")) == ""
-        assert _line(notebook.run("del x")).startswith(
-            "`x` was deleted, but its 4.00 MiB is still in memory, held by `kept[0]`"
-        )
+        assert _line(notebook.run("del x")).startswith("`x` was deleted, but its 4 MiB is still in memory, held by `kept[0]`")
     assert notebook.value(rows)[-2:] == [("x", 11, ("kept[0]",), False), ("x", 13, ("kept[0]",), True)]
 
 
@@ -145,7 +142,7 @@ def test_why_of_a_deleted_name(notebook: Kernel) -> None:
     notebook.run("net = nn.Linear(1024, 1024); runs = [net]").ok()
     notebook.run("del net").ok()
     left = notebook.run("%gpumem why net").ok().text
-    assert left.startswith("net was deleted in In[4], but 4.00 MiB of it is still in memory: only runs[0] (assigned in In[3])")
+    assert left.startswith("net was deleted in In[4], but 4 MiB of it is still in memory: only runs[0] (assigned in In[3])")
     assert "runs[0]" in left
     assert "%reset_gpu runs[0]" in left
     notebook.run("runs.clear()").ok()
@@ -155,6 +152,21 @@ def test_why_of_a_deleted_name(notebook: Kernel) -> None:
     assert "does not exist" in (notebook.run("%gpumem why other").error or ("", ""))[1]
 
 
+def test_why_of_a_name_that_a_cleanup_has_released(notebook: Kernel) -> None:
+    """It is answered as after `del`, whether the cell that cleaned up named it or not."""
+    notebook.run("one, two, rest = torch.ones(1 << 20), [torch.ones(1 << 20)], [torch.ones(1 << 20)]; keep = rest[0]").ok()
+    notebook.run("%reset_gpu one").ok()
+    of_one = notebook.run("%gpumem why one").ok().text
+    assert of_one == "one was released by %reset_gpu one in In[4], and nothing of it is left in memory."
+    notebook.run("nbguard = __import__('nbguard'); nbguard.release('two').realised").ok()
+    assert notebook.value("__import__('nbguard').why('keep').nbytes") == 4 << 20
+    assert "two was released by %reset_gpu two in In[6], and nothing" in notebook.run("%gpumem why two").ok().text
+    notebook.run("%reset_gpu --all").ok()
+    assert "rest was released by %reset_gpu --all in In[" in notebook.run("%gpumem why rest").ok().text
+    notebook.run("two = torch.ones(1 << 20)").ok()
+    assert "released" not in notebook.run("%gpumem why two").ok().text
+
+
 def test_what_a_suspended_generator_or_coroutine_keeps(notebook: Kernel) -> None:
     notebook.run(
         "def make(data):\n    yield 1\n    yield data.sum()\nasync def wait(data):\n    import asyncio; await asyncio.sleep(0); return data"
@@ -162,7 +174,7 @@ def test_what_a_suspended_generator_or_coroutine_keeps(notebook: Kernel) -> None
     for code, name in (("gen = make(big); next(gen)", "gen"), ("task = wait(big); task.send(None)", "task")):
         notebook.run(f"big = torch.ones(1 << 20); {code}; None").ok()
         cell = notebook.run("del big")
-        assert _line(cell).startswith(f"`big` was deleted, but its 4.00 MiB is still in memory, held by `{name} → "), cell.text
+        assert _line(cell).startswith(f"`big` was deleted, but its 4 MiB is still in memory, held by `{name} → "), cell.text
         _follow(notebook, cell)
         assert notebook.value(f"{_NEW}[-1].is_left") is False
 
@@ -188,7 +200,7 @@ def test_one_leak_is_told_once(notebook: Kernel) -> None:
     notebook.run("kept = []").ok()
     lines = [_line(notebook.run("x = torch.ones(1 << 20); y = x * 2; kept.append((x, y))")) for _ in range(2)]
     assert [line.count("\n") for line in lines] == [0, 0], lines
-    assert lines[1].startswith("the earlier `x` and `y` are still alive (8.00 MiB), held by `kept[0][0]`"), lines
+    assert lines[1].startswith("the earlier `x` and `y` are still alive (8 MiB), held by `kept[0][0]`"), lines
 
 
 def test_little_is_not_worth_a_notice(notebook: Kernel) -> None:
@@ -197,10 +209,10 @@ def test_little_is_not_worth_a_notice(notebook: Kernel) -> None:
         "base = torch.ones(3 << 20); big = torch.ones(1 << 20); tiny = torch.ones(30 << 10); some = torch.ones(150 << 10)"
     ).ok()
     notebook.run("bigs, lists, dicts = [big], [tiny], {'a': some}").ok()
-    assert _line(notebook.run("del big")).startswith("`big` was deleted, but its 4.00 MiB is still in memory")
+    assert _line(notebook.run("del big")).startswith("`big` was deleted, but its 4 MiB is still in memory")
     assert _line(notebook.run("del tiny")) == ""
     assert _line(notebook.run("del some")).startswith(
-        "`some` was deleted, but its 600.00 KiB is still in memory, held by `dicts['a']`"
+        "`some` was deleted, but its 600 KiB is still in memory, held by `dicts['a']`"
     )
 
 
@@ -232,8 +244,8 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
     ).ok()
 
     leaking = notebook.run("%gpumem leak 3 step(True)").ok().text
-    assert leaking.splitlines()[0].strip() == "3 runs of step(True) left 4.00 MiB, 4.00 MiB, 4.00 MiB: each leaves more"
-    assert "4.00 MiB a run" in leaking
+    assert leaking.splitlines()[0].strip() == "3 runs of step(True) left 4 MiB, 4 MiB, 4 MiB: each leaves more"
+    assert "4 MiB a run" in leaking
     assert "hist[" in leaking
     assert "keeps its graph" in leaking
     assert "allocated by In[3], line 2 in step()" in leaking
@@ -259,7 +271,7 @@ def test_what_each_run_leaves_to_the_collector(notebook: Kernel) -> None:
     ).ok()
 
     leaking = notebook.run("found = %gpumem leak 3 step()").ok().text
-    assert "4.00 MiB, 4.00 MiB, 4.00 MiB that only Python's garbage collector frees: a cycle through Trainer" in leaking
+    assert "4 MiB, 4 MiB, 4 MiB that only Python's garbage collector frees: a cycle through Trainer" in leaking
     assert notebook.value("[each.nbytes >> 20 for each in found.garbage]") == [4, 4, 4]
     assert notebook.value("found.rounds") == (0, 0, 0)
     assert "left nothing" in notebook.run("%gpumem leak 3 plain()").ok().text
@@ -303,18 +315,18 @@ def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     notebook.run("import os, sys; sys.path.insert(0, os.path.abspath('some-packages')); import tables").ok()
     notebook.run("def fail():\n    batch = torch.ones(5 << 18)\n    raise KeyError('no such thing')").ok()
     cell = notebook.run("fail()", stop_on_error=False)
-    assert cell.text == "In[5] failed, and its error keeps 5.00 MiB alive · `%reset_gpu`"
+    assert cell.text == "In[5] failed, and its error keeps 5 MiB alive · `%reset_gpu`"
     _follow(notebook, cell)
     assert "freed" not in notebook.run("%reset_gpu").ok().text.replace("nothing was freed", "")
 
     notebook.run("import time\ndef slow(size): time.sleep(0.1); return tables.table(size)").ok()
     cell = notebook.run("y = slow(6)[0, 0].item()")
-    assert cell.text.startswith("In[9] left 6.00 MiB that no name leads to, held by `tables.table"), cell.text
+    assert cell.text.startswith("In[9] left 6 MiB that no name leads to, held by `tables.table"), cell.text
     assert cell.text.endswith("· `import tables; tables.table.cache_clear()`")
     _follow(notebook, cell)
 
     cell = notebook.run("time.sleep(0.1); nn.Sequential(nn.Linear(1024, 1024))")
-    assert cell.text.endswith("In[11] left 4.00 MiB that no name leads to, held by `Out[11]` · `%reset_gpu`"), cell.text
+    assert cell.text.endswith("In[11] left 4 MiB that no name leads to, held by `Out[11]` · `%reset_gpu`"), cell.text
     _follow(notebook, cell)
     assert notebook.run("time.sleep(0.1); torch.ones(1 << 20).view(-1)").ok().text.count("left") == 0, "data of the user's"
 

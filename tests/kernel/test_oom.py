@@ -124,8 +124,8 @@ def test_an_error_that_ends_inside_the_cell_is_one_of_the_cell(notebook: Kernel)
     (notebook.cwd / "fails.py").write_text("import torch\ndef g(keep): torch.empty(2**46)\ng(torch.ones(2**20))\n")
     for cell in _SHOWN_INSIDE:
         texts = [bundle["text/plain"] for bundle in notebook.run(cell, stop_on_error=False).bundles]
-        assert [text for text in texts if "it asked the host for 262144.00 GiB" in text], cell
-        assert [text for text in texts if text.startswith("released 4.00 MiB")], cell
+        assert [text for text in texts if "it asked the host for 256 TiB" in text], cell
+        assert [text for text in texts if text.startswith("released 4 MiB")], cell
         assert notebook.run("1 + 1;").bundles == []
     assert notebook.run("try: f()\nexcept RuntimeError: pass").bundles == []
 
@@ -135,7 +135,7 @@ def test_the_plain_report_says_it_in_one_sentence(notebook: Kernel) -> None:
 
     text = notebook.run("%gpumem").ok().text
 
-    assert "the last error ran out of memory: it asked the host for 262144.00 GiB; a smaller array or batch asks" in text
+    assert "the last error ran out of memory: it asked the host for 256 TiB; a smaller array or batch asks" in text
     notebook.run("1/0")
     assert "ran out of memory" not in notebook.run("%gpumem").ok().text
 

@@ -90,8 +90,8 @@ def test_the_listeners_of_a_failed_cell_share_a_scan(kernel: Kernel, counted: Pa
 
     assert _count(kernel) - before == 1
     assert kernel.value("answers") == {"plan": 1, "holders": 1}  # by one analysis of that scan
-    assert "it asked the host for 262144.00 GiB" in cell.text
-    assert "+12.00 MiB → " in cell.text
+    assert "it asked the host for 256 TiB" in cell.text
+    assert "+12 MiB → " in cell.text
     assert counted.data("heap")[-1]["heap"]["heap"] > heap["heap"]
 
 
@@ -104,7 +104,7 @@ def test_with_cleaning_there_is_a_second_scan_of_what_that_has_left(kernel: Kern
         settle(kernel)
 
     assert _count(kernel) - before == 2
-    assert "released 12.00 MiB" in cell.text
+    assert "released 12 MiB" in cell.text
     assert counted.data("heap")[-1]["heap"]["stale"] == 0
 
 

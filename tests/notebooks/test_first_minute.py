@@ -19,8 +19,8 @@ BLOCK = re.search(r"## Thirty seconds\n.*?```python\n(.*?)```", _README, re.DOTA
 LINES = BLOCK.splitlines()
 
 SHOWN = (
-    "losses  list of 25  frees now 100.00 MiB · reaches 100.00 MiB",  # why
-    "freed 100.00 MiB of 100.00 MiB promised",
+    "losses  list of 25  frees now 100 MiB · reaches 100 MiB",  # why
+    "freed 100 MiB of 100 MiB promised",
 )
 """What each of the lines leads to, on any machine."""
 _MISTAKE = re.compile(r"Error|Traceback|Warning|unknown|not found|mistake")
@@ -29,7 +29,7 @@ _MISTAKE = re.compile(r"Error|Traceback|Warning|unknown|not found|mistake")
 def expect_shown(text: str) -> None:
     """Fail unless everything is shown, and no error."""
     assert not _MISTAKE.search(text), text
-    assert re.search(r"losses +100\.00 MiB +100\.00 MiB +In\[\d\] +list of 25", text), text
+    assert re.search(r"losses +100 MiB +100 MiB +In\[\d\] +list of 25", text), text
     assert [line for line in SHOWN if line not in text] == [], text
 
 
@@ -106,7 +106,7 @@ COMMENTS = {
     "%gpumem # who holds it": "held by",
     "%gpumem#": "",
     "%gpumem -n 3 # it's the rows, \"quoted": "held by",
-    "%gpumem why x # why(": "reaches 1.00 MiB",
+    "%gpumem why x # why(": "reaches 1 MiB",
     "report = %gpumem  # {x} $x [1": "held by",
     "%gpumem oom # after running out of memory": "",
     "%gpumem map # which tensor pins which segment": "",
@@ -129,7 +129,7 @@ COMMENTS = {
     "%reset_gpu --park x # out of the way": "",
     "%reset_gpu --unpark x # and back": "",
     "%reset_gpu --hard # all of it": "",
-    'r = %reset_gpu runs["#1"] # for good': "freed 1.00 MiB of 1.00 MiB promised",
+    'r = %reset_gpu runs["#1"] # for good': "freed 1 MiB of 1 MiB promised",
     "%%profile_fit # where time goes\n1 + 1": "",
     "%%profile_fit --memory # it's the peak\n1 + 1": "",
 }

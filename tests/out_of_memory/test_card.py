@@ -131,7 +131,7 @@ def test_stale_memory_of_others_than_the_run_lets_it_through(asked: int, enough:
     fix = _cleanup(facts)
 
     assert (fix.nbytes, fix.enough, fix.commands) == (3 * GiB, enough, ("%reset_gpu",))
-    assert "4.00 GiB can be allocated then" in fix.words
+    assert "4 GiB can be allocated then" in fix.words
 
 
 def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
@@ -141,7 +141,7 @@ def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
     fix = _cleanup(facts)
 
     assert (fix.nbytes, fix.enough) == (3 * GiB, False)
-    assert "for a smaller run (this one took 3.00 GiB" in fix.words
+    assert "for a smaller run (this one took 3 GiB" in fix.words
     assert _card(facts).taken == 3 * GiB
 
 
@@ -210,10 +210,10 @@ def test_running_it_again_needs_what_it_had_taken_once_more(free: int, again: bo
     """The error of the first run still holds its memory then."""
     facts = _case(2 * GiB, error=3 * GiB, free=free)
 
-    assert ("5.00 GiB can be allocated now: run it again" in _starts(_recorded(facts, took=3 * GiB))) is again
-    assert "5.00 GiB can be allocated now: run it again" not in _starts(facts), "it may have taken more before it failed"
+    assert ("5 GiB can be allocated now: run it again" in _starts(_recorded(facts, took=3 * GiB))) is again
+    assert "5 GiB can be allocated now: run it again" not in _starts(facts), "it may have taken more before it failed"
     twice = _case(2 * GiB, error=3 * GiB, free=free + 3 * GiB)
-    assert ("8.00 GiB can be allocated now: run it again" in _starts(twice)) is again
+    assert ("8 GiB can be allocated now: run it again" in _starts(twice)) is again
 
 
 def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
@@ -221,7 +221,7 @@ def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
 
     fix = _card(facts).fixes[0]
 
-    assert fix.words == "4.00 GiB can be allocated now, enough for a run that needs no more in total"
+    assert fix.words == "4 GiB can be allocated now, enough for a run that needs no more in total"
     assert fix.enough is None
 
 
@@ -427,7 +427,7 @@ def test_other_processes_where_their_memory_would_be_enough() -> None:
     fix = _fix(_with_others(31 * GiB), "other processes")
 
     assert (fix.nbytes, fix.enough) == (30 * GiB, True)
-    assert "pid 77 (25.00 GiB), 78 (5.00 GiB)" in fix.words
+    assert "pid 77 (25 GiB), 78 (5 GiB)" in fix.words
     assert not [start for start in _starts(_with_others(31 * GiB + 1)) if start.startswith("other")]
 
 
@@ -570,7 +570,7 @@ def test_a_rounded_request_must_fit_whatever_it_was() -> None:
 
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=GiB)).enough is False
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=GiB + 5 * MiB)).enough is True
-    assert "up to 5.00 MiB more" in _card(_case(fact=fact)).notes[0]
+    assert "up to 5 MiB more" in _card(_case(fact=fact)).notes[0]
 
 
 def test_an_expandable_segment_grows_by_pages() -> None:
@@ -609,7 +609,7 @@ def test_a_library_does_not_say_how_much() -> None:
     fix = _cleanup(facts)
 
     assert (fix.nbytes, fix.enough) == (GiB, None)
-    assert "4.00 GiB can be allocated then" in fix.words
+    assert "4 GiB can be allocated then" in fix.words
     assert "does not say how much" in next(f.sentence for f in build_report(Analysis(facts)).findings if f.kind == "oom")
     empty = _case(fact=fact, free=0, segments=(cache,))
     assert not [start for start in _starts(empty) if "GiB can be allocated now" in start]
@@ -689,7 +689,7 @@ def test_workers_are_told_of_shared_memory(kind: str) -> None:
 def test_the_finding_is_the_best_of_the_card() -> None:
     (found,) = [f for f in build_report(Analysis(_case(4 * GiB, out=3 * GiB))).findings if f.kind == "oom"]
 
-    assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4.00 GiB; `%reset_gpu` frees stale")
+    assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4 GiB; `%reset_gpu` frees stale")
     assert found.sentence.endswith("(`%gpumem oom` says more)")
     assert found.command == "%gpumem oom"
 
@@ -722,13 +722,13 @@ def _enough() -> Facts:
 @pytest.mark.parametrize(
     ("facts", "answer"),
     [
-        (_enough(), "`%reset_gpu old` is enough: it frees 4.00 GiB"),
+        (_enough(), "`%reset_gpu old` is enough: it frees 4 GiB"),
         (
             _case(5 * GiB, names={"a": 3 * GiB}, out=2 * GiB, free=0),
-            "`%reset_gpu a`, then `%reset_gpu` are enough: they free 5.00 GiB",
+            "`%reset_gpu a`, then `%reset_gpu` are enough: they free 5 GiB",
         ),
         (_fit(2 * GiB), "Nothing is known to be enough: after `%reset_gpu`, a batch of 32 instead of 64"),
-        (_case(names={"learn": 4 * GiB}, free=0, total=GiB), "2.00 GiB is asked for, and PyTorch can have 1.00 GiB"),
+        (_case(names={"learn": 4 * GiB}, free=0, total=GiB), "2 GiB is asked for, and PyTorch can have 1 GiB"),
     ],
 )
 def test_the_card_begins_with_the_best_that_can_be_done(facts: Facts, answer: str) -> None:

@@ -74,7 +74,7 @@ def test_the_container_of_a_librarys_own_loop_needs_no_loop_of_the_users() -> No
     assert isinstance(card, OomCard)
     (fix,) = [fix for fix in card.fixes if fix.is_of_smaller_run]
     assert "last error → evaluation_loop → all_preds" in fix.words
-    assert "900.00 MiB" in fix.words
+    assert "900 MiB" in fix.words
     assert "eval_accumulation_steps" in fix.words
 
 

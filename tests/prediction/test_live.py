@@ -95,7 +95,7 @@ def test_a_profile_of_a_tight_fit_has_predicted_bytes_and_the_fit_its_line(fake_
     text = profiled.text
     assert re.search(r"smaller batch, gradient accumulation: predicted: [\d.]+ [MG]iB less, a peak of", text), text
     assert re.search(r"checkpointing: predicted: [\d.]+ [MG]iB less, a peak of", text), text
-    assert re.search(r"peak of the fit in tensors: predicted [\d.]+, was [\d.]+ [MG]iB; reserved: predicted", text), text
+    assert re.search(r"peak of the fit in tensors: predicted [\d.]+ [MG]iB, was [\d.]+ [MG]iB; reserved: predicted", text), text
 
 
 _UNOPENED = """
@@ -113,9 +113,7 @@ def test_before_cuda_is_used_it_is_the_gpu_that_a_fit_would_open(fake_cuda_run: 
     found = json.loads(fake_cuda_run(_UNOPENED, fastai=True, bytes=8 << 30).splitlines()[-1])
 
     assert found[:4] == ["cuda:0 (Fake CUDA GPU)", 8 << 30, True, False]
-    assert (
-        "has not opened the device; CUDA's context takes 600.00 MiB, and other processes hold 0 B, as they do now" in found[4]
-    )
+    assert "has not opened the device; CUDA's context takes 600 MiB, and other processes hold 0 B, as they do now" in found[4]
     assert not found[5]
 
 

@@ -301,7 +301,7 @@ def rich() -> FitReport:
         overhead=Overhead(412, 18_211, 96_000_111, 0.0014),
         first=(
             "`num_workers=8`: the GPU waits for data in 61 % of each step, and 8 workers end that (46.1 ms per batch)",
-            "`losses.append(loss.item())`: the list keeps 1.00 MiB more in every batch",
+            "`losses.append(loss.item())`: the list keeps 1 MiB more in every batch",
         ),
         error="",
         loader=loader,

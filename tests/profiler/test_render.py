@@ -369,14 +369,14 @@ def test_findings_come_with_the_gravest_first() -> None:
 @pytest.mark.parametrize(
     ("growth", "words"),
     [
-        (Growth(per_batch=MiB, batches=90), r"growth +\+1.00 MiB per batch over 90 batches: its holder is not known$"),
+        (Growth(per_batch=MiB, batches=90), r"growth +\+1 MiB per batch over 90 batches: its holder is not known$"),
         (
             Growth(per_batch=MiB, batches=90, holder="loss", is_graph=True),
-            r"growth +\+1.00 MiB per batch over 90 batches: held by loss → graph$",
+            r"growth +\+1 MiB per batch over 90 batches: held by loss → graph$",
         ),
         (
             Growth(per_batch=MiB, batches=1, holder="losses", held=2 * MiB),
-            r"growth +\+1.00 MiB per batch over 1 batch: losses holds 2.00 MiB of it$",
+            r"growth +\+1 MiB per batch over 1 batch: losses holds 2 MiB of it$",
         ),
         (Growth(per_batch=-5, batches=90), r"after · no growth over 90 batches$"),
     ],
@@ -393,7 +393,7 @@ def test_lines_behind_the_peak_are_told_whole_and_of_many_the_largest() -> None:
 
     assert text.count(site) == 8
     lines = text.split("allocated by", 1)[1].split("\n\n", 1)[0]
-    assert sum(map(float, re.findall(r"([\d.]+) GiB", lines))) == pytest.approx(20 + 190 / 1024, abs=0.006)
+    assert sum(map(float, re.findall(r"([\d.]+) GiB", lines))) == pytest.approx(20 + 190 / 1024, abs=0.05)
     assert "12 more lines" in lines
 
 
@@ -413,7 +413,7 @@ def test_a_part_of_less_than_nothing_has_no_width() -> None:
     html = fit_html(replace(rich(), memory=replace(rich().memory, peak=GiB, categories=parts)))
 
     assert "width:-" not in html
-    assert "-1.00 GiB" in html
+    assert "-1 GiB" in html
 
 
 def test_several_fits_in_a_cell_are_counted() -> None:

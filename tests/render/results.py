@@ -144,7 +144,7 @@ EXAMPLES: tuple[Result, ...] = (
         subject="Learner of XResNet",
         checks=(
             checked("environment", "threads", "64 threads of PyTorch, 8 cores may be used", _THREADS),
-            checked("environment", "/dev/shm", "31.00 GiB free of 32.00 GiB"),
+            checked("environment", "/dev/shm", "31 GiB free of 32 GiB"),
             not_checked("export", "ONNX", "onnxscript is not installed"),
         ),
         notes=("callbacks were not run",),

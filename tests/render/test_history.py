@@ -153,11 +153,11 @@ def test_each_device_has_its_own_holders() -> None:
 
     first, second = history_text(History((made, failed))).split("\n\ncuda:1  ")
 
-    assert "+ net 2.00 MiB" in first
+    assert "+ net 2 MiB" in first
     assert "last error" not in first
-    assert "+ net 3.00 MiB" in second
-    assert "failed · stale: last error 7.00 MiB" in second
-    assert line(made).endswith("new: net 5.00 MiB")
+    assert "+ net 3 MiB" in second
+    assert "failed · stale: last error 7 MiB" in second
+    assert line(made).endswith("new: net 5 MiB")
     assert History((made, failed)).only("0").records[0].came == came[1:]
 
 
@@ -174,14 +174,14 @@ def test_the_changes_re_add_to_what_is_allocated_now(limit: int) -> None:
     figures = _changes(text)
 
     assert len(figures) == {1: 3, 2: 4, 12: 5}[limit]
-    assert sum(figures) == pytest.approx(278.00, abs=0.001)
-    assert text.splitlines()[-1].split()[:3] == ["now", "278.00", "MiB"]
+    assert sum(figures) == pytest.approx(278, abs=0.5)  # the last of three digits
+    assert text.splitlines()[-1].split()[:3] == ["now", "278", "MiB"]
 
 
 def test_html_says_the_same_as_text() -> None:
     words = " ".join(_parsed(history_html(_afternoon())).words)
 
-    figures = re.findall(r"\d+\.\d\d MiB", history_text(_afternoon()))
+    figures = re.findall(r"[\d.]+ MiB", history_text(_afternoon()))
     assert figures
     assert all(figure in words for figure in figures)
 
@@ -250,9 +250,9 @@ def test_what_was_released_is_what_the_error_held() -> None:
     short = Outcome(plan=plan, done=plan.actions, undone=(), realised=20 * MiB, extra=0, before=50 * MiB, after=30 * MiB)
 
     assert released_line(done, 7) == (
-        "released 30.00 MiB that the error in In[7] held (%tb, %debug still work), and 4.00 MiB of unreachable cycles"
+        "released 30 MiB that the error in In[7] held (%tb, %debug still work), and 4 MiB of unreachable cycles"
     )
-    assert released_line(short, 7).startswith("released 20.00 MiB of 34.00 MiB promised")
+    assert released_line(short, 7).startswith("released 20 MiB of 34 MiB promised")
 
 
 def test_switches_and_history_are_results_like_others() -> None:

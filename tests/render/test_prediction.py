@@ -57,7 +57,7 @@ FITS = Prediction(
     steady=7_480 * MIB,
     band=381 * MIB,
     fits=True,
-    why="at most 7.44 GiB is reserved of the 14.41 GiB apart from CUDA's context",
+    why="at most 7.44 GiB is reserved of the 14.4 GiB apart from CUDA's context",
     batch_sizes=(64, 64, 64, 17),
     batches=94,
     convolutions=318,
@@ -68,7 +68,7 @@ _NOT_KNOWN = replace(
     FITS,
     settings="expandable_segments:True",
     fits=None,
-    why="7.44 GiB would be reserved of the 14.41 GiB apart from CUDA's context; the callback Hoarder is not traced",
+    why="7.44 GiB would be reserved of the 14.4 GiB apart from CUDA's context; the callback Hoarder is not traced",
     unknown=("the callback Hoarder is not traced",),
 )
 CELL = CellPrediction(

@@ -256,6 +256,17 @@ def test_html_escapes_every_name(name: str) -> None:
         assert not _parsed(result.mimebundle()["text/html"]).tags & {"script", "img"}
 
 
+def test_what_is_left_alone_is_named_by_the_rule_of_the_rows() -> None:
+    """Many holders that are small each, and much together, have rows in the table: the sentence names them, too."""
+    left = [LeftHolder(label=f"n{n}", nbytes=(200 - n) * MiB // 100, what="list") for n in range(200)]
+    part = LeftHolder(label="gradients of n0, part of it", nbytes=900 * MiB, what="", is_part=True)
+    outcome = replace(_done(_afternoon()), left=(*left, part), after=sum(one.nbytes for one in left))
+    one_large = replace(outcome, left=(LeftHolder(label="large", nbytes=GiB, what="list"), *left[:3]))
+
+    assert "left alone: n0 (list) 2 MiB · n1 (list) 1.99 MiB · n2 (list) 1.98 MiB · and 99 more" in str(outcome)
+    assert "left alone: large (list) 1 GiB\n" in f"{one_large!s}\n"
+
+
 def test_html_loads_nothing_from_anywhere() -> None:
     html = build_report(Analysis(_afternoon())).mimebundle()["text/html"]
 
@@ -284,7 +295,7 @@ def test_a_name_that_frees_nothing_alone_reaches_it() -> None:
     graph = make_graph({"a": ["x"], "b": ["x", "y"]}, {}, {"x": 4 * MiB, "y": MiB})
     text = build_report(Analysis(make_facts(graph))).mimebundle()["text/plain"]
 
-    assert "with b: 5.00 MiB" in text
+    assert "with b: 5 MiB" in text
 
 
 def test_a_long_name_keeps_its_end() -> None:

@@ -23,7 +23,7 @@ MIB = 1024**2
         (Recording("on", 100_000, 4, changed=True), "recording: the allocator's last 100,000 entries by device"),
         (Recording("on", 5_000, 4), "recording since In[4]: the allocator's last 5,000 entries"),
         (Recording("on", 5_000), "recording: the allocator's last 5,000 entries"),
-        (Recording("on", 100_000), "up to 25.75 MiB of host memory per device"),
+        (Recording("on", 100_000), "up to 25.7 MiB of host memory per device"),
         (Recording("waiting", 100_000, 4), "recording begins with the first use of CUDA"),
         (Recording("theirs"), "nbguard leaves it alone"),
         (Recording("off", changed=True), "recording is off, and its history is deleted"),
@@ -54,7 +54,7 @@ def test_what_was_written_is_said_and_what_it_lacks() -> None:
     without = dataclasses.replace(found, events=0, unnamed=3).mimebundle()["text/plain"]
 
     assert text.splitlines() == [
-        "~/run.pickle  3.00 MiB: 1 segment, 1 entry of history",
+        "~/run.pickle  3 MiB: 1 segment, 1 entry of history",
         "  pytorch.org/memory_viz opens it; next to it run.pickle.nbguard.json: version, settings, sizes, 2 holders",
     ]
     assert "0 entries of history" in without

@@ -37,7 +37,7 @@ _AFTER = replace(_BEFORE, allocated=5 * MIB, peak_allocated=14 * MIB, ooms=2, br
 
 def test_golden_simulation(request: pytest.FixtureRequest) -> None:
     first, then, plain = (
-        SimulationState("simulated from the next cell on: 16.00 GiB", _BEFORE),
+        SimulationState("simulated from the next cell on: 16 GiB", _BEFORE),
         SimulationState("no longer simulated", _AFTER),
         SimulationState("simulated", replace(_BEFORE, settings="", context=0)),
     )

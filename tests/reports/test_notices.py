@@ -45,7 +45,7 @@ def test_a_deleted_name_whose_object_another_path_leads_to() -> None:
 
     assert notice is not None
     assert notice_line(notice) == (
-        "`model` was deleted, but its 14.00 MiB is still in memory, held by `trainer.callback_handler.model` "
+        "`model` was deleted, but its 14 MiB is still in memory, held by `trainer.callback_handler.model` "
         "· `%reset_gpu trainer`"
     )
 
@@ -119,9 +119,7 @@ def test_several_holders_are_all_in_the_command() -> None:
     assert notice.holders == ("runs[0]", "best.net", "helpers.kept", "Out[4]")
     assert notice.command == "%reset_gpu runs[0] best.net helpers.kept"
     assert notice.frees == 4 * MiB
-    assert notice_line(notice).startswith(
-        "the earlier `model` (In[3]) is still alive (4.00 MiB), held by `runs[0]` and 3 more ·"
-    )
+    assert notice_line(notice).startswith("the earlier `model` (In[3]) is still alive (4 MiB), held by `runs[0]` and 3 more ·")
 
 
 def _root_of(graph: Graph, label: str, **changed: object) -> Graph:
@@ -153,7 +151,7 @@ def test_memory_that_another_name_has_as_well_has_no_command() -> None:
     assert _judged(graph, _gone(graph, _ref(graph, "code"), name="on")) is None
     notice = _judged(graph, _gone(graph, _ref(graph, "model")))
     assert notice is not None
-    assert notice_line(notice) == "`model` was deleted, but its 4.00 MiB is still in memory, held by `registry → m` and `parts`"
+    assert notice_line(notice) == "`model` was deleted, but its 4 MiB is still in memory, held by `registry → m` and `parts`"
     assert (notice.command, notice.frees) == ("", None)
 
 
@@ -172,9 +170,7 @@ def test_a_line_that_frees_more_but_not_this_is_no_advice() -> None:
     notice = _judged(graph, replace(gone, nbytes=4 * MiB))
 
     assert notice is not None
-    assert (
-        notice_line(notice) == "`model` was deleted, but its 4.00 MiB is still in memory, held by `trainer.model` and `outputs`"
-    )
+    assert notice_line(notice) == "`model` was deleted, but its 4 MiB is still in memory, held by `trainer.model` and `outputs`"
     line = notice_line(replace(notice, holders=(*notice.holders, "losses")))
     assert line.endswith("`trainer.model` and 2 more · see `%gpumem why trainer.model`")
 
@@ -191,7 +187,7 @@ def test_the_view_that_keeps_a_storage() -> None:
     notice = _judged(graph, _gone(graph, name="images"), {"row": 16 * 1024})
 
     assert notice is not None
-    assert notice_line(notice) == "`row` (16.00 KiB, a view) keeps 61.00 MiB of `images` alive · `row = row.clone()`"
+    assert notice_line(notice) == "`row` (16 KiB, a view) keeps 61 MiB of `images` alive · `row = row.clone()`"
     assert _judged(graph, _gone(graph, name="images"), {"row": 61 * MiB}) is None  # it shows all of it
 
 
@@ -230,7 +226,7 @@ def test_a_cell_that_leaves_more_each_time() -> None:
 
     assert notice is not None
     assert notice_line(notice) == (
-        "each run of In[12] leaves 300.00 MiB more; `hist[2]` keeps its graph · append `loss.item()` or `t.detach()`"
+        "each run of In[12] leaves 300 MiB more; `hist[2]` keeps its graph · append `loss.item()` or `t.detach()`"
     )
     assert judge_growth(after(2), 12, held_storages(after(2)), MiB) is None
 
@@ -263,9 +259,7 @@ def test_what_others_share_with_the_object_is_theirs() -> None:
     notice = _judged(graph, _gone(graph, _ref(graph, "learner"), name="learn"))
 
     assert notice is not None
-    assert (
-        notice_line(notice) == "`learn` was deleted, but its 4.00 MiB is still in memory, held by the last error · `%reset_gpu`"
-    )
+    assert notice_line(notice) == "`learn` was deleted, but its 4 MiB is still in memory, held by the last error · `%reset_gpu`"
 
 
 def test_a_notice_that_has_told_of_it_counts_the_later_names_and_keeps_its_words() -> None:
@@ -302,7 +296,7 @@ def test_one_cell_and_one_holder_are_one_notice() -> None:
         (("c",), MiB, "%reset_gpu kept[0]"),
     ]
     assert notice_sentence(notices[0]).startswith(
-        "`a` and `b` were deleted, but their 6.00 MiB is still in memory, held by `runs[0]`"
+        "`a` and `b` were deleted, but their 6 MiB is still in memory, held by `runs[0]`"
     )
 
 

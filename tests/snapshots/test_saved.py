@@ -263,6 +263,6 @@ def test_more_rows_than_are_shown_become_one_that_re_adds() -> None:
 
     text = found.mimebundle(limit=3)["text/plain"]
 
-    assert re.search(r"17 more +\+8\.50 KiB +0\.00 KiB +8\.50 KiB\n", text)
+    assert re.search(r"17 more +\+8\.5 KiB +0 KiB +8\.5 KiB\n", text)
     assert "17 more" in found.mimebundle(limit=3)["text/html"]
     assert json.loads(found.json_bundle()["text/plain"])["devices"][0]["allocated"]["grown"] == 20 * 512

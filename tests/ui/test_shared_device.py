@@ -38,11 +38,11 @@ def test_a_neighbour_by_name_and_a_word_before_the_device_is_full(desk: Desk, sh
     other = desk.notebook(server, [], "shared-cuda-process", name="the other one.ipynb")
     other.kernel.run(f"{TORCH}; theirs = {EMPTY.format(4)}").ok()
     neighbours = tab.panel.locator(".nbguard-neighbours")
-    expect(neighbours).to_have_text(re.compile(r"^Other notebooks: the other one\.ipynb 4\.\d\d GiB$"))
+    expect(neighbours).to_have_text(re.compile(r"^Other notebooks: the other one\.ipynb 4(\.\d+)? GiB$"))
 
     notebook.file(STOP_FILE).unlink()
     tab.start(0)
-    said = "cuda:0 may not have room for this cell: it reached 5.00 GiB when it ran last, and 3.12 GiB can be allocated."
+    said = "cuda:0 may not have room for this cell: it reached 5 GiB when it ran last, and 3.12 GiB can be allocated."
     expect(warning).to_have_text(re.compile(re.sub(r"3\\\.12", r"3\\.\\d\\d", re.escape(said))))
     words = warning.inner_text()
     tab.wait_for_ticks(4)
@@ -67,4 +67,4 @@ def test_a_neighbour_by_name_and_a_word_before_the_device_is_full(desk: Desk, sh
     tab.wait_for_end(1)
     expect(warning).to_be_hidden()
     other.kernel.run("del theirs; torch.cuda.empty_cache()").ok()
-    expect(neighbours).to_have_text(re.compile(r"^Other notebooks: the other one\.ipynb 4\d\d\.\d\d MiB$"))
+    expect(neighbours).to_have_text(re.compile(r"^Other notebooks: the other one\.ipynb 4\d\d MiB$"))

@@ -1,6 +1,7 @@
 """Accident, notice, cleanup, in any order: each accident is told, with its own cell, and the list is true after each step.
 
 The list is `%nbguard notices`, and the panel's rows, findings, notices and card, of which nothing outlives what it is about.
+A cleanup is by the panel, the magic, `del`, an assignment, or a restart, after which nothing is said of what was before.
 
 60 in a thorough run, else 10. By hand, more of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_interleavings.py.
 """
@@ -17,7 +18,7 @@ SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "10"))
 
 # In a process of its own. The truth is torch's weak references, kept apart from nbguard.
 PROGRAM = r'''
-import contextlib, dataclasses, gc, io, json, random, re, types, warnings
+import contextlib, dataclasses, gc, io, json, random, re, sys, types, warnings
 warnings.filterwarnings("ignore")
 from IPython.core.interactiveshell import InteractiveShell
 import nbguard, torch
@@ -26,6 +27,8 @@ from nbguard.memory.scan.scan import Notebook
 from nbguard.frontend.sidebar.hub.memory_states import MemoryStates
 from nbguard.frontend.sidebar.hub.plans import OperationRequest, Plans
 from torch.multiprocessing.reductions import StorageWeakRef
+import nbguard.memory.scan.devices.counters as counting
+counting._OFTEN = 1 << 60  # on a busy machine, too, malloc is asked
 shell = InteractiveShell.instance(user_module=types.ModuleType("__main__"))
 shell.history_manager.enabled = False
 PRELUDE = """
@@ -103,6 +106,13 @@ class Accident:
         gc.collect()
         assert not self.is_left, (self.code, how, now)
 
+def said_now():
+    """Return all that the panel shows, and the list."""
+    states.take_back()
+    if states.is_outdated:
+        states.look()
+    return json.dumps(dataclasses.asdict(states.last)), run("%nbguard notices")
+
 def check(accidents, when):
     rows = {n.cell: n for n in nbguard.notices()}
     gc.collect()  # an error that another one has followed may wait for the collector, which is nothing that is left
@@ -110,16 +120,37 @@ def check(accidents, when):
         row = rows[one.cell]
         assert row.is_left == one.is_left, (when, one.code, row)
         assert not row.is_left or row.holders, row
-    states.take_back()
-    if states.is_outdated:
-        states.look()
-    shown, listed = json.dumps(dataclasses.asdict(states.last)), run("%nbguard notices")
+    shown, listed = said_now()
     for one in accidents:
         names = [one.name] + ([one.holder] if one.holder else [])
         for where, text in (("the panel", shown), ("the list", listed)):
             said = [name for name in names if re.search(rf"\b{name}\b", text) and (one.is_left or name not in shell.user_ns)]
             has_room = where == "the list" or sum(each.is_left for each in accidents) <= 4  # as many as the panel lists
             assert bool(said) == one.is_left or (one.is_left and not has_room), (when, where, one.code, said, text[:3000])
+
+def begin():
+    """Load nbguard, and open a panel."""
+    global states, plans
+    run(PRELUDE); run("%load_ext nbguard")
+    session, notebook = session_of(shell), lambda: Notebook(shell, shell.user_ns)
+    of_session = session.notices.current, session.memory.recall_card
+    states = MemoryStates(notebook, f"boot {random.random()}", lambda: (shell.execution_count, None), *of_session)
+    plans = Plans(notebook)
+
+def restart(accidents):
+    """Begin anew in the same process, as a kernel's restart does in another: nothing is left, and nothing is said."""
+    run("%unload_ext nbguard")
+    shell.reset(new_session=True)
+    shell.InteractiveTB.tb = shell.last_execution_result = None
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"): sys.__dict__.pop(name, None)
+    begin()
+    gc.collect()
+    states.look()
+    assert not any(one.is_left for one in accidents)
+    assert not list(nbguard.notices())
+    for text in said_now():
+        said = [one.name for one in accidents if re.search(rf"\b({one.name}|{one.holder or one.name})\b", text)]
+        assert not said, ("after a restart", said, text[:3000])
 
 def play(seed):
     dice, open_ones, accidents = random.Random(seed), [], []
@@ -137,12 +168,10 @@ def play(seed):
             one.cure(how)
             check(accidents, f"after the cure of {one.code} by {how}")
             open_ones = [each for each in open_ones if each.is_left]
+    if seed % 3 == 0:
+        restart(accidents)
 
-run(PRELUDE); run("%load_ext nbguard")
-session, notebook = session_of(shell), lambda: Notebook(shell, shell.user_ns)
-of_session = session.notices.current, session.memory.recall_card
-states = MemoryStates(notebook, "boot", lambda: (shell.execution_count, None), *of_session)
-plans = Plans(notebook)
+begin()
 if IS_FROZEN:  # the libraries' half a million objects, which lead to none of the notebook's
     gc.collect()
     gc.freeze()

@@ -112,7 +112,7 @@ export class HoldersSection {
     this.#list.update(this.#items(shown, all, heap?.heap ?? -1));
     this.#keyboard.update();
     const unit = unitOf(all);
-    const [figure = '', part = ''] = formatColumn([all, sumOf(found)], unit);
+    const [figure = '', part = ''] = [all, sumOf(found)].flatMap(nbytes => formatColumn([nbytes], unit));
     const isFiltered = this.#filter.value.trim() !== '';
     const some = trans.__('%1 shown · %2 of', found.length.toLocaleString('en'), part);
     setText(this.#sum, isFiltered ? some : trans.__('Total'));

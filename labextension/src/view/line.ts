@@ -300,7 +300,7 @@ export class LineChart {
     show(this.#value, true);
   }
 
-  /** `12:03:05 · In[4] · 3.52 GiB allocated, 4.10 GiB reserved`. */
+  /** `12:03:05 · In[4] · 3.52 GiB allocated, 4.1 GiB reserved`. */
   #valueWords(t: number): string {
     const { trans, source } = this.#context;
     const point = pointAt(this.#points, t);

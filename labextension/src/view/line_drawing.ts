@@ -1,6 +1,6 @@
 /** A line as a picture: its path of steps, the ticks of its axes, the places of its marks. Nothing here touches the page. */
 
-import { unitOf } from './bytes';
+import { formatBytes, unitOf } from './bytes';
 import { GAP, reading } from './line_points';
 import type { LinePoint, TimeMark } from './protocol';
 
@@ -89,8 +89,7 @@ export function share(t: number, { start, end }: Frame): number {
 
 /** `nbytes` for an axis: `4 GiB`, `1.5 GiB`. */
 export function axisBytes(nbytes: number): string {
-  const [size, unit] = unitOf(nbytes);
-  return `${String(Number((nbytes / size).toPrecision(3)))} ${unit}`;
+  return formatBytes(nbytes);
 }
 
 /** A time of day, as the clock of the reader's machine has it. */

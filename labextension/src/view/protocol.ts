@@ -72,7 +72,7 @@ export const isDevicePeak: Check<DevicePeak> = tuple(text, number, boolean);
 /** A mark on the time axis: a cell, an epoch of a fit, or a request for memory that failed. */
 export interface TimeMark {
   kind: 'cell' | 'epoch' | 'request';
-  /** In words: `In[12]`, `epoch 2`, `6.00 GiB asked`. */
+  /** In words: `In[12]`, `epoch 2`, `6 GiB asked`. */
   label: string;
   /** It began, or failed. */
   t: number;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbguard.frontend.notebook.magics.predict import foreseen
-from nbguard.units import format_bytes, unit_of
+from nbguard.units import format_bytes, format_column, unit_of
 
 if TYPE_CHECKING:
     from nbguard.training.prediction.prediction import Prediction
@@ -31,5 +31,5 @@ def _of_capacity(prediction: Prediction) -> str:
     need, capacity = prediction.need, prediction.capacity
     if capacity is None:
         return f"{format_bytes(need)} of a GPU"
-    size, unit = unit_of(capacity)
-    return f"{need / size:.1f} of {capacity / size:.1f} {unit}"
+    needed, all_of_it = (format_column([nbytes], unit_of(capacity))[0] for nbytes in (need, capacity))
+    return f"{needed.split()[0]} of {all_of_it}"

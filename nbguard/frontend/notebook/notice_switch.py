@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from nbguard.memory.cleanup.apply.released_names import listeners
+
 if TYPE_CHECKING:
     from nbguard.memory.cells.hooks import Hooks
     from nbguard.memory.cells.notices import NoticeWatch
@@ -57,11 +59,13 @@ class NoticeSwitch:
         self._watch.speak()
         if not self.is_on:
             self._hooks.add(self._watch)
+            listeners.append(self._watch.release)
 
     def turn_off(self) -> None:
         """Make no notices."""
         if self._watch is not None:
             self._hooks.remove(self._watch)
+            listeners[:] = [listener for listener in listeners if listener != self._watch.release]
             self._watch.forget_names()
 
     def be_quiet(self, *names: str) -> None:

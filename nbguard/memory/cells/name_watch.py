@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbguard.cell_names import cell_names
 from nbguard.memory.cells.aliases import alias_of
@@ -22,6 +22,9 @@ from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.objects.weak_references import weak_reference
 from nbguard.memory.scan.scan import Notebook
 from nbguard.memory.scan.weak_holdings import WeakHoldings, WeakLook
+
+if TYPE_CHECKING:
+    from nbguard.memory.cleanup.apply.released_names import ReleasedName
 
 _PLAIN = frozenset(
     map(id, (type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType))
@@ -106,6 +109,16 @@ class NameWatch:
             if departure.nbytes >= least:
                 yield replace(departure, alias_of=self._alias_of(name, bound)), holdings
         self._holdings.clear()
+
+    def release(self, released: ReleasedName, *, is_between_cells: bool) -> None:
+        """Take note of a name that a cleanup has deleted. It is no departure: the cleanup has told what is left of it."""
+        bound = self._names.pop(released.name, None) or _Bound(0, None, released.what, None)
+        alive = released.holdings.alive()
+        cell = len(self._notebook.inputs) - 1  # the one that runs, or the last one
+        departure = _departure(released.name, bound, alive, released.holdings, cell, is_rebound=False)
+        self._note_deleted(
+            replace(departure, released_by=released.command, is_between_cells=is_between_cells), released.holdings
+        )
 
     def _note_deleted(self, departure: Departure, holdings: WeakHoldings) -> None:
         self._deleted.pop(departure.name, None)

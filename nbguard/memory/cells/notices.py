@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nbguard.memory.cells.name_watch import NameWatch
     from nbguard.memory.cells.repeats import Repeats
     from nbguard.memory.cells.told import ToldNotices
+    from nbguard.memory.cleanup.apply.released_names import ReleasedName
     from nbguard.memory.core.analysis import Analysis
     from nbguard.memory.core.references.explain import Why
     from nbguard.memory.reports.notices.notice import Departure, StorageKey
@@ -46,6 +47,7 @@ class NoticeWatch:
         self._told: ToldNotices | None = None  # None: nothing has been noticed yet
         self._quiet: set[str] = set()
         self._has_cleaned = False
+        self._is_in_cell = False
         self._counters = counters
         self._left_behind = LeftBehind(counters)
 
@@ -101,9 +103,14 @@ class NoticeWatch:
         """Make no notice of what the cell that runs deletes: a cleanup has said itself what it left."""
         self._has_cleaned = True
 
+    def release(self, released: ReleasedName) -> None:
+        """Take note of a name that a cleanup has deleted, so that `why` can be asked of it."""
+        if self._watched is not None:
+            self._watched[0].release(released, is_between_cells=not self._is_in_cell)
+
     def before(self) -> None:
         """Look at what the cell is about to delete or bind anew."""
-        self._has_cleaned = False
+        self._has_cleaned, self._is_in_cell = False, True
         if "torch" not in sys.modules:
             return
         names, repeats = self._watched = self._watched or self._begin()
@@ -122,6 +129,7 @@ class NoticeWatch:
 
     def after(self, cell: CellFact) -> None:
         """Compare the names with those before it; where one has gone and its memory has not, see who holds it."""
+        self._is_in_cell = False
         if self._watched is None:
             return
         names, repeats = self._watched

@@ -8,8 +8,7 @@ that holder has comes back with the name, and is the name's.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from nbguard.memory.cleanup.plan.plan import Request
@@ -127,33 +126,49 @@ def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...
     graph, freed = analysis.facts.graph, analysis.once(freed_with_stale)
     if not freed:
         return tuple(rows)
-    here = frozenset[int]().union(*(storages for _, storages in rows))
-    owners = analysis.storage_owners
-    by_roots = {row.roots: row for row, _ in rows}
-    shares = {row.roots: {*storages} for row, storages in rows}
+    claims = _claims(freed)
+    own: dict[tuple[int, ...], set[int]] = {row.roots: set() for row, _ in rows}
     common: dict[tuple[int, ...], set[int]] = {}
-    for roots in freed.keys() & shares.keys():
-        for storage in shares[roots] - freed[roots]:
-            keepers = [root for root in bits_of(owners[storage]) if root not in roots and graph.roots[root].kind == "out"]
-            if keepers:
-                shares[roots].discard(storage)
-                common.setdefault((*roots, *keepers), set()).add(storage)
-    claims = Counter(storage for storages in freed.values() for storage in storages)
-    shown = [share for roots, share in shares.items() if by_roots[roots].kind == "out" and roots not in freed]
-    claims.update(storage for share in shown for storage in share)
-    for roots in freed.keys() & shares.keys():
-        for other, share in shares.items():
-            if other != roots and graph.roots[other[0]].kind in STALE_KINDS and by_roots[other].kind != "out":
-                comes = {storage for storage in share & freed[roots] if claims[storage] == 1}
-                share -= comes
-                shares[roots] |= comes
-    changed = [
+    for row, storages in rows:
+        for storage in storages:
+            if row.roots in freed:
+                keepers = [] if storage in freed[row.roots] else _shown_beside(analysis, row, storage)
+                of_all = common.setdefault((*row.roots, *keepers), set()) if keepers else own[row.roots]
+                of_all.add(storage)
+            else:
+                own[_claimant(graph, row, claims.get(storage, ()), own)].add(storage)
+    by_roots = {row.roots: row for row, _ in rows}
+    here = frozenset[int]().union(*(storages for _, storages in rows))
+    found = [
         (_with_share(graph, by_roots[roots], share, None if roots not in freed else freed[roots] & here), frozenset(share))
-        for roots, share in shares.items()
+        for roots, share in own.items()
         if share or by_roots[roots].kind not in STALE_KINDS | {"shared"}
     ]
-    changed += [(_common(graph, by_roots, roots, share), frozenset(share)) for roots, share in common.items()]
-    return tuple(sorted(changed, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
+    found += [(_common(graph, by_roots, roots, share), frozenset(share)) for roots, share in common.items()]
+    return tuple(sorted(found, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
+
+
+def _claims(freed: Mapping[tuple[int, ...], frozenset[int]]) -> dict[int, list[tuple[int, ...]]]:
+    """Return, by storage, the rows (by their roots) whose release frees it."""
+    claims: dict[int, list[tuple[int, ...]]] = {}
+    for roots, storages in freed.items():
+        for storage in storages:
+            claims.setdefault(storage, []).append(roots)
+    return claims
+
+
+def _shown_beside(analysis: Analysis, row: Holder, storage: int) -> list[int]:
+    """Return the displayed results that keep a storage of a row when the row is released."""
+    roots = analysis.facts.graph.roots
+    return [root for root in bits_of(analysis.storage_owners[storage]) if root not in row.roots and roots[root].kind == "out"]
+
+
+def _claimant(
+    graph: Graph, row: Holder, claims: Sequence[tuple[int, ...]], known: Collection[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Return the roots of the row to which a storage of `row` belongs: the only one that frees it, if `row` is stale."""
+    is_stale = graph.roots[row.roots[0]].kind in STALE_KINDS and row.kind != "out"
+    return claims[0] if is_stale and len(claims) == 1 and claims[0] in known else row.roots
 
 
 def _with_share(graph: Graph, row: Holder, share: Set[int], freed: Set[int] | None) -> Holder:

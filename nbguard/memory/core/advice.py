@@ -250,11 +250,6 @@ def end_autocast(device: str) -> Advice:
     return Advice(command=f"import torch; torch.set_autocast_enabled('{device}', False)", effect="ends it")
 
 
-def simulate_with(size: str, settings: str) -> Advice:
-    """Return the advice that begins a simulation of a GPU of that size anew, under settings of the allocator."""
-    return Advice(command=f"{_REPORT} simulate {size} --settings {settings}", effect="starts the simulation again")
-
-
 def why(name: str) -> Advice:
     """Return the advice that shows the ways by which something is kept alive."""
     return Advice(command=f"{_REPORT} why {name}", effect="shows the reference paths")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from nbguard.errors import NbguardError
 from nbguard.render.result import Result
 
 DEFAULT_ENTRIES = 100_000
@@ -27,3 +28,9 @@ class Recording(Result):
     entries: int | None = None  # kept of each device at most; None: not known
     since: int | None = None  # number of the cell in which it began; None: not known
     changed: bool = False  # the call that returned this has changed something
+
+
+def check_entries(entries: int) -> None:
+    """Raise NbguardError if a history cannot keep so many entries."""
+    if not 1 <= entries <= 10_000_000:
+        raise NbguardError(f"{entries} entries cannot be kept: give 1 to 10,000,000 (each takes some {ENTRY_BYTES} bytes)")

@@ -111,7 +111,7 @@ def _in_words(fix: Fix) -> str:
 
 
 def asked_words(asked: OomFact, device: str) -> str:
-    """Return the request in words: `it asked cuda:0 for 400.00 MiB`."""
+    """Return the request in words: `it asked cuda:0 for 400 MiB`."""
     match asked.kind:
         case "worker":
             return "a DataLoader worker was killed, as happens when the host runs out of memory"

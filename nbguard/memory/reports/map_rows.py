@@ -213,7 +213,7 @@ def _added_up(pieces: Sequence[RowPiece], paints: Paints) -> list[RowPiece]:
 
 
 def pin_note(pinner: Pinner) -> str:
-    """Return the holders that pin a segment, in words: 'pinned by losses[3] (512 B): gives 20.00 MiB back'."""
+    """Return the holders that pin a segment, in words: 'pinned by losses[3] (512 B): gives 20 MiB back'."""
     names: dict[str, int] = {}
     for block in pinner.blocks:
         name = block.path or _blocks_of(block.holder, block.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbguard.errors import SimulatedOutOfMemoryError
@@ -12,6 +12,7 @@ from nbguard.memory.allocator.model.allocator import CachingAllocator, Event
 from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.facts import AllocatorStats
+from nbguard.memory.simulation.history import SimulatedHistory
 
 _HANDED_OUT_NONE = 0
 
@@ -46,6 +47,8 @@ class SimulatedDevice:
         self.capacity, self.context = capacity, context
         self.model = CachingAllocator(settings, capacity, fraction, version, SimulatedDriver(capacity, used=context))
         self.broken = ""
+        self.history: SimulatedHistory | None = None  # None: it is not recorded
+        self._noted = 0  # events that the history has, or that came before it
         self._refuse = refuse
         self._records = records
         self._dead: deque[int] = deque()
@@ -57,7 +60,8 @@ class SimulatedDevice:
             return _HANDED_OUT_NONE
         self.settle()
         try:
-            address: int | None = self._locked(lambda: self.model.malloc(nbytes))
+            frames = [] if self.history is None else self.history.stack()
+            address: int | None = self._locked(lambda: self.model.malloc(nbytes), frames)
             return address or _HANDED_OUT_NONE
         except SimulatedOutOfMemoryError as error:
             failed = error.with_traceback(None)
@@ -98,15 +102,35 @@ class SimulatedDevice:
         self.settle()  # what has died meanwhile was left to this thread
         return None if self.broken else (stats, free)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return segments, settings, and the history where it is kept, in the form of `torch.cuda.memory._snapshot()`."""
+        with self._lock:
+            history, segments = self.history, self.model.segments()
+            for segment in segments:
+                segment["frames"] = []
+                for block in segment["blocks"]:
+                    block["frames"] = [] if history is None else history.stack_at(block["address"])
+            return {
+                "segments": segments,
+                "device_traces": [[] if history is None else history.entries()],
+                "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self.model.settings.conf()},
+            }
+
     def _bury(self) -> None:
         while self._dead:
             self.model.free(self._dead.popleft())
 
-    def _locked(self, act: Callable[[], Any]) -> Any:
+    def keep_history(self, history: SimulatedHistory | None) -> None:
+        """Record what happens from now on; None ends it."""
+        self.settle()
         with self._lock:
-            return self._guarded(act)
+            self.history, self._noted = history, len(self.model.events)
 
-    def _guarded(self, act: Callable[[], Any]) -> Any:
+    def _locked(self, act: Callable[[], Any], frames: Sequence[Any] = ()) -> Any:
+        with self._lock:
+            return self._guarded(act, frames)
+
+    def _guarded(self, act: Callable[[], Any], frames: Sequence[Any] = ()) -> Any:
         """Call the model. What stops it half-way leaves it in no state to go by: from then on it is left alone.
 
         A mistake of ours does not reach the user's code; an interrupt does.
@@ -121,8 +145,12 @@ class SimulatedDevice:
                 raise
             return None
         finally:
+            events = self.model.events
+            if self.history is not None:
+                self.history.note(events[self._noted :], [*frames])
             if not self._records:
-                self.model.events.clear()
+                events.clear()
+            self._noted = len(events)
 
     @property
     def events(self) -> list[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from nbguard.memory.core.counters import TickReading
 from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.core.gpu_models import gpu_size
 from nbguard.memory.core.oom_facts import AllocatorCounts, OomNote
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.core.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
@@ -28,6 +30,7 @@ from nbguard.memory.scan.oom.notes import NOTES, cell_now, with_free_blocks
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.storage_events import StorageMode
 from nbguard.memory.simulation.device import SimulatedDevice
+from nbguard.memory.simulation.history import SimulatedHistory
 from nbguard.units import format_bytes
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
@@ -64,6 +67,8 @@ class Simulation:
         self._device = SimulatedDevice(capacity, context, settings, fraction, version, self._refuse, records=record)
         self._mode = StorageMode(self._device)
         self._version = version
+        self.fraction = 1.0 if fraction is None else fraction  # of the device that the allocator may take
+        self._recording = Recording("off")
 
     # --- the switch -------------------------------------------------------------------------------------------------------
 
@@ -140,6 +145,32 @@ class Simulation:
         model = self._device.model
         model.peak_allocated, model.peak_reserved = model.allocated, model.reserved
 
+    # --- the history ------------------------------------------------------------------------------------------------------
+
+    @property
+    def recording(self) -> Recording:
+        """Return whether the history is kept."""
+        return self._recording
+
+    def record(self, on: bool = True, entries: int = DEFAULT_ENTRIES) -> Recording:
+        """Keep the device's history from now on, the last `entries`, or end it and forget it; return the state then.
+
+        Raises:
+            NbguardError: `entries` is no number of entries.
+        """
+        check_entries(entries)
+        if on == (self._recording.state == "on"):
+            return self._recording
+        self._mode.settle()
+        self._device.keep_history(SimulatedHistory(entries) if on else None)
+        self._recording = Recording("on", entries, cell_now()) if on else Recording("off")
+        return replace(self._recording, changed=True)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return segments, settings, and the history where it is kept, in the form of `torch.cuda.memory._snapshot()`."""
+        self._settle()
+        return self._device.snapshot()
+
     # --- the whole --------------------------------------------------------------------------------------------------------
 
     def figures(self) -> Simulated:
@@ -197,7 +228,7 @@ class Simulation:
         Args:
             namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
         """
-        return build_report(Analysis(self._look(namespace)))
+        return build_report(Analysis(self.look(namespace)))
 
     def memory_map(self, request: int | None = None, namespace: dict[str, Any] | None = None) -> MemoryMap:
         """Return the map of the simulated device: segments and blocks, their holders, and pins of free memory.
@@ -206,11 +237,11 @@ class Simulation:
             request: bytes: also find the cheapest way to a request of so many in one piece.
             namespace: as in `report`.
         """
-        return build_map(Analysis(self._look(namespace)), request)
+        return build_map(Analysis(self.look(namespace)), request)
 
     def oom(self, namespace: dict[str, Any] | None = None) -> OomCard | None:
         """Return the card on the last error, or on the one being handled; None if it did not run out of memory."""
-        return build_card(Analysis(self._look(namespace)))
+        return build_card(Analysis(self.look(namespace)))
 
     def card(self, facts: Facts) -> OomCard | None:
         """Return the same of a look that has been made just now."""
@@ -220,7 +251,8 @@ class Simulation:
         self._mode.settle()
         self._device.settle()
 
-    def _look(self, namespace: dict[str, Any] | None) -> Facts:
+    def look(self, namespace: dict[str, Any] | None = None) -> Facts:
+        """Return the facts of a look at the names, by which the tensors on the device have holders."""
         return self._on_device(scan(Notebook.current(namespace)).facts)
 
     def _on_device(self, facts: Facts) -> Facts:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar
 from nbguard.memory.cleanup.apply.allocator_history import start, stop
-from nbguard.memory.core.facts import DeviceFacts
+from nbguard.memory.core.facts import DeviceFacts, Facts
 from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording
 from nbguard.memory.core.references.holders import holdings, workspace_blocks
+from nbguard.memory.core.simulated import NAME
 from nbguard.memory.scan.devices.cuda import allocator_settings, memory_fraction
-from nbguard.memory.scan.scan import Scan
 from nbguard.shell import running_shell
+
+if TYPE_CHECKING:
+    from nbguard.memory.simulation.simulation import Simulation
 
 BlockHolder = tuple[int, str, tuple[int, ...]]
 """(number of the device, label of the holder, addresses of its blocks)."""
@@ -80,6 +83,19 @@ def sidecar_of(devices: Iterable[DeviceFacts], settings: str | None = None) -> S
     )
 
 
+def sidecar_of_simulation(simulation: Simulation) -> Sidecar:
+    """Return the same facts about a simulated device."""
+    figures = simulation.figures()
+    return Sidecar(
+        torch_version=figures.torch_version,
+        settings=figures.settings,
+        totals=(figures.capacity,),
+        frees=(figures.free,),
+        fractions=(simulation.fraction,),
+        names=(NAME,),
+    )
+
+
 def _known(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the values before the first that is None."""
     known = []
@@ -90,9 +106,8 @@ def _known(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(known)
 
 
-def block_holders(scan: Scan) -> tuple[BlockHolder, ...]:
+def block_holders(facts: Facts) -> tuple[BlockHolder, ...]:
     """Return the holders of blocks in the words of `%gpumem`, device by device, the largest first."""
-    facts = scan.facts
     holders: list[BlockHolder] = []
     for number, device in enumerate(facts.devices):
         for row, storages in holdings(facts.graph, device.device):

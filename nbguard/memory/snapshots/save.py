@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbguard.errors import NbguardError
 from nbguard.files import write_files
@@ -17,11 +17,22 @@ from nbguard.memory.allocator.snapshot.schema import parse_snapshot
 from nbguard.memory.allocator.snapshot.sidecar import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.memory.cleanup.apply.allocator_history import recording
+from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.recording import Recording
 from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
 from nbguard.memory.scan.scan import Notebook, scan
-from nbguard.memory.snapshots.capture import BlockHolder, block_holders, cell_files, sidecar_of, torch_snapshot
+from nbguard.memory.snapshots.capture import (
+    BlockHolder,
+    block_holders,
+    cell_files,
+    sidecar_of,
+    sidecar_of_simulation,
+    torch_snapshot,
+)
 from nbguard.render.result import Result
+
+if TYPE_CHECKING:
+    from nbguard.memory.simulation.simulation import Simulation
 
 _PROTOCOL = 4
 """Of the pickle, whatever Python's default: the reader of pytorch.org/memory_viz knows none above 4."""
@@ -54,7 +65,19 @@ class SnapshotFiles(Result):
     recording: Recording  # state of the history when the files were written
 
 
-def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> SnapshotFiles:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What both files are made of."""
+
+    raw: dict[str, Any]  # in the form of `torch.cuda.memory._snapshot()`
+    facts: Facts  # by which the blocks have holders
+    sidecar: Sidecar
+    recording: Recording
+
+
+def save_snapshot(
+    path: str | Path, namespace: dict[str, Any] | None = None, simulation: Simulation | None = None
+) -> SnapshotFiles:
     """Write `torch.cuda.memory._dump_snapshot`'s file at `path`, and `PATH.nbguard.json` beside it.
 
     The first opens in pytorch.org/memory_viz. The second has the version of PyTorch, the settings, each device's name,
@@ -63,21 +86,21 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     Args:
         path: of the file to write; `~` is your home.
         namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
+        simulation: whose device is saved, in the same format; None saves this process's GPUs.
 
     Raises:
         NoTorchError: PyTorch is not imported yet.
         NbguardError: CUDA is not in use yet, or the file cannot be written; then nothing has been.
     """
     target = _target(path)
-    raw = torch_snapshot()
-    notebook_scan = scan(Notebook.current(namespace))
-    sidecar = sidecar_of(notebook_scan.facts.devices, _settings_of(raw))
-    holders = block_holders(notebook_scan)
-    data = pickle.dumps(raw, protocol=_PROTOCOL)
-    text, unnamed = _sidecar_text(sidecar, holders, zlib.crc32(data))
-    traces = raw.get("device_traces") or []
-    events, segments = sum(map(len, traces)), len(raw["segments"])
-    del raw
+    source = _of_this_process(namespace) if simulation is None else _of_simulation(simulation, namespace)
+    holders = block_holders(source.facts)
+    data = pickle.dumps(source.raw, protocol=_PROTOCOL)
+    text, unnamed = _sidecar_text(source, holders, zlib.crc32(data))
+    traces = source.raw.get("device_traces") or []
+    events, segments = sum(map(len, traces)), len(source.raw["segments"])
+    kept = source.recording
+    del source
     _write(target, data, text)
     return SnapshotFiles(
         path=str(path),
@@ -88,17 +111,30 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
         events=events,
         holders=len(holders) - unnamed,
         unnamed=unnamed,
-        recording=recording(),
+        recording=kept,
     )
 
 
-def live_snapshot() -> Snapshot:
-    """Return a snapshot of this process as `load_snapshot` would from a file: for `replay` and `what_if`.
+def _of_this_process(namespace: dict[str, Any] | None) -> _Source:
+    raw = torch_snapshot()
+    facts = scan(Notebook.current(namespace)).facts
+    return _Source(raw, facts, sidecar_of(facts.devices, _settings_of(raw)), recording())
+
+
+def _of_simulation(simulation: Simulation, namespace: dict[str, Any] | None) -> _Source:
+    facts = simulation.look(namespace)  # before the snapshot: what dies meanwhile is in the history
+    return _Source(simulation.snapshot(), facts, sidecar_of_simulation(simulation), simulation.recording)
+
+
+def live_snapshot(simulation: Simulation | None = None) -> Snapshot:
+    """Return a snapshot of this process (or of a simulation) as `load_snapshot` would from a file: for `replay` and `what_if`.
 
     Raises:
         NoTorchError: PyTorch is not imported yet.
         NbguardError: CUDA is not in use yet.
     """
+    if simulation is not None:
+        return parse_snapshot(simulation.snapshot(), _TRUSTED, sidecar_of_simulation(simulation))
     raw = torch_snapshot()
     devices = device_facts(tracked_device())[0]
     return parse_snapshot(raw, _TRUSTED, sidecar_of(devices, _settings_of(raw)))
@@ -127,10 +163,10 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def _sidecar_text(sidecar: Sidecar, holders: Sequence[BlockHolder], checksum: int) -> tuple[str, int]:
+def _sidecar_text(source: _Source, holders: Sequence[BlockHolder], checksum: int) -> tuple[str, int]:
     """Return the text of the sidecar and the number of holders left out; `checksum` is the snapshot's CRC-32."""
-    known = {"crc32": checksum, "recorded_since_cell": recording().since, "cells": cell_files()}
-    base = sidecar_data(sidecar) | known
+    known = {"crc32": checksum, "recorded_since_cell": source.recording.since, "cells": cell_files()}
+    base = sidecar_data(source.sidecar) | known
     rows = [{"device": number, "label": label[:_LONGEST_LABEL], "blocks": list(blocks)} for number, label, blocks in holders]
     kept = len(rows)
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from nbguard.errors import NbguardError
 from nbguard.memory.allocator.replay.data import WhatIfData, whatif_data
@@ -20,6 +20,9 @@ from nbguard.memory.snapshots.load import Progress, load_named, with_cell_names
 from nbguard.memory.snapshots.save import live_snapshot
 from nbguard.render.result import Result
 from nbguard.units import format_bytes
+
+if TYPE_CHECKING:
+    from nbguard.memory.simulation.simulation import Simulation
 
 _NAMED = 3
 """Names of the largest holders that are given where no setting helps."""
@@ -63,6 +66,7 @@ def whatif_report(
     fraction: float | None = None,
     progress: Progress | None = None,
     namespace: dict[str, Any] | None = None,
+    simulation: Simulation | None = None,
 ) -> WhatIfs:
     """Return the results of a recorded run under other settings of the allocator.
 
@@ -75,12 +79,13 @@ def whatif_report(
         fraction: the share of `capacity` that the process may take, where the sidecar has none.
         progress: called while a file is read.
         namespace: the names that the advice on freeing uses; by default the notebook's, or the script's.
+        simulation: whose history is taken without a path; None takes that of this process's GPUs.
 
     Raises:
         NbguardError: nothing is recorded; or the file, a setting or the device cannot be used.
     """
     if path is None:
-        name, snapshot = "this kernel", _live()
+        name, snapshot = "this kernel", _live(simulation)
     else:
         name, snapshot = Path(path).name, load_named(path, progress)[0]
     numbers = [number for number in snapshot.devices if device in (None, number)]
@@ -90,11 +95,11 @@ def whatif_report(
     tried = tuple(confs)
     devices = tuple(what_if(snapshot, number, tried, torch_version, capacity, fraction) for number in numbers)
     no_setting_helps = path is None and any(_is_refused_by_all(result) for result in devices)
-    return WhatIfs(name, devices, tuple(_to_free(namespace)) if no_setting_helps else ())
+    return WhatIfs(name, devices, tuple(_to_free(namespace, simulation)) if no_setting_helps else ())
 
 
-def _live() -> Snapshot:
-    state = recording()
+def _live(simulation: Simulation | None) -> Snapshot:
+    state = recording() if simulation is None else simulation.recording
     if state.state == "off":
         raise NbguardError(
             f"no history is recorded: run  {advice.RECORD_ON.command} , then the cells in question, then this again"
@@ -102,7 +107,7 @@ def _live() -> Snapshot:
         )
     if state.state == "waiting":
         raise NbguardError("recording begins with the first use of CUDA; run your cells first")
-    return with_cell_names(live_snapshot(), cell_files())
+    return with_cell_names(live_snapshot(simulation), cell_files())
 
 
 def _is_refused_by_all(result: WhatIf) -> bool:
@@ -110,9 +115,9 @@ def _is_refused_by_all(result: WhatIf) -> bool:
     return bool(result.rows) and all(row.worst.refusal is not None for row in result.rows)
 
 
-def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
+def _to_free(namespace: dict[str, Any] | None, simulation: Simulation | None) -> Iterator[str]:
     """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
-    report = build_report(scan(Notebook.current(namespace)).analysis)
+    report = build_report(scan(Notebook.current(namespace)).analysis) if simulation is None else simulation.report(namespace)
     if report.stale:
         yield f"{advice.release_stale().code} frees {format_bytes(report.stale)} that is no longer needed"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]

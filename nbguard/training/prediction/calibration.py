@@ -13,7 +13,7 @@ from typing import Any
 
 from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.prediction import Prediction
-from nbguard.units import unit_of
+from nbguard.units import format_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +82,6 @@ def _version(parameter: Any) -> tuple[int, ...]:
 
 
 def _sentence(prediction: Prediction, allocated: int, reserved: int) -> str:
-    size, unit = unit_of(max(prediction.peak_reserved, reserved))
     pairs = ((prediction.peak_allocated, allocated), (prediction.peak_reserved, reserved))
-    texts = [f"predicted {foreseen / size:.2f}, was {was / size:.2f} {unit}" for foreseen, was in pairs]
+    texts = [f"predicted {format_bytes(foreseen)}, was {format_bytes(was)}" for foreseen, was in pairs]
     return f"peak of the fit in tensors: {texts[0]}; reserved: {texts[1]}"

@@ -203,12 +203,12 @@ def test_a_finding_names_the_line_to_change() -> None:
 
     assert (graph.kind, graph.severity, graph.nbytes) == ("graph", "problem", 3 * MiB)
     assert "`losses.append(loss.item())`" in graph.change
-    assert "3.00 MiB per batch" in graph.what
-    assert "90.00 MiB" in graph.evidence
+    assert "3 MiB per batch" in graph.what
+    assert "90 MiB" in graph.evidence
     assert "`total += loss.item()`" in total.change
     assert (kept.kind, kept.severity) == ("growth", "problem")
     assert (cache.severity, "cache that fills" in cache.evidence) == ("advice", True)
-    assert "1.00 MiB per epoch" in unknown.what
+    assert "1 MiB per epoch" in unknown.what
     assert unknown.severity == "advice"
 
 
@@ -266,7 +266,7 @@ def _change(finding: FitFinding) -> str:
         (
             "cache",
             [
-                "memory grows by 192.50 KiB per batch: `cache` keeps tensors of every batch",
+                "memory grows by 193 KiB per batch: `cache` keeps tensors of every batch",
                 "`learn.feat.acts` keeps 40 autograd graphs",
             ],
         ),

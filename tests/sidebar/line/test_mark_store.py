@@ -106,7 +106,7 @@ def test_a_failed_request_is_a_mark_of_its_own() -> None:
     store.end_cell(NOW + 2, None)
 
     cell, request = store.marks(0)
-    assert (request.kind, request.label, request.t, request.cell) == ("request", "6.00 GiB asked", NOW + 1, 4)
+    assert (request.kind, request.label, request.t, request.cell) == ("request", "6 GiB asked", NOW + 1, 4)
     assert (request.device, request.nbytes, cell.end) == (GPU, 6 * GiB, NOW + 2)
 
 

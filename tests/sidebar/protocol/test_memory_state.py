@@ -255,7 +255,7 @@ def test_a_parked_learner_is_told_once() -> None:
     facts = replace(facts, parked=(ParkedFact("learn", "cuda:0", 5 * MiB, 2), ParkedFact("learn", "cuda:1", 3 * MiB, 2)))
 
     (learn,) = _heap(facts).experiments
-    assert (learn.id, learn.label, learn.state, learn.note) == (None, "learn", "parked", "8.00 MiB parked in host memory")
+    assert (learn.id, learn.label, learn.state, learn.note) == (None, "learn", "parked", "8 MiB parked in host memory")
     assert learn.can == ("unpark",)
     assert learn.summary == "ResNet · Adam · 8 workers"
 
@@ -272,8 +272,7 @@ def test_the_card_of_an_out_of_memory_error() -> None:
     assert oom is not None
     assert oom.title == "Out of memory in In[15]"
     assert oom.sentence == (
-        "It asked cuda:0 for 6.00 GiB when 300.00 MiB were free and 12.00 GiB were allocated; "
-        "afterwards, 1.51 GiB could be allocated."
+        "It asked cuda:0 for 6 GiB when 300 MiB were free and 12 GiB were allocated; afterwards, 1.51 GiB could be allocated."
     )
     assert oom.fixes[0].words.startswith("not enough alone: frees stale memory")
     assert oom.fixes[0].commands == ("%reset_gpu",)
@@ -284,8 +283,8 @@ def test_the_sentence_says_who_pins_what() -> None:
     (device,) = _heap(SCENES["stale"]().facts).devices
 
     assert device.sentence == (
-        "1.69 GiB is free, but live blocks keep it from going back. 1 tensor of Out[9] (614.00 MiB) pins 1.40 GiB: "
-        "Clean stale frees it and gives 2.00 GiB back."
+        "1.69 GiB is free, but live blocks keep it from going back. 1 tensor of Out[9] (614 MiB) pins 1.4 GiB: "
+        "Clean stale frees it and gives 2 GiB back."
     )
     assert not _heap(SCENES["cpu"]().facts).devices
 

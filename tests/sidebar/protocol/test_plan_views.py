@@ -102,7 +102,7 @@ def test_a_parking_can_be_undone() -> None:
     assert "host memory" in view.rows[0].detail
     outcome = Outcome(plan=plan, done=plan.actions, undone=(), realised=plan.promised, extra=0, before=5 * GiB, after=GiB)
     done = outcome_view(outcome, "park", ("learn",))
-    assert (done.sentence, done.undo) == ("Parked 4.10 GiB of 4.10 GiB promised.", ("learn",))
+    assert (done.sentence, done.undo) == ("Parked 4.1 GiB of 4.1 GiB promised.", ("learn",))
 
 
 def test_unparking() -> None:
@@ -117,7 +117,7 @@ def test_unparking() -> None:
     done = unparked_view(
         Unparked(names=("learn",), nbytes=GiB, tensors=8, devices=("cuda:0",), left=(("learn", MiB, "no room"),))
     )
-    assert done.sentence == "Brought 1.00 GiB back to cuda:0. 1.00 MiB is still parked."
+    assert done.sentence == "Brought 1 GiB back to cuda:0. 1 MiB is still parked."
     assert (done.promised, done.realised, done.undone) == (GiB + MiB, GiB, (("learn", "no room"),))
 
 
@@ -141,7 +141,7 @@ def test_the_cache_by_device() -> None:
     assert (counted.rows[0].nbytes, counted.token) == (None, "t")
     doubtful = cache_view(Facts(tracked="cuda", devices=(device, full)), "t")
     assert [(row.label, row.nbytes) for row in doubtful.rows] == [("cuda:0", 30 * MiB), ("cuda:0", None)]
-    assert (doubtful.promised, "1.00 MiB" in doubtful.rows[1].detail) == (30 * MiB, True)
+    assert (doubtful.promised, "1 MiB" in doubtful.rows[1].detail) == (30 * MiB, True)
 
 
 def test_what_emptying_the_cache_gave_back() -> None:
@@ -169,8 +169,7 @@ def test_an_outcome_says_what_is_missing() -> None:
     done = outcome_view(outcome, "clean_stale")
 
     assert done.sentence == (
-        "Freed 1.00 GiB of 3.67 GiB promised, and 5.00 MiB more. Interrupted: the steps below were not done. "
-        "Still held: xb 2.00 GiB."
+        "Freed 1 GiB of 3.67 GiB promised, and 5 MiB more. Interrupted: the steps below were not done. Still held: xb 2 GiB."
     )
     assert (done.promised, done.realised, done.extra, done.undone) == (
         plan.promised,
@@ -206,7 +205,7 @@ def test_stop_workers_stops_workers_and_nothing_else() -> None:
     assert "the next epoch starts new workers" in view.irreversible
     outcome = Outcome(plan=plan, done=plan.actions, undone=(), realised=5 * MiB, extra=0, before=0, after=0, host=3 * MiB)
     done = outcome_view(outcome, "stop_workers")
-    assert done.sentence == "Ended 2 workers; 3.00 MiB of host memory came back. Freed 5.00 MiB of 5.00 MiB promised."
+    assert done.sentence == "Ended 2 workers; 3 MiB of host memory came back. Freed 5 MiB of 5 MiB promised."
 
 
 def test_workers_in_use_are_not_stopped_and_said_to_go_on() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from nbguard.frontend.notebook.magics.grammar import Grammar
     from nbguard.memory.reports.memory_map import MemoryMap
+    from nbguard.memory.simulation.simulation import Simulation
 
 
 def _add_record(options: MagicArgumentParser) -> None:
@@ -91,16 +92,18 @@ WORDS = {
 
 def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
     """Do what the line says, and show the result."""
-    _refuse_simulated(shell, options)
+    simulation = session_of(shell).memory.simulation
     match options.word:
         case "record":
             if options.entries is not None and options.state != "on":
                 grammar.misused("record", "--entries needs record on, as in  %gpumem record on --entries 500000")
-            return show(shell, options, guarded("%gpumem record", _record, options.state, options.entries))
+            return show(shell, options, guarded("%gpumem record", _record, options.state, options.entries, simulation))
         case "snapshot":
             from nbguard.memory.snapshots.save import save_snapshot
 
-            return show(shell, options, guarded("%gpumem snapshot", save_snapshot, _unquoted(options.file)))
+            return show(
+                shell, options, guarded("%gpumem snapshot", save_snapshot, _unquoted(options.file), simulation=simulation)
+            )
         case "load":
             from nbguard.memory.snapshots.report import snapshot_report
 
@@ -112,26 +115,7 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
             before, after = _unquoted(options.before), _unquoted(options.after)
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
         case _:
-            return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options)))
-
-
-def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
-    """Raise UsageError where a line is about the allocator of a GPU while the cells run on a simulated one."""
-    from nbguard.memory.core.advice import MAP, simulate_with
-
-    simulation = session_of(shell).memory.simulation
-    if simulation is None or options.word not in _OF_A_GPU or (options.word == "whatif" and options.file):
-        return
-    size = format_bytes(simulation.figures().capacity)
-    advice = f"run  {MAP.command}  for its segments"
-    if options.word == "whatif":
-        again = simulate_with(size, "expandable_segments:True").command
-        advice = f"run  {again} , or with other settings, then the cells again"
-    raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: {advice}")
-
-
-_OF_A_GPU = ("record", "snapshot", "whatif")
-"""Words about the allocator of a GPU that is in use."""
+            return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options), simulation=simulation))
 
 
 def map_of(file: str) -> MemoryMap:
@@ -141,10 +125,13 @@ def map_of(file: str) -> MemoryMap:
     return snapshot_map(_unquoted(file), _progress())
 
 
-def _record(state: str | None, entries: int | None) -> Any:
+def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
     from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
     from nbguard.memory.core.recording import DEFAULT_ENTRIES
 
+    if simulation is not None:
+        kept = DEFAULT_ENTRIES if entries is None else entries
+        return simulation.recording if state is None else simulation.record(state == "on", kept)
     match state:
         case "on":
             return start(DEFAULT_ENTRIES if entries is None else entries)

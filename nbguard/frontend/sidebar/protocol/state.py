@@ -102,7 +102,7 @@ class TimeMark:
     """A mark on the time axis: a cell, an epoch of a fit, or a request for memory that failed."""
 
     kind: Literal["cell", "epoch", "request"]
-    label: str  # in words: `In[12]`, `epoch 2`, `6.00 GiB asked`
+    label: str  # in words: `In[12]`, `epoch 2`, `6 GiB asked`
     t: float  # it began, or failed
     end: float | None = None  # it ended; None: it goes on
     cell: int | None = None  # number of the cell, or of the one that made the request

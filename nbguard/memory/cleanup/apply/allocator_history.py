@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from nbguard.errors import NbguardError, NoTorchError
-from nbguard.memory.core.recording import DEFAULT_ENTRIES, ENTRY_BYTES, Recording
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.scan.oom.notes import cell_now
 
 _NEEDED = frozenset({"enabled", "context", "stacks", "max_entries"})
@@ -51,8 +51,7 @@ def start(entries: int = DEFAULT_ENTRIES) -> Recording:
         NbguardError: `entries` is no number of entries, or this PyTorch has no such history.
     """
     torch = _torch()
-    if not 1 <= entries <= 10_000_000:
-        raise NbguardError(f"{entries} entries cannot be kept: give 1 to 10,000,000 (each takes some {ENTRY_BYTES} bytes)")
+    check_entries(entries)
     before = recording()
     if before.state in ("on", "theirs"):
         return before

@@ -19,6 +19,7 @@ from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.kept_memory import FreedBytes, note_left_pools
 from nbguard.memory.cleanup.apply.parking import unpark
+from nbguard.memory.cleanup.apply.released_names import tell_released
 from nbguard.memory.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.memory.cleanup.figures import holdings_of
 from nbguard.memory.cleanup.plan.parking import Unparked
@@ -111,6 +112,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
             done.append(action)
     if scanned.facts.tracked == "cuda" and any(action.kind in ("collect", "park") for action in done):  # it emptied the cache
         note_left_pools(_unkept_pools(plan, scanned.facts))
+    tell_released(plan, done, scanned)
     expired = scanned.tracker.expired()
     after = (
         timed_scan(notebook) if _may_have_changed(plan, done, expired, scanned.facts) else _looked_at_once(scanned, notebook)
@@ -226,6 +228,7 @@ def _left(after: Analysis) -> tuple[LeftHolder, ...]:
             nbytes=nbytes,
             what="",
             advice=zero_gradients_of(after.facts, label, nbytes),
+            is_part=True,
         )
         for label, nbytes in idle_gradients(after.facts)
     ]

@@ -15,6 +15,7 @@ from nbguard.memory.core import advice
 from nbguard.memory.core.advice import is_python
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, Graph, Root
 from nbguard.memory.core.finding import Finding
+from nbguard.memory.core.least_shown import least_shown
 from nbguard.memory.core.references.graph import (
     BASE,
     GRADIENT,
@@ -277,11 +278,14 @@ def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) ->
 
 
 def parked_findings(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each name that is parked, with the command that brings it back."""
+    """Yield a finding for each name of which much is parked, with the command that brings it back."""
     by_label: dict[str, int] = {}
     for fact in facts.parked:
         by_label[fact.label] = by_label.get(fact.label, 0) + fact.nbytes
     where = "host memory" if facts.tracked != "cpu" else "files"
+    least = least_shown(sum(storage.nbytes for storage in facts.graph.storages))
     for label, nbytes in by_label.items():
+        if nbytes < least:
+            continue
         back = advice.unpark((label,))
         yield Finding("parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): {back.code} brings it back", back)

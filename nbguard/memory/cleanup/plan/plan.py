@@ -124,6 +124,7 @@ class LeftHolder:
     nbytes: int  # bytes that no other holder has; 0: others have all of them
     what: str  # the object in a few words
     advice: Advice = NONE  # its way out; only the `LEFT_SHOWN` largest have one
+    is_part: bool = False  # its bytes are among those of another holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan
 from nbguard.memory.cleanup.plan.verdict import Verdict
 from nbguard.memory.core import advice
-from nbguard.memory.core.least_shown import least_shown
+from nbguard.memory.core.least_shown import least_of_rows, least_shown
 from nbguard.memory.core.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.render.words import SENTENCE
@@ -177,7 +177,8 @@ def _left(outcome: Outcome) -> Iterator[str]:
 
     They stand in one sentence, which is clipped nowhere: as many as it has room for.
     """
-    large = [holder for holder in outcome.left if holder.nbytes >= least_shown(outcome.after)]
+    least = least_of_rows(holder.nbytes for holder in outcome.left if not holder.is_part)
+    large = [holder for holder in outcome.left if holder.nbytes >= least]
     shown, length = 0, 0
     for holder in large[:LEFT_SHOWN]:
         what = f" ({holder.what})" if holder.what else ""

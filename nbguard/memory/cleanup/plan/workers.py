@@ -14,6 +14,7 @@ from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.finding import Finding
+from nbguard.memory.core.least_shown import least_shown
 from nbguard.memory.core.processes import WorkersFact, pids_text
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
 from nbguard.memory.core.references.shown_paths import WAITING
@@ -165,8 +166,15 @@ def workers_left(facts: Facts, within: set[int] | None) -> Iterator[str]:
 
 
 def idle_workers(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for workers that wait: for the next epoch, or for a `next()` that may never come."""
-    for workers in worker_sets(facts):
+    """Yield a finding for workers that wait: for the next epoch, or for a `next()` that may never come.
+
+    Not for those that are known to have little host memory.
+    """
+    found = list(worker_sets(facts))
+    least = least_shown(sum(workers.fact.host or 0 for workers in found))
+    for workers in found:
+        if workers.fact.host is not None and workers.fact.host < least:
+            continue
         count = len(workers.fact.processes)
         host = "" if workers.fact.host is None else f" ({format_bytes(workers.fact.host)} of host memory)"
         if workers.use == "idle":

@@ -44,7 +44,7 @@ class ModelContents:
 
     @property
     def words(self) -> str:
-        """Return what is in the model: `6.00 MiB parameters, 256.00 MiB in model[0].fc.x: tensors with a graph`."""
+        """Return what is in the model: `6 MiB parameters, 256 MiB in model[0].fc.x: tensors with a graph`."""
         parts = (
             ("parameters", self.parameters),
             ("buffers", self.buffers),

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from nbguard.memory.core.facts import DeviceFacts, Facts, PoolFact, PoolId, Segment
 from nbguard.memory.core.finding import Finding
+from nbguard.memory.core.least_shown import least_shown
 from nbguard.memory.core.segments.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation, left_in_segments
 from nbguard.memory.core.segments.pool_owners import owner_of_pool
-from nbguard.units import MiB, format_bytes
+from nbguard.units import format_bytes
 
 _ONE_NUMBER = 512
 """Bytes of the block of a tensor of one element."""
@@ -143,7 +144,8 @@ def pool_findings(facts: Facts, device: DeviceFacts) -> Iterator[Finding]:
     """Yield a finding for each private pool whose graph or MemPool keeps much memory that no tensor has."""
     segments = device.segments or ()
     held = {storage.address for storage in facts.graph.storages if storage.device == device.device}
-    least = max(MiB, _WORTH_SAYING * sum(segment.total_size for segment in segments))
+    reserved = sum(segment.total_size for segment in segments)
+    least = max(least_shown(reserved), int(_WORTH_SAYING * reserved))
     for pool in dict.fromkeys(segment.pool for segment in segments if segment.is_private):
         of_pool = [segment for segment in segments if segment.pool == pool]
         used = sum(block.size for segment in of_pool for block in segment.blocks if block.address in held)

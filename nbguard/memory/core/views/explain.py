@@ -39,14 +39,16 @@ def why_blocks(why: Why) -> Iterator[Block]:
 def why_sentence(why: Why) -> str:
     """Return the answer in a sentence: what keeps the thing, and the line that lets it go."""
     left = f"{format_bytes(why.nbytes)} of it is still in memory"
+    how = f"released by `{why.released_by}`" if why.released_by else "deleted"
+    gone = f"`{why.name}` was {how} {'after' if why.is_between_cells else 'in'} In[{why.deleted}]"
     if why.deleted is None:
         keepers = _keepers(why) if why.paths else f"None of your names leads to `{why.name}`"
     elif not why.nbytes:
-        return f"`{why.name}` was deleted in In[{why.deleted}], and nothing of it is left in memory."
+        return f"{gone}, and nothing of it is left in memory."
     elif not why.paths:
-        return f"`{why.name}` was deleted in In[{why.deleted}], but {left}, and none of your names leads to it."
+        return f"{gone}, but {left}, and none of your names leads to it."
     else:
-        keepers = f"`{why.name}` was deleted in In[{why.deleted}], but {left}: {_keepers(why)}"
+        keepers = f"{gone}, but {left}: {_keepers(why)}"
     code = ", then ".join(line.code for line in why.release)
     if not code:
         return f"{keepers}{_without_release(why)}."

@@ -76,7 +76,7 @@ def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, i
     left, node = _left_of(analysis, gone, 1, views), _node_of(analysis, gone.ref, alive)
     if node is not None and (left is None or left.notice is None):
         why = explain(facts, gone.name, node, gone.type_name)
-        return with_release(facts, replace(why, deleted=gone.cell))
+        return with_release(facts, _gone_as(why, gone))
     paths, storages = ((), frozenset[int]()) if left is None else (left.paths, left.storages)
     if left is None:  # what waits for the collector, and parts that had names of their own and have them still
         waiting = {n for n, root in enumerate(graph.roots) if root.kind == "garbage"}
@@ -86,7 +86,11 @@ def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, i
         roots = {root for n in storages for root in owners[n] if root in named or root in waiting}
         paths = tuple(paths_to(facts, None, set(storages), roots)[0]) if storages else ()
     nbytes = left.notice.nbytes if left is not None and left.notice is not None else nbytes_of(graph, storages)
-    return with_release(facts, Why(name=gone.name, what=gone.type_name, nbytes=nbytes, paths=paths, deleted=gone.cell))
+    return with_release(facts, _gone_as(Why(name=gone.name, what=gone.type_name, nbytes=nbytes, paths=paths), gone))
+
+
+def _gone_as(why: Why, gone: Departure) -> Why:
+    return replace(why, deleted=gone.cell, released_by=gone.released_by, is_between_cells=gone.is_between_cells)
 
 
 def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> _Left | None:

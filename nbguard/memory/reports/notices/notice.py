@@ -31,12 +31,14 @@ class Departure:
     ref: int  # id of the object that it was bound to; 0: that object is gone, and parts of it are left
     type_name: str  # class of the object
     bound: int | None  # number of the cell that had bound the name
-    cell: int  # number of the cell that deleted it or bound it anew
+    cell: int  # number of the cell that deleted it or bound it anew, or of the last one before a cleanup between cells
     is_rebound: bool  # the name has another object now
     storages: frozenset[StorageKey]  # that it led to and that are alive
     nbytes: int  # of these storages
     alias_of: str = ""  # name by whose parts it had been bound, `m = learn.model`; empty: it was bound to something new
     named: frozenset[int] = frozenset()  # ids of the objects behind it that had names of their own
+    released_by: str = ""  # command of the cleanup that deleted it; empty: code of the user's did
+    is_between_cells: bool = False  # it went after the cell `cell`, by a cleanup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from nbguard.training.profiler.record.batch_position import Bodies, Body
 from nbguard.training.profiler.record.on_line import CallsOnLines
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.units import format_time
 
 _ENOUGH = 3
 _LOOP = 16
@@ -100,7 +101,7 @@ def _copied(site: SyncSite, batches: int, step: int | None, gainable: int | None
         kind="copy",
         severity="advice" if is_worth_it else "note",
         what=f"{site.where} copies the same tensor to the GPU in every batch",
-        evidence=f"{site.calls} times in {batches} training batches; {time / 1e6:.2f} ms per batch",
+        evidence=f"{site.calls} times in {batches} training batches; {format_time(time)} per batch",
         change="copy it once, before the loop; if it belongs to a model, `register_buffer` makes it move with the model",
         time=lost,
     )
@@ -115,7 +116,7 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
     if time is None:
         evidence += "; where the tensor is on a GPU, each waits for it"
     else:
-        evidence += f"; {time / 1e6:.2f} ms per batch are waited there"
+        evidence += f"; {format_time(time)} per batch are waited there"
     if set(site.methods) == {"synchronize"}:
         change = "remove the call, because a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
     elif is_emptying:

@@ -180,4 +180,4 @@ def overhead_sentence(overhead: Overhead) -> str:
     """Return the cost of the profile itself in words."""
     marks = f"{overhead.marks:,} marks of {format_time(overhead.per_mark)}"
     looked = f" and {format_time(overhead.watching)} of sampling" if overhead.watching else ""
-    return f"itself took {100 * overhead.share:.2f} % of the wall time, by its own measurement ({marks}{looked})"
+    return f"itself took {100 * overhead.share:.3g} % of the wall time, by its own measurement ({marks}{looked})"
