@@ -55,8 +55,6 @@ def doctor(options: argparse.Namespace) -> int:
     from nbguard.doctor.diagnose import diagnose
     from nbguard.doctor.diagnose_launch import diagnose_launch
     from nbguard.doctor.target import import_torch
-    from nbguard.memory import advice
-    from nbguard.render.in_calls import in_calls
 
     if options.target and ":" not in options.target:
         raise NbguardError(
@@ -74,13 +72,10 @@ def doctor(options: argparse.Namespace) -> int:
         if made is not None and made.stopped:
             note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
-        target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
-        checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
-        diagnosis = replace(diagnosis, checks=tuple(checks))
     if options.json:
         show_json(diagnosis.to_data())
     else:
-        show_blocks(in_calls(diagnosis.blocks(whole=options.all)))
+        show_blocks(diagnosis.blocks(whole=options.all), where="terminal")
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import RunRecordError
+from nbguard.memory.advice import record_run
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
@@ -49,6 +50,6 @@ def ingredients_of(obj: Any, optimizer: Any = None, loaders: Sequence[Any] | Any
     torch: Any = sys.modules.get("torch")
     if torch is None or torch.nn.Module not in mro_of(type(obj)):
         raise RunRecordError(
-            f"this {name_of(type(obj))} is neither a Learner nor a model: name one, as in  %nbguard record learn"
+            f"this {name_of(type(obj))} is neither a Learner nor a model: name one, as in  " + record_run().command
         )
     return Ingredients(model=obj, optimizer=optimizer, loaders=given)

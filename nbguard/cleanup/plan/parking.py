@@ -209,7 +209,7 @@ def _needed(names: list[str], targets: Iterable[str]) -> str:
     how = "both" if len(names) == 1 else "all"
     if not all(map(is_python, names)):
         return f"{', '.join(names)} {'needs' if len(names) == 1 else 'need'} it too"
-    return f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} it too (park {how}, {line.code}, or neither)"
+    return f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} it too (park {how}, " + line.code + ", or neither)"
 
 
 def _in_wrappers(graph: Graph) -> dict[int, str]:
@@ -239,7 +239,7 @@ def _in_private_pools(facts: Facts) -> dict[int, str]:
 def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action:
     parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _parts(facts.graph, nodes, moved))
     where = "host memory" if facts.tracked != "cpu" else "a file, as there is no GPU here"
-    detail = f"{parts} → {where}; {advice.unpark((text,)).code} brings it back"
+    detail = f"{parts} → {where}; " + advice.unpark((text,)).code + " brings it back"
     return Action(
         kind="park",
         subject=text,
@@ -284,4 +284,6 @@ def parked_findings(facts: Facts) -> Iterator[Finding]:
     where = "host memory" if facts.tracked != "cpu" else "files"
     for label, nbytes in by_label.items():
         back = advice.unpark((label,))
-        yield Finding("parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): {back.code} brings it back", back)
+        yield Finding(
+            "parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): " + back.code + " brings it back", back
+        )

@@ -10,7 +10,7 @@ from nbguard.doctor.analysis.environment import EnvironmentFacts
 from nbguard.memory.advice import diagnose
 from nbguard.units import HALF_ROUNDS_TO_ZERO, counted, format_bytes
 
-_NOTHING = f"no Learner was given: {diagnose().code}"
+_NOTHING = "no Learner was given: " + diagnose().code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

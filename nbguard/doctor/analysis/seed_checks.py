@@ -9,6 +9,7 @@ from nbguard.doctor.analysis.deterministic import Mode
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.memory.advice import make_deterministic
 from nbguard.runs.analysis.cell_seeds import CellCall, CellSeeds
+from nbguard.texts import before_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +141,6 @@ def _hash_seed(switches: SwitchStates) -> Check:
         severity="note",
         what="the order of a set of strings differs in each kernel",
         evidence="PYTHONHASHSEED is not set; a vocabulary or a list of labels made from a set differs",
-        command="export PYTHONHASHSEED=0   # before Jupyter starts: Python reads it only then",
+        command="export PYTHONHASHSEED=0   # " + before_start() + ": Python reads it only then",
     )
     return checked("determinism", "hash seed", "not set", finding)

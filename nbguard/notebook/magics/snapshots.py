@@ -123,11 +123,11 @@ def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
     if simulation is None or options.word not in _OF_A_GPU or (options.word == "whatif" and options.file):
         return
     size = format_bytes(simulation.figures().capacity)
-    advice = f"run  {MAP.command}  for its segments"
+    advice = "run  " + MAP.command + "  for its segments"
     if options.word == "whatif":
         again = simulate_with(size, "expandable_segments:True").command
-        advice = f"run  {again} , or with other settings, then the cells again"
-    raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: {advice}")
+        advice = "run  " + again + " , or with other settings, then the cells again"
+    raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: " + advice)
 
 
 _OF_A_GPU = ("record", "snapshot", "whatif")
