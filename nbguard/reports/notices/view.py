@@ -93,7 +93,7 @@ def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
 
 def _holders(notice: Notice) -> str:
     first, *others = notice.holders
-    cell = "" if notice.holder_cell is None or first.startswith("Out[") else f" (In[{notice.holder_cell}])"
+    cell = "" if notice.holder_cell is None or notice.holder_kind == "out" else f" (In[{notice.holder_cell}])"
     cell = cell if notice.registered == 1 else f"{cell[:-1] or ' ('}{', ' if cell else ''}{notice.registered} times)"
     text = _quoted(first) + cell
     return f"{text} and {len(others)} more" if len(others) > 1 else f"{text} and {_quoted(others[0])}" if others else text
