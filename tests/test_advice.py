@@ -28,7 +28,6 @@ GIVEN = {
     "label": "Out[3]",
     "path": "finalizers[2]",
     "batch": "xb",
-    "variable": "run",
 }
 """What a maker is given, by the name of its parameter; the other parameters that it needs are of lines of Python."""
 ONLY_MAGICS = {

@@ -14,6 +14,7 @@ from nbguard.cli.terminal import show, show_blocks, show_json, show_result
 from nbguard.errors import NbguardError
 from nbguard.files import open_file, unreadable
 from nbguard.spelling import did_you_mean
+from nbguard.texts import form
 
 if TYPE_CHECKING:
     from nbguard.prediction.code.target import Made
@@ -72,6 +73,8 @@ def doctor(options: argparse.Namespace) -> int:
         if made is not None and made.stopped:
             note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
+        checks = (replace(each, evidence=form(each.evidence, "terminal")) for each in diagnosis.checks)
+        diagnosis = replace(diagnosis, checks=tuple(checks))
     if options.json:
         show_json(diagnosis.to_data())
     else:

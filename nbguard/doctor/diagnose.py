@@ -93,7 +93,7 @@ def _environment(subject: TrialSubject | None, facts: EnvironmentFacts) -> tuple
     return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(settings, facts))
 
 
-_NOTHING = "no Learner or model was given: " + advice.diagnose().code
+_NOTHING = "no Learner or model was given: " + advice.NAME_ONE
 
 
 def _determinism(

@@ -351,6 +351,10 @@ def diagnose(name: str = "learn", batch: str = "") -> Advice:
     )
 
 
+NAME_ONE = Text(diagnose().code, f"`{diagnose().call}`", f"name one, as in  {diagnose().terminal}")
+"""The end of a sentence that says that nothing was given to try."""
+
+
 def make_deterministic(name: str = "", *, warn_only: bool = False) -> Advice:
     """Return the advice that seeds everything and switches to deterministic algorithms."""
     words = [_SWITCH, "fix determinism", name, "--warn-only" if warn_only else ""]
@@ -374,14 +378,9 @@ def repair_export(name: str, batch: str = "") -> Advice:
     return Advice(command=f"{_SWITCH} fix export {name}{given}", call=call, effect="makes a copy that exports")
 
 
-def record_run(variable: str = "") -> Advice:
-    """Return the advice that writes the record of a run, as `variable` if one is named."""
-    call = f"{variable} = {_call('run_record', (), 'learn')}" if variable else _call("run_record", (), "learn")
-    given = f" -o {variable}" if variable else ""
-    return Advice(command=f"{_SWITCH} record learn{given}", call=call, effect="writes what the run was made of")
-
-
-SAVE_RECORD = Advice(command=f"{_SWITCH} record learn --save run.json", effect="writes what the run was made of to a file")
+RECORD_RUN = Advice(command=f"{_SWITCH} record learn", call="nbguard.run_record(learn)", effect="records the run")
+RECORD_RUN_AS = Advice(command=f"{_SWITCH} record learn -o run", call=f"run = {RECORD_RUN.call}", effect="keeps its record")
+SAVE_RECORD = Advice(command=f"{_SWITCH} record learn --save run.json", effect="writes its record to a file")
 
 
 def repair_nan(name: str = "", rest: str = "") -> Advice:

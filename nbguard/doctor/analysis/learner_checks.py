@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.environment import EnvironmentFacts
-from nbguard.memory.advice import diagnose
+from nbguard.memory.advice import NAME_ONE
 from nbguard.units import HALF_ROUNDS_TO_ZERO, counted, format_bytes
 
-_NOTHING = "no Learner was given: " + diagnose().code
+_NOTHING = "no Learner was given: " + NAME_ONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
