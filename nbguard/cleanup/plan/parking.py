@@ -30,6 +30,7 @@ from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owner
 from nbguard.memory.segments.pools import doubtful_pools, given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
+from nbguard.texts import joined
 from nbguard.units import format_bytes
 
 _Reason = TypeVar("_Reason")
@@ -85,7 +86,7 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     if not actions:
         raise TargetError(_nothing(facts, [target.text for target in targets], skipped))
     storages = frozenset(taken)
-    words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: {reason}" for reason, numbers in skipped.items())
+    words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: " + reason for reason, numbers in skipped.items())
     promised = nbytes_of(graph, storages)
     back = given_back(facts, storages)
     return Plan(
@@ -268,9 +269,10 @@ def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str
 
 def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) -> str:
     names = " ".join(texts)
-    reasons = "; ".join(f"{format_bytes(nbytes_of(facts.graph, numbers))}: {reason}" for reason, numbers in skipped.items())
+    amounts = {reason: format_bytes(nbytes_of(facts.graph, numbers)) for reason, numbers in skipped.items()}
+    reasons = joined("; ", (f"{nbytes}: " + reason for reason, nbytes in amounts.items()))
     if reasons:
-        return f"{names} cannot be parked. {reasons}"
+        return f"{names} cannot be parked. " + reasons
     parked = ", ".join(dict.fromkeys(fact.label for fact in facts.parked))
     hint = f"; parked now: {parked}" if parked else ""
     return f"{names} holds no memory of {facts.tracked} that could be parked{hint}"
