@@ -41,7 +41,7 @@ def _watched(text: Text, form: str) -> str:
     return format(str(text), form)
 
 
-Text.__format__ = _watched  # type: ignore[method-assign]
+Text.__format__ = _watched  # type: ignore[method-assign, assignment]
 
 
 _OTHERS = ("torchinductor_", "matplotlib-", "playwright", ".org.chromium", "org.chromium", ".com.google", "com.google", "snap")
