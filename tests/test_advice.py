@@ -14,8 +14,8 @@ import pytest
 
 import nbguard
 from nbguard.errors import TargetError
-from nbguard.memory import advice
-from nbguard.memory.advice import Advice
+from nbguard.memory.core import advice
+from nbguard.memory.core.advice import Advice
 from nbguard.render.blocks import Line, Table, TableRow
 from nbguard.render.html import blocks_html
 from nbguard.render.text import blocks_text

@@ -176,7 +176,7 @@ def test_commands_are_made_in_one_module() -> None:
     for module, tree in sources().items():
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):
-            if module == "nbguard.memory.advice" or module.startswith("nbguard.notebook.") or id(node) in prose:
+            if module == "nbguard.memory.core.advice" or module.startswith("nbguard.frontend.notebook.") or id(node) in prose:
                 continue
             text = node.value if isinstance(node, ast.Constant) and type(node.value) is str else ""
             is_name = text.startswith("<") or text == "%reset_gpu"  # of code that a cleanup compiles, or a placeholder
@@ -215,8 +215,8 @@ def test_no_test_makes_tensors_when_it_is_imported() -> None:
 def test_commands_are_made_in_one_place() -> None:
     """A magic, or its option, in a sentence elsewhere would be shown where there are no magics. Only a notebook may say one."""
     said = re.compile(r"%(?:gpumem|reset_gpu|nbguard|%?profile_fit)\b|-n shows more|Jupyter starts")
-    makers = {"nbguard.memory.advice", "nbguard.texts"}
-    rooms = ("nbguard.notebook", "nbguard.cli")  # of a terminal, which names files that magics have written
+    makers = {"nbguard.memory.core.advice", "nbguard.texts"}
+    rooms = ("nbguard.frontend.notebook", "nbguard.frontend.cli")  # of a terminal, which names files that magics have written
     docstrings = {id(node.value) for _, node in nodes(ast.Expr) if isinstance(node, ast.Expr)}
     found = {
         (module, node.value)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.notebook.magics.profile_fit import as_line
-from nbguard.prediction.predict import predict, predict_cell
+from nbguard.frontend.notebook.magics.profile_fit import as_line
+from nbguard.training.prediction.predict import predict, predict_cell
 from tests.prediction.fits import make
 
 LOOP = """
