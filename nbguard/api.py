@@ -142,9 +142,13 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
             return number
     if graph.rest is not None:
         raise TargetError(
-            f"{name} was not scanned, as part of a long autograd graph, or of very many tensors (see {advice.REPORT.command})"
+            f"{name} was not scanned, as part of a long autograd graph, or of very many tensors (see "
+            + advice.REPORT.command
+            + ")"
         )
-    raise TargetError(f"{name} leads to no tensor, model or loader on {tracked} ({advice.REPORT.command} lists names that do)")
+    raise TargetError(
+        f"{name} leads to no tensor, model or loader on {tracked} (" + advice.REPORT.command + " lists names that do)"
+    )
 
 
 def plan(

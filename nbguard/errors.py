@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbguard.calls import as_calls, has_magics
 from nbguard.printable import printable
+from nbguard.texts import form, here
 
 _MOST = 160
 """Characters of a message of somebody else's."""
@@ -16,8 +16,8 @@ class NbguardError(Exception):
     """
 
     def __str__(self) -> str:
-        message = printable(super().__str__())
-        return message if has_magics() else as_calls(message)
+        said = self.args[0] if len(self.args) == 1 and isinstance(self.args[0], str) else super().__str__()
+        return printable(form(said, here()))
 
 
 class TargetError(NbguardError, ValueError):

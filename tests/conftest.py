@@ -6,17 +6,22 @@ import multiprocessing.util
 import os
 import re
 import shutil
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from nbguard.texts import Text
 from tests import frozen, write_audit
 from tests.advice import follow_printed
 from tests.kernels import FASTAI, Kernel, Zygote
 from tests.thorough import examples
+
+PACKAGE = Path(__file__).parents[1] / "nbguard"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: tests run beside each other as it is
 
@@ -26,6 +31,17 @@ pytest_plugins = ["tests.fake_cuda.plugin"]
 settings.register_profile("same", derandomize=True, deadline=None, max_examples=examples(200))
 settings.register_profile("other", deadline=None, max_examples=examples(200))  # --hypothesis-profile=other: other examples
 settings.load_profile("same")
+
+
+def _watched(text: Text, form: str) -> str:
+    """Return a text in a sentence; warn where it is one of nbguard's: the f-string drops the call that stands for the magic."""
+    asking = sys._getframe(1).f_code.co_filename
+    if Path(asking).is_relative_to(PACKAGE):
+        warnings.warn(f"add {str(text)!r} with + or nbguard.texts.joined", RuntimeWarning, stacklevel=2)
+    return format(str(text), form)
+
+
+Text.__format__ = _watched  # type: ignore[method-assign, assignment]
 
 
 _OTHERS = ("torchinductor_", "matplotlib-", "playwright", ".org.chromium", "org.chromium", ".com.google", "com.google", "snap")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ LARGE_FOLDERS: frozenset[str] = frozenset()
 
 CIRCLES: frozenset[str] = frozenset()
 """Modules that import each other, the names of one circle joined by " <-> "."""
+
+NO_ADVICE = frozenset({"<%reset_gpu>", "<released by %reset_gpu: "})
+"""Texts with the name of a magic that nobody is told to run: the file of a compiled line, the `repr` of a stand-in."""
 
 UNTESTED_ROOMS = frozenset({"cells", "notebook"})
 """Rooms without a folder of tests of the same name: tests/kernel has theirs, in real kernels."""
@@ -207,3 +211,19 @@ def test_no_test_makes_tensors_when_it_is_imported() -> None:
                 strays.append(f"{file.relative_to(ROOT)}:{call.lineno} {name}")
 
     assert strays == []
+
+
+def test_commands_are_made_in_one_place() -> None:
+    """A magic, or its option, in a sentence elsewhere would be shown where there are no magics. Only a notebook may say one."""
+    said = re.compile(r"%(?:gpumem|reset_gpu|nbguard|%?profile_fit)\b|-n shows more|Jupyter starts")
+    makers = {"nbguard.memory.core.advice", "nbguard.texts"}
+    rooms = ("nbguard.frontend.notebook", "nbguard.frontend.cli")  # of a terminal, which names files that magics have written
+    docstrings = {id(node.value) for _, node in nodes(ast.Expr) if isinstance(node, ast.Expr)}
+    found = {
+        (module, node.value)
+        for module, node in nodes(ast.Constant)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if said.search(node.value) and module not in makers and not module.startswith(rooms)
+    }
+
+    assert {text for _, text in found} == NO_ADVICE, found

@@ -5,12 +5,13 @@ A back end (`text`, `html`) knows the blocks and no result; a result's view know
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 from nbguard.render.markup import Html
 from nbguard.render.words import NAME
+from nbguard.texts import Host, Text, form
 
 Tone: TypeAlias = Literal["plain", "dim", "strong"]
 
@@ -153,3 +154,18 @@ class Fold:
 
 
 Block: TypeAlias = "Head | Section | Title | Line | FactLines | Table | Bar | Listing | Points | Picture | Fold"
+
+
+def said(blocks: Iterable[Block], where: Host) -> Iterator[Block]:
+    """Yield blocks as they are said to a host; their texts are plain strings then."""
+    return (_said(block, where) for block in blocks)
+
+
+def _said(shown: Any, where: Host) -> Any:
+    if isinstance(shown, Text):
+        return form(shown, where)
+    if isinstance(shown, tuple):
+        return tuple(_said(each, where) for each in shown)
+    if is_dataclass(shown) and not isinstance(shown, type):
+        return replace(shown, **{each.name: _said(getattr(shown, each.name), where) for each in fields(shown)})
+    return shown

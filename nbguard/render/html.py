@@ -23,19 +23,21 @@ from nbguard.render.blocks import (
     TableRow,
     Title,
     Tone,
+    said,
 )
 from nbguard.render.markup import Html, join, style_sheet, tag, with_code
 from nbguard.render.tables import Columns, shown_columns
 from nbguard.render.words import NAME, clean
+from nbguard.texts import Host
 
 _CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 _STYLE = style_sheet(_CSS)
 _COLOUR = re.compile(r"--\w+: #\w+;")
 
 
-def blocks_html(blocks: Iterable[Block], label: str) -> Html:
-    """Return blocks as a whole result; `label` names it for readers who cannot see it."""
-    body = join(map(_block, blocks))
+def blocks_html(blocks: Iterable[Block], label: str, where: Host = "notebook") -> Html:
+    """Return blocks as a whole result for a host; `label` names it for readers who cannot see it."""
+    body = join(map(_block, said(blocks, where)))
     return join((_STYLE, tag("div", body, class_="nbguard", role="region", aria_label=label)))
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nbguard.render.blocks import Block
+    from nbguard.texts import Host
 
 SCHEMA = 1
 """The number of the schemas of all results in JSON."""
@@ -43,14 +44,13 @@ class Result:
 
     def mimebundle(self, **options: int | None) -> dict[str, str]:
         """Return the result as {'text/plain': ..., 'text/html': ...}; `options` as in `blocks`."""
-        return _bundle(self.blocks(**options), self.label)
+        return _bundle(self.blocks(**options), self.label, "notebook")
 
     def shown(self) -> dict[str, str]:
         """Return the same as the host at hand shows it: where there are no magics, with calls of Python for commands."""
-        from nbguard.calls import has_magics
-        from nbguard.render.in_calls import in_calls
+        from nbguard.texts import here
 
-        return self.mimebundle() if has_magics() else _bundle(in_calls(self.blocks()), self.label)
+        return _bundle(self.blocks(), self.label, here())
 
     def json_bundle(self) -> dict[str, Any]:
         """Return the result as {'text/plain': JSON text, 'application/json': data}."""
@@ -78,9 +78,9 @@ class Result:
         return (bundle, metadata) if metadata else bundle
 
 
-def _bundle(blocks: Iterable[Block], label: str) -> dict[str, str]:
+def _bundle(blocks: Iterable[Block], label: str, where: Host) -> dict[str, str]:
     from nbguard.render.html import blocks_html
     from nbguard.render.text import blocks_text
 
     shown = tuple(blocks)
-    return {"text/plain": blocks_text(shown), "text/html": str(blocks_html(shown, label))}
+    return {"text/plain": blocks_text(shown, where), "text/html": str(blocks_html(shown, label, where))}

@@ -20,9 +20,11 @@ from nbguard.render.blocks import (
     Section,
     Table,
     Title,
+    said,
 )
 from nbguard.render.tables import shown_columns
 from nbguard.render.words import NAME, clean
+from nbguard.texts import Host
 
 _WORD = 11
 """Characters of the word before a fact; the sentences stand below one another."""
@@ -30,14 +32,14 @@ _BAR = 72
 """Characters of a bar."""
 
 
-def blocks_text(blocks: Iterable[Block]) -> str:
-    """Return blocks as text: sentences and short lists stand close together, tables and long lists apart.
+def blocks_text(blocks: Iterable[Block], where: Host = "notebook") -> str:
+    """Return blocks as text for a host: sentences and short lists stand close together, tables and long lists apart.
 
     Each line can be printed, whatever the blocks quote.
     """
     lines: list[str] = []
     before: Block | None = None
-    for block in blocks:
+    for block in said(blocks, where):
         shown = block.brief if isinstance(block, Table) and block.brief is not None else block
         new = [printable(line).replace("`", "").rstrip() for line in _lines(shown)]
         if not new:

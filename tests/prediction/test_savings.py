@@ -182,7 +182,7 @@ def test_a_loss_in_parts_is_the_whole_loss() -> None:
 def test_the_largest_batch_after_a_change_is_searched_for_where_both_are_asked() -> None:
     tracer = tracer_of(LearnerSource.of(make("mlp", "cpu", 8, items=(400, 8)), None), "650MiB")
     endless = tracer.endless(None)
-    [sgd] = savings(tracer, None, endless, (2, 13), only=("SGD",), largest=True)
+    [sgd] = savings(tracer, None, endless, (2, 13), is_wanted=lambda change: change.name.startswith("SGD"), largest=True)
     before = largest_batch(tracer, endless)
 
     assert sgd.largest is not None

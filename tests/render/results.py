@@ -217,7 +217,9 @@ EXAMPLES: tuple[Result, ...] = (
         (DeviceDiff(device="cuda:0", allocated=_CHANGE, reserved=_CHANGE, holders=(_CHANGE,), pools=()),),
         ("no names",),
     ),
-    WhatIfs("run.pickle", (what_if(_snapshot(), 0, ["expandable_segments:True"]),), ("`%reset_gpu x` frees 1 B",)),
+    WhatIfs(
+        "run.pickle", (what_if(_snapshot(), 0, ["expandable_segments:True"]),), (release_names(["x"]).code + " frees 1 B",)
+    ),
     what_if(_snapshot(), 0, ["expandable_segments:True"], capacity=1024),
     replace(replay(_snapshot())[0], first_difference=Difference(1, ("alloc", 512, 512, 0), ("alloc", 1024, 512, 0))),
     FileReplay("run.pickle", replay(_snapshot())),

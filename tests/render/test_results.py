@@ -37,7 +37,7 @@ def test_every_result_in_the_package_has_an_example() -> None:
 
 @pytest.mark.parametrize("result", _by_kind)
 def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbguard.calls.has_magics", lambda: True)
+    monkeypatch.setattr("nbguard.texts.running_shell", object)
     data, _ = DisplayFormatter().format(result)
 
     assert data == result.mimebundle()

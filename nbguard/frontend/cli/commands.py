@@ -14,6 +14,7 @@ from nbguard.files import open_file, unreadable
 from nbguard.frontend.cli.progress import shown_stages
 from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result
 from nbguard.spelling import did_you_mean
+from nbguard.texts import form
 
 if TYPE_CHECKING:
     from nbguard.training.prediction.code.target import Made
@@ -51,8 +52,6 @@ def predict(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
-    from nbguard.memory.core import advice
-    from nbguard.render.in_calls import in_calls
     from nbguard.training.doctor.analysis.diagnosis import chosen
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.diagnose_launch import diagnose_launch
@@ -74,13 +73,12 @@ def doctor(options: argparse.Namespace) -> int:
         if made is not None and made.stopped:
             note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
-        target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
-        checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
+        checks = (replace(each, evidence=form(each.evidence, "terminal")) for each in diagnosis.checks)
         diagnosis = replace(diagnosis, checks=tuple(checks))
     if options.json:
         show_json(diagnosis.to_data())
     else:
-        show_blocks(in_calls(diagnosis.blocks(whole=options.all)))
+        show_blocks(diagnosis.blocks(whole=options.all), where="terminal")
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 
 

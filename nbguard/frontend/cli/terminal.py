@@ -10,6 +10,7 @@ from typing import Any
 from nbguard.printable import printable
 from nbguard.render.blocks import Block
 from nbguard.render.result import Result
+from nbguard.texts import Host
 
 
 def show(text: str, end: str = "\n") -> None:
@@ -22,11 +23,11 @@ def show_json(data: Any) -> None:
     show(json.dumps(data))
 
 
-def show_blocks(blocks: Iterable[Block], end: str = "\n") -> None:
+def show_blocks(blocks: Iterable[Block], end: str = "\n", where: Host = "notebook") -> None:
     """Print blocks as text."""
     from nbguard.render.text import blocks_text
 
-    show(blocks_text(blocks), end)
+    show(blocks_text(blocks, where), end)
 
 
 def show_result(result: Result, *, as_json: bool, **details: int) -> None:

@@ -11,11 +11,14 @@ from nbguard.errors import NbguardError
 from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
-    from nbguard.training.prediction.prediction import Saving
-    from nbguard.training.profiler.analysis.report import FitReport, Remedy
+    from nbguard.training.prediction.prediction import ChangeKind, Saving
+    from nbguard.training.prediction.savings.change import Change
+    from nbguard.training.profiler.analysis.report import FitReport, Remedy, RemedyKind
 
-_FORESEEN = {"smaller batch, gradient accumulation": "gradients of 2 batches", "checkpointing": "checkpoints of "}
-"""Names of remedies, and the beginning of the name of the change that is traced for each."""
+_FORESEEN: dict[RemedyKind, ChangeKind] = {"smaller batch": "accumulation", "checkpointing": "checkpoints"}
+"""The change that is traced for each remedy."""
+_PARTS = 2
+"""Batches into which one is cut, as the remedy says."""
 
 
 def with_foreseen_bytes(report: FitReport, source: str, namespace: dict[str, Any], seconds: float) -> FitReport:
@@ -27,7 +30,7 @@ def with_foreseen_bytes(report: FitReport, source: str, namespace: dict[str, Any
         namespace: the user's names.
         seconds: after which no trace is begun any more.
     """
-    if not any(remedy.name in _FORESEEN for remedy in report.remedies):
+    if not any(remedy.kind in _FORESEEN for remedy in report.remedies):
         return report
     try:
         before, savings = _savings(source, namespace, seconds)
@@ -51,12 +54,16 @@ def _savings(source: str, namespace: dict[str, Any], seconds: float) -> tuple[in
     tracer = replace(tracer_of(fits[0].source, code=fits[0].code), until=time.monotonic() + seconds)
     endless = tracer.endless(None)
     version = parse_version(str(torch.__version__))
-    return endless.peak_allocated, savings(tracer, None, endless, version, only=tuple(_FORESEEN.values()))
+    return endless.peak_allocated, savings(tracer, None, endless, version, is_wanted=_is_asked_for)
+
+
+def _is_asked_for(change: Change) -> bool:
+    return change.kind == "checkpoints" or (change.kind == "accumulation" and change.parts == _PARTS)
 
 
 def _with_bytes(remedy: Remedy, before: int, savings: Iterable[Saving]) -> Remedy:
-    beginning = _FORESEEN.get(remedy.name)
-    saving = next((each for each in savings if beginning and each.name.startswith(beginning)), None)
+    kind = _FORESEEN.get(remedy.kind)
+    saving = next((each for each in savings if kind and each.kind == kind), None)
     if saving is None or saving.peak_allocated >= before:
         return remedy
     saved = before - saving.peak_allocated

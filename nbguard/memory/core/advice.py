@@ -1,10 +1,15 @@
-"""Advice: one line to run, what it does, and the bytes that it gives back. Every command that nbguard prints is made here."""
+"""Advice: one line to run, what it does, and the bytes that it gives back. Every command that nbguard prints is made here.
+
+It has both its forms: the magic, and the call of Python that does the same where there are no magics.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from nbguard.texts import Text
 
 _RESET = "%reset_gpu"
 _REPORT = "%gpumem"
@@ -16,6 +21,13 @@ class Advice:
     """One line to run in a cell. Without a command there is none that lets the memory go, and `effect` may say why."""
 
     command: str  # runs as it stands; empty: there is none
+    call: str = field(default="", compare=False, metadata={"json": False})
+    """The same in Python without magics; empty: the command is Python already, or a thing that only the magic does.
+
+    `command` has it, too, and so has every sentence that it is added to.
+    """
+
+    terminal: str = field(default="", compare=False, metadata={"json": False})  # nbguard's own command, where it has one
     effect: str = ""  # in a few words
     frees: int | None = None  # bytes of tensors that it gives back as things stand; None: it frees none, or it is not known
     targets: tuple[str, ...] = field(default=(), metadata={"json": False})  # what a cleanup is told to delete
@@ -25,10 +37,14 @@ class Advice:
     is_own: bool = field(default=False, compare=False, metadata={"json": False})  # a method of the thing's that empties it
     ends: str = field(default="", compare=False, metadata={"json": False})  # label of the root that it takes away
 
+    def __post_init__(self) -> None:
+        if self.call:
+            object.__setattr__(self, "command", Text(str(self.command), self.call, self.terminal or None))
+
     @property
     def code(self) -> str:
-        """Return the command as code in a sentence; empty where there is none."""
-        return f"`{self.command}`" if self.command else ""
+        """Return the command as code in a sentence, to be added to it; empty where there is none."""
+        return "`" + self.command + "`" if self.command else ""
 
     @property
     def is_code(self) -> bool:
@@ -44,6 +60,12 @@ def is_python(text: str) -> bool:
         return False
 
 
+def _call(function: str, names: Sequence[str] = (), *arguments: str) -> str:
+    """Return a call of the API; names are strings in it, the other arguments stand as they are."""
+    texts = (repr(name) if '"' in name else f'"{name}"' for name in names)
+    return f"nbguard.{function}({', '.join((*texts, *arguments))})"
+
+
 NONE = Advice(command="")
 ONLY_WITH_KERNEL = Advice(
     command="", effect="freed only with the kernel; C++ or one of Python's tables keeps it, and no line removes it"
@@ -57,7 +79,7 @@ ONLY_WITH_THREAD = Advice(command="", effect="freed when the thread ends")
 
 def release_stale(frees: int | None = None) -> Advice:
     """Return the advice that frees all that is stale."""
-    return Advice(command=_RESET, effect="frees all stale memory", frees=frees)
+    return Advice(command=_RESET, call=_call("release"), effect="frees all stale memory", frees=frees)
 
 
 def release_stale_of_engines(frees: int | None = None) -> Advice:
@@ -73,6 +95,7 @@ def release_names(names: Sequence[str], frees: int | None = None, *, has_caches:
     emptied = ", empties the caches that have them" if has_caches else ""
     return Advice(
         command=f"{_RESET} {' '.join(names)}{' --caches' if has_caches else ''}",
+        call=_call("release", names, *["caches=True"] * has_caches),
         effect=f"deletes {', '.join(names)}{emptied} and frees their memory",
         frees=frees,
         targets=tuple(names),
@@ -87,42 +110,45 @@ def delete_name(name: str) -> Advice:
 def let_go(paths: Sequence[str], frees: int | None = None) -> Advice:
     """Return the advice that takes the last reference on each path away: an entry goes, an attribute becomes None."""
     effect = f"takes {', '.join(paths)} away and frees its memory"
-    return Advice(command=f"{_RESET} {' '.join(paths)}", effect=effect, frees=frees, targets=tuple(paths))
+    call = _call("release", paths)
+    return Advice(command=f"{_RESET} {' '.join(paths)}", call=call, effect=effect, frees=frees, targets=tuple(paths))
 
 
 def unregister(label: str) -> Advice:
     """Return the advice that takes a function off the list of those which run when the process ends, by its label."""
     effect = "unregisters it as `atexit.unregister` does: it no longer runs"
-    return Advice(command=f"{_RESET} {label}", effect=effect, targets=(label,), ends=label)
+    return Advice(command=f"{_RESET} {label}", call=_call("release", [label]), effect=effect, targets=(label,), ends=label)
 
 
 def detach_finalizer(path: str) -> Advice:
     """Return the advice that ends a `weakref.finalize` which keeps memory alive, by its path in the registry."""
     effect = "detaches the finalizer as its `detach()` does: it no longer runs"
-    return Advice(command=f"{_RESET} {path}", effect=effect, targets=(path,))
+    return Advice(command=f"{_RESET} {path}", call=_call("release", [path]), effect=effect, targets=(path,))
 
 
 def release_output(label: str, frees: int | None = None) -> Advice:
     """Return the advice that forgets a displayed result, `Out[3]`."""
     effect = "forgets the displayed result and frees its memory"
-    return Advice(command=f"{_RESET} {label}", effect=effect, frees=frees, targets=(label,))
+    call = _call("release", [label])
+    return Advice(command=f"{_RESET} {label}", call=call, effect=effect, frees=frees, targets=(label,))
 
 
 def release_errors(frees: int | None = None) -> Advice:
     """Return the advice that releases what the frames of kept exceptions hold."""
     effect = "releases memory held by the frames of exceptions, and keeps the exceptions"
-    return Advice(command=f"{_RESET} --errors", effect=effect, frees=frees)
+    return Advice(command=f"{_RESET} --errors", call=_call("release", (), "errors=True"), effect=effect, frees=frees)
 
 
 def empty_caches(frees: int | None = None) -> Advice:
     """Return the advice that empties the caches of functions which alone keep memory alive."""
     effect = "empties the caches of functions that alone keep memory; it cannot be undone"
-    return Advice(command=f"{_RESET} --caches", effect=effect, frees=frees)
+    return Advice(command=f"{_RESET} --caches", call=_call("release", (), "caches=True"), effect=effect, frees=frees)
 
 
 def end_workers() -> Advice:
     """Return the advice that ends idle workers of DataLoaders: host memory comes back."""
-    return Advice(command=f"{_RESET} --workers", effect="ends idle workers of DataLoaders")
+    call = _call("release", (), "workers=True")
+    return Advice(command=f"{_RESET} --workers", call=call, effect="ends idle workers of DataLoaders")
 
 
 def end_joblib_workers() -> Advice:
@@ -133,13 +159,14 @@ def end_joblib_workers() -> Advice:
 
 def park(names: Sequence[str], frees: int | None = None) -> Advice:
     """Return the advice that moves what names lead to into host memory."""
-    return Advice(command=f"{_RESET} --park {' '.join(names)}", effect=f"moves {', '.join(names)} to host memory", frees=frees)
+    command, call = f"{_RESET} --park {' '.join(names)}", _call("park", names)
+    return Advice(command=command, call=call, effect=f"moves {', '.join(names)} to host memory", frees=frees)
 
 
 def unpark(names: Sequence[str]) -> Advice:
     """Return the advice that brings parked memory back."""
     are = "it" if len(names) == 1 else "them"
-    return Advice(command=f"{_RESET} --unpark {' '.join(names)}", effect=f"brings {are} back")
+    return Advice(command=f"{_RESET} --unpark {' '.join(names)}", call=_call("unpark", names), effect=f"brings {are} back")
 
 
 def zero_gradients(label: str, frees: int | None = None, call: str = "model.zero_grad()") -> Advice:
@@ -252,33 +279,54 @@ def end_autocast(device: str) -> Advice:
 
 def why(name: str) -> Advice:
     """Return the advice that shows the ways by which something is kept alive."""
-    return Advice(command=f"{_REPORT} why {name}", effect="shows the reference paths")
+    return Advice(command=f"{_REPORT} why {name}", call=_call("why", [name]), effect="shows the reference paths")
 
 
 UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects that gc.freeze() hides")
-PLAN = Advice(command=f"{_RESET} --dry-run", effect="shows the plan and touches nothing")
-PLACEHOLDER = Advice(command=f"{_RESET} NAME", effect="frees the memory of a name")
-EVERYTHING = Advice(command=f"{_RESET} --all", effect="frees every name that leads to device memory")
-HARD = Advice(command=f"{_RESET} --hard", effect="also clears caches that libraries recreate")
-UNPARK_ALL = Advice(command=f"{_RESET} --unpark", effect="brings back everything parked")
-PARK_PLACEHOLDER = Advice(command=f"{_RESET} --park NAME", effect="moves the tensors of a name into host memory")
-ZOMBIES = Advice(command=f"{_RESET} --zombies", effect="lists the processes on the GPUs")
-END_ZOMBIES = Advice(command=f"{_RESET} --zombies --yes", effect="ends processes that dead programs left on the GPUs")
-REPORT = Advice(command=_REPORT, effect="shows who holds the memory")
+PLAN = Advice(command=f"{_RESET} --dry-run", call=_call("plan"), effect="shows the plan and touches nothing")
+PLACEHOLDER = Advice(command=f"{_RESET} NAME", call=_call("release", ["NAME"]), effect="frees the memory of a name")
+EVERYTHING = Advice(
+    command=f"{_RESET} --all",
+    call=_call("release", (), "everything=True"),
+    effect="frees every name that leads to device memory",
+)
+HARD = Advice(
+    command=f"{_RESET} --hard", call=_call("release", (), "hard=True"), effect="also clears caches that libraries recreate"
+)
+UNPARK_ALL = Advice(command=f"{_RESET} --unpark", call=_call("unpark"), effect="brings back everything parked")
+PARK_PLACEHOLDER = Advice(
+    command=f"{_RESET} --park NAME", call=_call("park", ["NAME"]), effect="moves the tensors of a name into host memory"
+)
+ZOMBIES = Advice(command=f"{_RESET} --zombies", call=_call("zombies"), effect="lists the processes on the GPUs")
+END_ZOMBIES = Advice(
+    command=f"{_RESET} --zombies --yes", call=_call("end_zombies"), effect="ends processes that dead programs left on the GPUs"
+)
+REPORT = Advice(command=_REPORT, call=_call("report"), effect="shows who holds the memory")
 ALL_HOLDERS = Advice(command=f"{_REPORT} --all", effect="shows small holders, too")
-WHY = Advice(command=f"{_REPORT} why", effect="with a name, shows the reference paths")
-MAP = Advice(command=f"{_REPORT} map", effect="shows where in the segments it lies")
-OOM = Advice(command=f"{_REPORT} oom", effect="says more about the last failed request")
+WHY = Advice(command=f"{_REPORT} why", call=_call("why", ["NAME"]), effect="with a name, shows the reference paths")
+MAP = Advice(command=f"{_REPORT} map", call=_call("memory_map"), effect="shows where in the segments it lies")
+OOM = Advice(command=f"{_REPORT} oom", call=_call("oom"), effect="says more about the last failed request")
 HISTORY = Advice(command=f"{_REPORT} history", effect="shows each cell's change of the memory")
 CELLS_ON = Advice(command=f"{_REPORT} cells on", effect="says so in a line after each cell")
-RECORD_ON = Advice(command=f"{_REPORT} record on", effect="keeps PyTorch's history of its allocator")
-RECORD_OFF = Advice(command=f"{_REPORT} record off", effect="ends and forgets the history")
-WHATIF = Advice(command=f"{_REPORT} whatif", effect="replays the history under other settings")
-SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, writes a snapshot")
-
-
-LAST_FIT = Advice(command="%profile_fit --last", effect="shows all figures of the last profile")
-SIMULATE_ALL = Advice(command=f"{_REPORT} simulate --all", effect="shows the assumptions of the simulation")
+RECORD_ON = Advice(command=f"{_REPORT} record on", call=_call("record"), effect="keeps PyTorch's history of its allocator")
+RECORD_OFF = Advice(command=f"{_REPORT} record off", call="nbguard.record(False)", effect="ends and forgets the history")
+WHATIF = Advice(command=f"{_REPORT} whatif", call=_call("whatif_report"), effect="replays the history under other settings")
+SNAPSHOT = Advice(
+    command=f"{_REPORT} snapshot", call=_call("save_snapshot", ["FILE"]), effect="with a file's name, writes a snapshot"
+)
+SNAPSHOT_FILE = Advice(
+    command=f"{_REPORT} snapshot FILE", call=_call("save_snapshot", ["FILE"]), effect="writes a snapshot to a file"
+)
+LAST_FIT = Advice(command="%profile_fit --last", call=_call("last_fit"), effect="shows all figures of the last profile")
+STOP_ON_NAN = Advice(
+    command="%%profile_fit --stop-on-nan", call="nbguard.profile_fit(stop_on_nan=True)", effect="stops a fit at its first NaN"
+)
+SAVE_FIT = Advice(
+    command="%%profile_fit --save FILE", call='nbguard.profile_fit(save="FILE")', effect="writes a fit's profile to a file"
+)
+SIMULATE_ALL = Advice(
+    command=f"{_REPORT} simulate --all", call="sim.figures().assumptions", effect="shows the assumptions of the simulation"
+)
 SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")
@@ -288,31 +336,55 @@ NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
 # --- what makes a run repeat, and a model export ----------------------------------------------------------------------------
 
 
-def diagnose(name: str = "learn") -> Advice:
-    """Return the advice that tries a Learner or a model."""
-    return Advice(command=f"{_SWITCH} doctor {name}", effect="checks whether it repeats and exports")
+def diagnose(name: str = "learn", batch: str = "") -> Advice:
+    """Return the advice that tries a Learner or a model; `batch` names one for a model that has no loader."""
+    return Advice(
+        command=f"{_SWITCH} doctor {name}{f' --batch {batch}' if batch else ''}",
+        call=_call("diagnose", (), *filter(None, (name, batch))),
+        terminal="nbguard doctor train:learn",
+        effect="checks whether it repeats and exports",
+    )
+
+
+NAME_ONE = Text(diagnose().code, f"`{diagnose().call}`", f"name one, as in  {diagnose().terminal}")
+"""The end of a sentence that says that nothing was given to try."""
 
 
 def make_deterministic(name: str = "", *, warn_only: bool = False) -> Advice:
     """Return the advice that seeds everything and switches to deterministic algorithms."""
     words = [_SWITCH, "fix determinism", name, "--warn-only" if warn_only else ""]
-    return Advice(command=" ".join(word for word in words if word), effect="makes the following code repeatable")
+    given = [*[f"learn={name}"] * bool(name), *["warn_only=True"] * warn_only]
+    return Advice(
+        command=" ".join(word for word in words if word),
+        call=f"repeat = {_call('deterministic', (), *given)}",
+        effect="makes the following code repeatable",
+    )
 
 
 def undo_deterministic() -> Advice:
     """Return the advice that puts back all that `make_deterministic` sets."""
-    return Advice(command=f"{_SWITCH} fix determinism --undo", effect="puts all of it back")
+    return Advice(command=f"{_SWITCH} fix determinism --undo", call="repeat.undo()", effect="puts all of it back")
 
 
 def repair_export(name: str, batch: str = "") -> Advice:
     """Return the advice that makes a copy of a model that exports; `batch` names one for a model that has no loader."""
+    call = f"exportable = {_call('exportable', (), *filter(None, (name, batch)))}"
     given = f" --batch {batch}" if batch else ""
-    return Advice(command=f"{_SWITCH} fix export {name}{given}", effect="makes a copy that exports")
+    return Advice(command=f"{_SWITCH} fix export {name}{given}", call=call, effect="makes a copy that exports")
 
 
-def repair_nan(name: str = "") -> Advice:
-    """Return the advice that shows which layers have to compute in float32, and the line that makes them."""
-    return Advice(command=f"{_SWITCH} fix nan {name}".rstrip(), effect="shows the layers that have to compute in float32")
+RECORD_RUN = Advice(command=f"{_SWITCH} record learn", call="nbguard.run_record(learn)", effect="records the run")
+RECORD_RUN_AS = Advice(command=f"{_SWITCH} record learn -o run", call=f"run = {RECORD_RUN.call}", effect="keeps its record")
+SAVE_RECORD = Advice(command=f"{_SWITCH} record learn --save run.json", effect="writes its record to a file")
+
+
+def repair_nan(name: str = "", rest: str = "") -> Advice:
+    """Return the advice that shows which layers have to compute in float32, and the line that makes them.
+
+    `rest`: options of the line.
+    """
+    command = " ".join(filter(None, (f"{_SWITCH} fix nan", name, rest)))
+    return Advice(command=command, effect="shows the layers that have to compute in float32")
 
 
 def in_float32(name: str, layers: Sequence[str]) -> Advice:

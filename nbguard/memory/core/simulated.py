@@ -69,7 +69,7 @@ class Simulated:
 
 def assumptions_line(number: int) -> str:
     """Return that figures rest on so many assumptions, and the command that shows them."""
-    return f"{counted(number, 'assumption')} ({advice.SIMULATE_ALL.code} shows them)"
+    return f"{counted(number, 'assumption')} (" + advice.SIMULATE_ALL.code + " shows them)"
 
 
 def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], figures: Simulated) -> Facts:

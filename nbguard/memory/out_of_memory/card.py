@@ -19,6 +19,7 @@ from nbguard.memory.out_of_memory.failed_request import FailedRequest
 from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes
 from nbguard.memory.out_of_memory.rerun import Rerun, RerunVerdict
 from nbguard.render.result import Result
+from nbguard.texts import joined
 from nbguard.units import format_bytes
 
 _HOLDERS = 5
@@ -99,15 +100,15 @@ def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
         return
     words = f"the last error ran out of memory: {asked_words(card.asked, card.device)}"
     best = card.fixes[: 2 if card.fixes[0].verdict is RerunVerdict.NEVER else 1]  # beside what never fits, what may
-    yield Finding("oom", f"{'; '.join([words, *map(_in_words, best)])} ({advice.OOM.code} says more)", advice.OOM)
+    yield Finding("oom", joined("; ", [words, *map(_in_words, best)]) + " (" + advice.OOM.code + " says more)", advice.OOM)
 
 
 def _in_words(fix: Fix) -> str:
     """Return a fix and its lines in one phrase: the lines make room for a smaller run, or have the effect themselves."""
-    code = ", then ".join(line.code for line in fix.advice)
+    code = joined(", then ", (line.code for line in fix.advice))
     if not code:
         return fix.words
-    return f"after {code}, {fix.words}" if fix.is_of_smaller_run else f"{code} {fix.words}"
+    return "after " + code + ", " + fix.words if fix.is_of_smaller_run else code + " " + fix.words
 
 
 def asked_words(asked: OomFact, device: str) -> str:

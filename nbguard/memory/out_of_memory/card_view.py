@@ -11,6 +11,7 @@ from nbguard.memory.out_of_memory.card import OomCard, asked_words
 from nbguard.memory.out_of_memory.fixes import Fix
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, RerunVerdict
 from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
+from nbguard.texts import capitalised, joined
 from nbguard.units import format_bytes, format_column, unit_of
 
 _EFFECTS = {
@@ -36,19 +37,19 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
 def answer(card: OomCard) -> str:
     """Return what to do in a sentence: the best of the fixes."""
     best = card.fixes[0]
-    code = ", then ".join(line.code for line in best.advice)
+    code = joined(", then ", (line.code for line in best.advice))
     is_one = len(best.advice) == 1
     frees = f"free{'s' if is_one else ''} {format_bytes(best.nbytes)}"
     match best.verdict:
         case RerunVerdict.RERUN if code:
             enough = "is enough: it" if is_one else "are enough: they"
-            return f"{code} {enough} {frees}, and the cell gets past the line that failed."
+            return code + f" {enough} {frees}, and the cell gets past the line that failed."
         case RerunVerdict.FURTHER | RerunVerdict.REQUEST if code and not best.is_of_smaller_run:
-            return f"{code} {frees}: {_EFFECTS[best.verdict]}."
+            return code + f" {frees}: {_EFFECTS[best.verdict]}."
         case RerunVerdict.RERUN | RerunVerdict.NEVER | RerunVerdict.REQUEST | RerunVerdict.FURTHER:
-            return f"{best.words[:1].upper()}{best.words[1:]}."
-    words = f"after {code}, {best.words}" if code else best.words
-    return f"Nothing is known to be enough: {words}."
+            return capitalised(best.words) + "."
+    words = "after " + code + ", " + best.words if code else best.words
+    return "Nothing is known to be enough: " + words + "."
 
 
 def _place(card: OomCard) -> str:
@@ -100,6 +101,6 @@ def _holders(card: OomCard) -> Table:
 
 def _point(fix: Fix) -> Point:
     figures = [] if fix.nbytes is None else [format_bytes(fix.nbytes)]
-    commands = ", then ".join(line.code for line in fix.advice)
-    first = f"after {commands}" if commands and fix.is_of_smaller_run else commands  # else they would be taken for all of it
-    return Point(word=VERDICT_TEXTS[fix.verdict], what=" · ".join(filter(None, [*figures, first])), lines=(fix.words,))
+    commands = joined(", then ", (line.code for line in fix.advice))
+    first = "after " + commands if commands and fix.is_of_smaller_run else commands  # else they would be taken for all of it
+    return Point(word=VERDICT_TEXTS[fix.verdict], what=joined(" · ", filter(None, [*figures, first])), lines=(fix.words,))

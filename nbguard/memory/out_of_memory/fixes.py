@@ -277,7 +277,7 @@ def _parking(context: OomContext) -> Iterator[Fix]:
     for candidate in parking_candidates(context.rerun, context.holders, context.leftovers):
         largest = format_bytes(context.largest(candidate.after) or 0)
         words = f"moves {', '.join(candidate.names)} to host memory; {largest} can be allocated then, and "
-        words += f"{unpark(candidate.names).code} brings it back; memory shared with something outside Python stays"
+        words += unpark(candidate.names).code + " brings it back; memory shared with something outside Python stays"
         nbytes = context.request.nbytes_here(candidate.after.freed)
         yield Fix(words=words, advice=candidate.advice, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
 

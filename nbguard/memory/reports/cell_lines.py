@@ -9,6 +9,7 @@ from nbguard.memory.cleanup.plan.plan import Outcome
 from nbguard.memory.core import advice
 from nbguard.memory.core.counters import NOTICED
 from nbguard.memory.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, Share
+from nbguard.texts import joined
 from nbguard.units import format_bytes, signed
 
 _NAMED = 3
@@ -20,7 +21,8 @@ def cell_line(record: CellRecord) -> str:
     """Return the changes of a cell to the memory in one line."""
     changed = [device for device in record.devices if device.is_changed] or list(record.devices[:1])
     many = len(record.devices) > 1
-    return " · ".join([f"In[{record.cell}]  " + " · ".join(_device(device, named=many) for device in changed), *_words(record)])
+    devices = " · ".join(_device(device, named=many) for device in changed)
+    return joined(" · ", [f"In[{record.cell}]  {devices}", *_words(record)])
 
 
 def _device(device: DeviceChange, *, named: bool) -> str:
@@ -44,9 +46,9 @@ def _words(record: CellRecord) -> Iterator[str]:
     }
     for word, shares in groups.items():
         if text := shares_text(shares):
-            yield f"{word}: {text}{f' ({advice.release_stale().command})' if word == 'stale' else ''}"
+            yield f"{word}: {text}" + (" (" + advice.release_stale().command + ")" if word == "stale" else "")
     if record.unseen:
-        yield f"holders: {advice.REPORT.command} ({record.unseen})"
+        yield "holders: " + advice.REPORT.command + f" ({record.unseen})"
     if record.seconds > _SLOW:
         yield f"scanned in {record.seconds:.1f} s"
 
@@ -72,6 +74,6 @@ def released_line(outcome: Outcome, cell: int) -> str:
     if outcome.realised < outcome.plan.promised:
         return (
             f"released {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised that the error in "
-            f"In[{cell}] held (%tb, %debug still work): {advice.REPORT.command} shows who holds the rest"
+            f"In[{cell}] held (%tb, %debug still work): " + advice.REPORT.command + " shows who holds the rest"
         )
     return f"{text}, and {format_bytes(collected)} of unreachable cycles" if collected else text

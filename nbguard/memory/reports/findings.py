@@ -79,7 +79,9 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
 def _stale(facts: Facts, plan: Plan) -> Iterator[Finding]:
     if plan.promised >= least_shown(sum(storage.nbytes for storage in facts.graph.storages)):
         cleanup = advice.release_stale(plan.promised)
-        words = f"{format_bytes(plan.promised)} is stale: {cleanup.code} frees it (see it first: {advice.PLAN.code})"
+        words = (
+            f"{format_bytes(plan.promised)} is stale: " + cleanup.code + " frees it (see it first: " + advice.PLAN.code + ")"
+        )
         yield Finding("stale", words, cleanup)
 
 
@@ -108,7 +110,7 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
             yield Finding(
                 "graph",
                 f"{label} keeps {many} alive ({least}{format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
-                f"or see {advice.why(holder.names[0]).code}",
+                f"or see " + advice.why(holder.names[0]).code,
                 advice.why(holder.names[0]),
             )
 
@@ -163,7 +165,7 @@ def _handles(analysis: Analysis) -> Iterator[Finding]:
         how = "releases it" if freed in (None, handle.nbytes) else f"frees {format_bytes(freed)} of it"
         yield Finding(
             "handle",
-            f"{keeps}: {release.code} {how}" if release.command else _without_way_out(keeps, release),
+            f"{keeps}: " + release.code + f" {how}" if release.command else _without_way_out(keeps, release),
             release,
         )
 
@@ -186,7 +188,7 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
         keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
         if release.frees:
             how = "frees it" if release.frees >= holder.retained else f"frees {format_bytes(release.frees)} of it"
-            yield Finding("no_name", f"{keeps}: {release.code} {how}{_also(release)}", release)
+            yield Finding("no_name", f"{keeps}: " + release.code + f" {how}{_also(release)}", release)
         else:
             yield Finding("no_name", f"{keeps}: {release.effect}", release)
 
@@ -205,7 +207,7 @@ def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]
         words = f"{format_bytes(contents.rest)} on {holder.names[0]} are not the model, but {contents.whereabouts}"
         if frees:
             how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
-            yield Finding("rest", f"{words}: {release.code} {how}", replace(release, frees=frees))
+            yield Finding("rest", f"{words}: " + release.code + f" {how}", replace(release, frees=frees))
         else:
             yield Finding("rest", words)
 
@@ -232,7 +234,7 @@ def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator
         if holder.kind == "out" and holder.label not in dropped and holder.retained >= least:
             release = advice.release_output(holder.label)
             frees = promised(facts, (release,)) or 0
-            words = f"{holder.label} ({holder.what}) is held by the output history only: {release.code} frees "
+            words = f"{holder.label} ({holder.what}) is held by the output history only: " + release.code + " frees "
             yield Finding("output", words + format_bytes(frees), replace(release, frees=frees))
 
 
@@ -244,7 +246,7 @@ def _stranded(analysis: Analysis) -> Iterator[Finding]:
             yield Finding(
                 "fragmentation",
                 f"{format_bytes(stranded)} of {device.name} is free but stranded between live blocks (largest free block "
-                f"{format_bytes(device.largest.cached)}){how}; {advice.MAP.code} shows where",
+                f"{format_bytes(device.largest.cached)})" + how + "; " + advice.MAP.code + " shows where",
                 release,
             )
 
@@ -257,10 +259,10 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str
             share = "all" if row.stranded_alone == stranded else format_bytes(row.stranded_alone)
             tensors, least = counted(row.blocks, "tensor"), "at least " if row.stale else ""
             pinned = f", {share} of it pinned by {row.label} ({tensors}, {format_bytes(row.nbytes)})"
-            return f"{pinned}: {release.code} gives {least}{format_bytes(row.gives_back)} back to the device", release
+            return f"{pinned}: " + release.code + f" gives {least}{format_bytes(row.gives_back)} back to the device", release
     if any(row.stale_blocks for row in rows):
         cleanup = advice.release_stale(plan.promised)
-        return f": {cleanup.code} frees the stale ones among them", cleanup
+        return ": " + cleanup.code + " frees the stale ones among them", cleanup
     return ", and none of them is stale", advice.NONE
 
 
@@ -287,7 +289,8 @@ def _gradients(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "gradients",
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): "
-                f"{zero.code} frees them, the next fit makes new ones",
+                + zero.code
+                + " frees them, the next fit makes new ones",
                 zero,
                 learner=label,
             )
@@ -298,8 +301,10 @@ def _autocast(facts: Facts) -> Iterator[Finding]:
         off = advice.end_autocast(facts.tracked)
         yield Finding(
             "autocast",
-            f"autocast is still on, as a mixed precision fit that failed leaves it: later code runs under it. {off.code} ends "
-            f"it, {advice.release_stale().code} empties its cache of weights",
+            "autocast is still on, as a mixed precision fit that failed leaves it: later code runs under it. "
+            + off.code
+            + " ends "
+            "it, " + advice.release_stale().code + " empties its cache of weights",
             off,
         )
 
@@ -308,6 +313,6 @@ def _frozen(facts: Facts) -> Iterator[Finding]:
     if facts.frozen_objects > 100_000:
         yield Finding(
             "frozen",
-            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: {advice.UNFREEZE.code} shows them",
+            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: " + advice.UNFREEZE.code + " shows them",
             advice.UNFREEZE,
         )

@@ -9,6 +9,7 @@ from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, History
 from nbguard.memory.reports.cell_lines import shares_text
 from nbguard.memory.reports.history_chart import history_chart
 from nbguard.render.blocks import Block, Picture, Section, Table, TableRow, Title
+from nbguard.texts import BEHIND_MORE
 from nbguard.units import format_bytes, format_column, unit_of
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -57,7 +58,7 @@ def _entries(changes: Sequence[tuple[CellRecord, DeviceChange]], limit: int) -> 
     yield _Entry(cell=f"before In[{changes[0][0].cell}]", change=before, allocated=before)
     if earlier:
         total = sum(change.delta for _, change in earlier)
-        cells = f"{'cell' if len(earlier) == 1 else 'cells'} (-n shows more)"
+        cells = ("cell" if len(earlier) == 1 else "cells") + BEHIND_MORE
         yield _Entry(cell=f"{len(earlier)} earlier", change=total, allocated=earlier[-1][1].after, what=cells)
     for record, change in shown:
         yield _Entry(

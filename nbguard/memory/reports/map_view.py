@@ -11,6 +11,7 @@ from nbguard.memory.core.views.device import command_of
 from nbguard.memory.reports.map_picture import map_lines, map_picture, summary
 from nbguard.memory.reports.memory_map import DeviceMap, MemoryMap
 from nbguard.render.blocks import Block, Listing, Picture, Section, Table, TableRow, Title
+from nbguard.texts import MORE, joined
 from nbguard.units import counted, format_bytes
 
 _PIECES, _ROWS = 1000, 120
@@ -22,7 +23,7 @@ _PIN_NAMES = ("pinned by", "pins with", "segments", "stranded there", "alone giv
 def map_blocks(memory_map: MemoryMap, limit: int = 12) -> Iterator[Block]:
     """Yield the map; at most `limit` segments of each pool stand alone, similar ones are added up."""
     if memory_map.file:
-        yield Title(" · ".join((memory_map.file, *memory_map.notes)), "dim")
+        yield Title(joined(" · ", (memory_map.file, *memory_map.notes)), "dim")
     drawn, pieces = picture_detail(memory_map, limit)
     for device in memory_map.devices:
         yield Section(device.device, device.name, summary(device))
@@ -47,7 +48,7 @@ def _pin_table(device: DeviceMap, limit: int) -> Table:
     rows = [_pin_row(pins) for pins in device.by_holder[:limit]]
     if more := device.by_holder[limit:]:
         nbytes = format_bytes(sum(pins.nbytes for pins in more))
-        rows.append(TableRow(cells=(f"{len(more)} more", nbytes, "", "", "", "-n shows more")))
+        rows.append(TableRow(cells=(f"{len(more)} more", nbytes, "", "", "", MORE)))
     return Table(names=_PIN_NAMES, rows=tuple(rows), figures=(2, 3, 4), code=(0,))
 
 
@@ -56,7 +57,7 @@ def _pin_row(pins: HolderPins) -> TableRow:
     command = command_of(pins.names, pins.kind, pins.stale)  # every name of it must go
     example = f"e.g. {pins.example}" if pins.example and pins.example != pins.label else ""
     with_what = f"{blocks}, {format_bytes(pins.nbytes)}"
-    hint = " · ".join(filter(None, (example, command and f"`{command}`")))
+    hint = joined(" · ", filter(None, (example, command and "`" + command + "`")))
     figures = (str(pins.segments), format_bytes(pins.stranded), format_bytes(pins.gives_back))
     return TableRow(cells=(pins.label, with_what, *figures, hint))
 
@@ -95,7 +96,7 @@ def _release(release: Release, device: str) -> str:
         return f"{asked} would fail on {device} even if every name were released"
     if not release.advice:
         return f"{asked} succeeds now"
-    how = " and ".join(line.code for line in release.advice)
+    how = joined(" and ", (line.code for line in release.advice))
     note = "" if release.is_exact else " (a good choice among many names, perhaps not the cheapest)"
     lost = f"frees {format_bytes(release.lost)} of yours" if release.names else "frees only stale memory"
-    return f"{asked} succeeds after {how}: {lost}, gives {format_bytes(release.gives_back)} back to the device{note}"
+    return f"{asked} succeeds after " + how + f": {lost}, gives {format_bytes(release.gives_back)} back to the device{note}"

@@ -126,13 +126,13 @@ class MemoryMap(Result):
 
 def build_map(analysis: Analysis, request: int | None = None) -> MemoryMap:
     """Return the map of a scan; with `request`, also the cheapest way to a request of so many bytes in one piece."""
-    facts, shows = analysis.facts, f"{advice.REPORT.command} shows"
+    facts, shows = analysis.facts, advice.REPORT.command + " shows"
     mapped = tuple(_device(device, request) for device in analysis.devices if device.facts.segments)
     without = tuple(device.device for device in facts.devices if not device.segments)
     if facts.tracked == "cpu":
-        why_not = f"No GPU in this process: CPU memory has no segments, so there is no map of it ({shows} who holds it)"
+        why_not = "No GPU in this process: CPU memory has no segments, so there is no map of it (" + shows + " who holds it)"
     elif all(device.segments is None for device in facts.devices):
-        why_not = f"PyTorch does not tell the segments of this device ({shows} who holds its memory)"
+        why_not = "PyTorch does not tell the segments of this device (" + shows + " who holds its memory)"
     else:
         why_not = "PyTorch has reserved nothing there"
     return MemoryMap(tracked=facts.tracked, devices=mapped, without=without, why_not=why_not if without else "")

@@ -12,7 +12,7 @@ from nbguard.units import counted
 
 def switches_blocks(switches: Switches) -> Iterator[Block]:
     """Yield each switch: its name, on or off, and the command that changes it."""
-    cells = f"{counted(switches.recorded, 'cell')} recorded: {advice.HISTORY.command}"
+    cells = f"{counted(switches.recorded, 'cell')} recorded: " + advice.HISTORY.command
     rows = (
         ("out-of-memory card", switches.oom_card, "" if switches.oom_card else advice.ON.command),
         ("notices", switches.notices, "" if switches.notices else advice.NOTICES_ON.command),

@@ -36,7 +36,7 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
     row = next((row for device in facts.devices for row in unheld(facts, device) if row.label == line), None)
     if row is not None and is_explained(row):
         way = explain_unheld(row).paths[0]
-        raise TargetError(f"{line}: {way.advice.effect}" + (f": {way.advice.command}" if way.advice.command else ""))
+        raise TargetError(f"{line}: {way.advice.effect}" + (": " + way.advice.command if way.advice.command else ""))
     return tuple(target for text in joined(texts, graph) for target in _targets(text, graph, notebook))
 
 

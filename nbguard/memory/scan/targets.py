@@ -40,7 +40,8 @@ def parse_target(text: str) -> ast.expr:
         case [ast.Delete(targets=[(ast.Name() | ast.Attribute() | ast.Subscript()) as target])]:
             return target
     raise TargetError(
-        f"{text} is not something that can be freed: give a name or a part of it, as in  %reset_gpu learn runs['a'] exp.learn"
+        f"{text} is not something that can be freed: give a name or a part of it, as in  "
+        + advice.release_names(("learn", "runs['a']", "exp.learn")).command
     )
 
 
@@ -75,7 +76,9 @@ def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[i
         value = lookup(target, namespace)
         if target.id in hidden and hidden[target.id] is value:
             raise TargetError(
-                f"{text} is IPython's own, so it cannot be freed (a displayed result is freed by  %reset_gpu Out[3])"
+                f"{text} is IPython's own, so it cannot be freed (a displayed result is freed by  "
+                + advice.release_output("Out[3]").command
+                + ")"
             )
         return Target(text=text, root=target.id, value_kind=name_of(type(value)))
     if not isinstance(target, (ast.Attribute, ast.Subscript)):
@@ -241,7 +244,9 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
 def _no_name(name: str, known: Iterable[str]) -> TargetError:
     said = f"name '{name}' does not exist"
     question = did_you_mean(name, known)
-    return TargetError(f"{said}: {question}" if question else f"{said} ({advice.REPORT.command} lists those that hold memory)")
+    return TargetError(
+        f"{said}: {question}" if question else f"{said} (" + advice.REPORT.command + " lists those that hold memory)"
+    )
 
 
 def _no_attribute(owner: Any, name: str, text: str) -> TargetError:

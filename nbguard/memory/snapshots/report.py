@@ -96,7 +96,7 @@ def _notes(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
     if names.holders is None:
         has_stacks = any(block.stack >= 0 for segment in snapshot.segments for block in segment.blocks)
         by = "holders are the lines that allocated" if has_stacks else "holders are not known, as no stacks were recorded"
-        notes.append(f"no names ({advice.SNAPSHOT.command} writes them next to it): {by}")
+        notes.append("no names (" + advice.SNAPSHOT.command + f" writes them next to it): {by}")
     if names.unnamed:
         notes.append(f"{names.unnamed} small holders had no room in the file next to it")
     return tuple(notes)

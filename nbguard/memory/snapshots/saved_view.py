@@ -27,7 +27,7 @@ def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
     yield Line(f"pytorch.org/memory_viz opens it; next to it {written.beside}: {names}")
     if not written.events:
         yield Line(
-            f"no history was recorded, so it cannot be replayed: {advice.RECORD_ON.command}, before the cells in question"
+            "no history was recorded, so it cannot be replayed: " + advice.RECORD_ON.command + ", before the cells in question"
         )
 
 

@@ -102,7 +102,7 @@ def _live(simulation: Simulation | None) -> Snapshot:
     state = recording() if simulation is None else simulation.recording
     if state.state == "off":
         raise NbguardError(
-            f"no history is recorded: run  {advice.RECORD_ON.command} , then the cells in question, then this again"
+            "no history is recorded: run  " + advice.RECORD_ON.command + " , then the cells in question, then this again"
             " (--file FILE takes a snapshot that has one)"
         )
     if state.state == "waiting":
@@ -119,7 +119,7 @@ def _to_free(namespace: dict[str, Any] | None, simulation: Simulation | None) ->
     """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
     report = build_report(scan(Notebook.current(namespace)).analysis) if simulation is None else simulation.report(namespace)
     if report.stale:
-        yield f"{advice.release_stale().code} frees {format_bytes(report.stale)} that is no longer needed"
+        yield advice.release_stale().code + f" frees {format_bytes(report.stale)} that is no longer needed"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]
     for row in sorted(rows, key=lambda row: -row.retained)[:_NAMED]:
-        yield f"{advice.release_names(row.names[:1]).code} frees the {format_bytes(row.retained)} that {row.label} holds"
+        yield advice.release_names(row.names[:1]).code + f" frees the {format_bytes(row.retained)} that {row.label} holds"

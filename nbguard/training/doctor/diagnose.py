@@ -104,7 +104,7 @@ def _environment(subject: TrialSubject | None, facts: EnvironmentFacts) -> tuple
     )
 
 
-_NOTHING = f"no Learner or model was given: {advice.diagnose().code}"
+_NOTHING = "no Learner or model was given: " + advice.NAME_ONE
 
 
 def _determinism(

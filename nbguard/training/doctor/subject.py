@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
+from nbguard.memory.core.advice import diagnose
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.objects.learners import is_learner
@@ -50,7 +51,7 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
         )
     if torch.nn.Module not in mro_of(type(obj)):
         raise UndiagnosableError(
-            f"this {type(obj).__name__} is neither a Learner nor a model: name one, as in  %nbguard doctor learn"
+            f"this {type(obj).__name__} is neither a Learner nor a model: name one, as in  " + diagnose().command
         )
     return TrialSubject(
         model=_unwrapped(torch, obj),

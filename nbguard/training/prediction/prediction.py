@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from nbguard.render.result import Result
 
@@ -78,6 +78,10 @@ class LargestBatch:
     traces: int  # batch sizes that were tried for the limit
 
 
+ChangeKind: TypeAlias = Literal["", "accumulation", "checkpoints"]
+"""A change that a profile asks for: gradients of several batches added up, or blocks that compute twice."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
     """A change to a fit, tried in a trace of its own. All sizes are bytes."""
@@ -91,6 +95,7 @@ class Saving:
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
     cost: str  # what the change costs, in words
     largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None: not asked for
+    kind: ChangeKind = field(default="", metadata={"json": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

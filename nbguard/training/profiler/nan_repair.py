@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from nbguard.errors import NbguardError, in_one_line
+from nbguard.memory.core.advice import STOP_ON_NAN, repair_nan
 from nbguard.memory.scan.objects.module_hooks import hooks_of
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair, line_for
 from nbguard.training.profiler.analysis.health.nonfinite import NotFinite, Origin
@@ -38,17 +39,17 @@ def nan_repair(model: Any, subject: str) -> NanRepair:
     """
     if _last is None:
         raise NbguardError(
-            "no profile has seen a NaN yet: profile the fit with  %%profile_fit --stop-on-nan  and try again, or give a batch, "
-            "as in  %nbguard fix nan learn --batch xb"
+            "no profile has seen a NaN yet: profile the fit with  "
+            + STOP_ON_NAN.command
+            + "  and try again, or give a batch, as in  "
+            + repair_nan("learn", "--batch xb").command
         )
     first, made_by = _last
     if model is not None and made_by is not None and made_by() is not None and made_by() is not model:
-        raise NbguardError(
-            "the last NaN was made by another model: profile a fit of this one with  %%profile_fit --stop-on-nan"
-        )
+        raise NbguardError("the last NaN was made by another model: profile a fit of this one with  " + STOP_ON_NAN.command)
     if first.origin.kind == "unknown":
         raise NbguardError(
-            f"the layer is not known ({first.origin.note}): profile the fit with  %%profile_fit --stop-on-nan  and try again"
+            f"the layer is not known ({first.origin.note}): profile the fit with  " + STOP_ON_NAN.command + "  and try again"
         )
     return repair_of(first.origin, f"The {first.of} was {first.value} in {first.place.words}", subject)
 

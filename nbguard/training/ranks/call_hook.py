@@ -147,11 +147,14 @@ class _Call:
         except Exception:  # noqa: BLE001 - the user's call says what is wrong with it
             return "", 0
 
-    def detail(self, details: tuple[Any, ...] | None) -> str:
-        """Return in words what else must agree of a call: its root or its operation; of a message its peer."""
+    def detail(self, details: tuple[Any, ...] | None) -> tuple[str, int | None]:
+        """Return in words what else must agree of a call: its root or operation; of a message its peer, and its number."""
         values = (None,) * len(self._details) if details is None else details
         given = {each: value for (each, _), value in zip(self._details, values, strict=True) if value is not None}
-        return _detail(self.name, given)
+        word, rank = next(((each, given[each]) for each in _ROOTS if type(given.get(each)) is int), ("", None))
+        if self.name in _MESSAGES:
+            return f"{'to' if self.name == 'send' else 'from'} rank {'' if rank is None else rank}", rank
+        return f"{word}={rank}" if word else _operation(given), None
 
     def _group_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name, at = self._group
@@ -217,13 +220,15 @@ class _Words:
             self.entries.clear()
         if group_id not in self._groups:
             self._groups[group_id] = weakref.ref(group, self._forget)
+        detail, peer = call.detail(details)
         words = CollectiveCall(
             group=group.group_name,
             position=0,
             name=call.name,
             elements=elements,
             dtype=str(dtype).removeprefix("torch."),
-            detail=call.detail(details),
+            detail=detail,
+            peer=peer,
             is_done=False,
             is_p2p=call.name in _MESSAGES,
         )
@@ -242,12 +247,9 @@ class _Words:
         self.entries.clear()
 
 
-def _detail(name: str, given: Mapping[str, Any]) -> str:
-    """Return what else must agree of a call: its root or its operation; of a message its peer."""
-    root = next((f"{word}={given[word]}" for word in _ROOTS if type(given.get(word)) is int), "")
-    if name in _MESSAGES:
-        return f"{'to' if name == 'send' else 'from'} rank {root.rpartition('=')[2]}"
-    if root or "op" not in given:
-        return root
+def _operation(given: Mapping[str, Any]) -> str:
+    """Return the operation of a reduction in words; empty where the call has none."""
+    if "op" not in given:
+        return ""
     op = given["op"]
     return f"op={getattr(op, 'name', None) or str(op).rpartition('.')[2].rstrip('>')}".lower()[:32]

@@ -14,7 +14,7 @@ from nbguard.training.ranks.analysis.facts import CollectiveCall
 KEPT = 64  # calls
 NUMBERS = 4  # of each call: its own, its position, the entry of its words, and its own once more when it has returned
 _SLOTS_SIZE = KEPT * NUMBERS * 8
-_ENTRY = struct.Struct("<q?q16s24s12s32s120s")  # its number, point to point, elements, group, name, dtype, detail, place
+_ENTRY = struct.Struct("<q?qq16s24s12s32s120s")  # its number, point to point, elements, peer, group, name, dtype, detail, place
 TABLE = 1024
 """Entries of the table: of more different calls the words of the first are written over."""
 
@@ -39,7 +39,8 @@ class CallLog:
         number = next(self._entries)
         texts = call.group.encode(), call.name.encode(), call.dtype.encode(), call.detail.encode(), place
         elements = -1 if call.elements is None else call.elements
-        _ENTRY.pack_into(self._map, self._table + number % TABLE * _ENTRY.size, number, call.is_p2p, elements, *texts)
+        peer = -1 if call.peer is None else call.peer
+        _ENTRY.pack_into(self._map, self._table + number % TABLE * _ENTRY.size, number, call.is_p2p, elements, peer, *texts)
         return number
 
     @property
@@ -60,7 +61,7 @@ class CallLog:
 
     def _call(self, position: int, entry: int, is_done: bool) -> CollectiveCall | None:
         """Return a call with its words; None: others have been written over them."""
-        number, is_p2p, elements, *texts = _ENTRY.unpack_from(self._map, self._table + entry % TABLE * _ENTRY.size)
+        number, is_p2p, elements, peer, *texts = _ENTRY.unpack_from(self._map, self._table + entry % TABLE * _ENTRY.size)
         if number != entry:
             return None
         group, name, dtype, detail, place = (text.rstrip(b"\0").decode("utf-8", "replace") for text in texts)
@@ -71,6 +72,7 @@ class CallLog:
             elements=None if elements < 0 else elements,
             dtype=dtype,
             detail=detail,
+            peer=None if peer < 0 else peer,
             place=place,
             is_done=is_done,
             is_p2p=is_p2p,

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbguard.errors import RunRecordError
 from nbguard.files import read_file, unreadable, write_file
+from nbguard.memory.core.advice import RECORD_RUN, RECORD_RUN_AS
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.render.words import NAME, clean
 from nbguard.training.runs.analysis.comparison import RunComparison, compare_records
@@ -50,7 +51,7 @@ def record_of(source: Any) -> RunRecord:
         return record_from(source)
     if type(source).__module__ == "nbguard.training.profiler.analysis.report":
         if source.record is None:
-            raise RunRecordError("this report has no record; log the fit, or write one, as in  %nbguard record learn -o run")
+            raise RunRecordError("this report has no record; log the fit, or write one, as in  " + RECORD_RUN_AS.command)
         record: RunRecord = source.record
         return record
     raise RunRecordError(
@@ -105,7 +106,7 @@ def _last_of_notebook(cells: list[Any]) -> Any:
         if type(metadata) is dict and METADATA in metadata:
             return metadata[METADATA]
     raise RunRecordError(
-        "no output of this notebook has a record: profile a fit with --log, or write one, as in  %nbguard record learn"
+        "no output of this notebook has a record: profile a fit with --log, or write one, as in  " + RECORD_RUN.command
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import RunRecordError
+from nbguard.memory.core.advice import RECORD_RUN
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.memory.scan.objects.learners import is_learner
@@ -49,6 +50,6 @@ def ingredients_of(obj: Any, optimizer: Any = None, loaders: Sequence[Any] | Any
     torch: Any = sys.modules.get("torch")
     if torch is None or torch.nn.Module not in mro_of(type(obj)):
         raise RunRecordError(
-            f"this {name_of(type(obj))} is neither a Learner nor a model: name one, as in  %nbguard record learn"
+            f"this {name_of(type(obj))} is neither a Learner nor a model: name one, as in  " + RECORD_RUN.command
         )
     return Ingredients(model=obj, optimizer=optimizer, loaders=given)

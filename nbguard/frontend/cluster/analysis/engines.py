@@ -130,6 +130,6 @@ def _stale(engines: Sequence[EngineMemory]) -> Iterator[Finding]:
         yield Finding(
             "stale",
             f"{format_bytes(sum(stale.values()))} of {numbered('engine', stale)} {'is' if len(stale) == 1 else 'are'} stale:"
-            f" `{command.command}` frees it",
+            " " + command.code + " frees it",
             command,
         )

@@ -14,22 +14,46 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from nbguard.command_words import command_words
 from nbguard.errors import NbguardError, line_of
 from nbguard.printable import printable
 from nbguard.render.result import Result
 from nbguard.spelling import none_of, unknown_arguments
+
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 Returned = TypeVar("Returned")
 Shown = TypeVar("Shown", bound=Result)
 
 
 def split(line: str) -> list[str]:
-    """Return the words of a line; raise UsageError where a quote or bracket is not closed."""
-    try:
-        return command_words(line)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    """Return the words of a line: apart at blanks outside quotes and brackets, so that `runs["my run"] learn` is two words.
+
+    Quotes and brackets stay as typed. A word that begins with `#`, outside of these, begins a comment, which ends the line.
+    IPython's own splitter is the shell's: it would take the quotes of a key away, or split inside it.
+
+    Raises:
+        UsageError: a quote or bracket is not closed.
+    """
+    words, word, expected = [], "", ""
+    for char in line:
+        if expected and char == expected[-1]:
+            expected = expected[:-1]
+        elif expected[-1:] in ("'", '"'):
+            pass
+        elif char in _CLOSING:
+            expected += _CLOSING[char]
+        elif char in "'\"":
+            expected += char
+        elif not expected and char == "#" and not word:
+            break
+        elif not expected and (char.isspace() or char == ","):
+            words.append(word)
+            word = ""
+            continue
+        word += char
+    if expected:
+        raise UsageError(f"{line.strip()}: {expected[-1]} is missing")
+    return [text for text in (*words, word) if text]
 
 
 def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumentParser:

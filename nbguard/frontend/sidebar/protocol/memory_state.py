@@ -170,5 +170,5 @@ def _at_the_failure(card: OomCard) -> str:
 
 def _fix(fix: Fix) -> FixRow:
     first = "after this line, " if fix.commands and fix.is_of_smaller_run else ""
-    words = f"{VERDICT_TEXTS[fix.verdict]}: {first}{truncate_utf8(fix.words, _SENTENCE)}"
+    words = f"{VERDICT_TEXTS[fix.verdict]}: {first}" + truncate_utf8(fix.words, _SENTENCE)
     return FixRow(words, fix.nbytes, tuple(map(truncate_utf8, fix.commands)))

@@ -37,7 +37,7 @@ _NOTES = {
     "garbage": "a cycle that running code may still use",
 }
 """The reason for which a row of this kind of root cannot be released."""
-_WORKSPACES_NOTE = f"{HARD.command} clears them"
+_WORKSPACES_NOTE = HARD.command + " clears them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

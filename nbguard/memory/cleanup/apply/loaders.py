@@ -16,6 +16,7 @@ from nbguard.memory.scan.devices.processes import is_alive, is_listed, private_b
 from nbguard.memory.scan.heap.attributes import attributes_of
 from nbguard.memory.scan.heap.walk import WeakTracker
 from nbguard.memory.scan.objects.workers import worker_processes
+from nbguard.texts import form, here
 
 _PATIENCE = 3.0
 """Seconds that a process gets to end after each stronger word."""
@@ -76,7 +77,9 @@ def _attach(loader: Any, iterator: Any) -> None:
 
 def _ended() -> NoReturn:
     raise RuntimeError(
-        f"the workers of this DataLoader iterator were ended by {advice.end_workers().command}: start over with iter(loader)"
+        "the workers of this DataLoader iterator were ended by "
+        + form(advice.end_workers().command, here())
+        + ": start over with iter(loader)"
     )
 
 

@@ -106,7 +106,7 @@ def _has(user: Any, parked: Parked) -> bool:
 
 
 def _error(parked: Parked) -> ParkedError:
-    return ParkedError(f"{parked.label} is parked in host memory: {advice.unpark((parked.label,)).code} brings it back")
+    return ParkedError(f"{parked.label} is parked in host memory: " + advice.unpark((parked.label,)).code + " brings it back")
 
 
 def _tensors_in(user: Any) -> set[int]:

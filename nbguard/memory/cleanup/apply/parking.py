@@ -112,7 +112,7 @@ def _chosen(labels: Sequence[str]) -> list[Parked]:
             there = did_you_mean(label, known) or f"parked now: {', '.join(known)}"
             raise TargetError(f"nothing is parked as {label}" + (f"; {there}" if known else ""))
     if not known:
-        raise TargetError(f"nothing is parked ({advice.PARK_PLACEHOLDER.command} parks)")
+        raise TargetError("nothing is parked (" + advice.PARK_PLACEHOLDER.command + " parks)")
     return [parked for parked in PARKED if parked.label in (labels or known)]
 
 
@@ -130,7 +130,7 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
         if nbytes > room:
             raise NbguardError(
                 f"{format_bytes(nbytes)} would not fit: {device} has room for {format_bytes(room)} at most. "
-                f"Free something first ({advice.REPORT.command} shows what holds it); nothing was moved"
+                f"Free something first (" + advice.REPORT.command + " shows what holds it); nothing was moved"
             )
 
 

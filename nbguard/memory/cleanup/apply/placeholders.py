@@ -9,6 +9,7 @@ from nbguard.memory.core.advice import release_stale
 from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.heap.unread import Unread
 from nbguard.memory.scan.objects.describe import describe
+from nbguard.texts import form, here
 
 BUDGET = 256 * 1024**2
 """Bytes of host memory that one cleanup may spend on values."""
@@ -32,7 +33,7 @@ class Placeholder:
             raise AttributeError(name)
         values = "" if self.value is None else "; its values are in .value"
         command = release_stale().command
-        raise AttributeError(f"there is no {name} any more: {command} released this {self.what}{values}")
+        raise AttributeError(f"there is no {name} any more: {form(command, here())} released this {self.what}{values}")
 
 
 class Placeholders:

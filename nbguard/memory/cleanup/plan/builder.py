@@ -13,6 +13,7 @@ from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core.facts import Facts, Graph, Root
 from nbguard.memory.core.references.components import components
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, storages_of
+from nbguard.texts import joined
 
 COLLECTED = "unreachable cycles"
 """What the collector takes, in words, by which a request leaves it out."""
@@ -154,7 +155,7 @@ class PlanBuilder:
             action = step.action if own is None else replace(step.action, nbytes=own + nbytes_of(graph, back))
             if action.nbytes == 0 and action.kind in _WITH_MEMORY:
                 below = storages_of(graph, reach(graph, {*starts, *(child for _, child in step.cut)}, cut))
-                action = replace(action, detail="; ".join(filter(None, (_why_nothing(below, freed), action.detail))))
+                action = replace(action, detail=joined("; ", filter(None, (_why_nothing(below, freed), action.detail))))
             actions.append(action)
         goes = alive - kept
         at_least = graph.rest is not None and any(

@@ -174,6 +174,8 @@ def clear_workspaces(builder: PlanBuilder) -> Workspaces:
 def words_on_kept_error(label: str, nbytes: int) -> str:
     """Return the sentence on a name whose exception holds memory."""
     return (
-        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: {advice.release_errors().code} releases them "
+        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: "
+        + advice.release_errors().code
+        + " releases them "
         "and keeps the exception"
     )

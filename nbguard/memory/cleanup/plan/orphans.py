@@ -81,9 +81,9 @@ def _protected(candidate: DeviceProcess, around: Surroundings) -> str:
 def _how_it_ends(candidate: DeviceProcess, around: Surroundings) -> str:
     """Return in words what a process that this kernel started is, and what ends it."""
     if candidate.process.pid in around.workers:
-        return f"a DataLoader's worker ({advice.end_workers().code} ends it when it is idle)"
+        return "a DataLoader's worker (" + advice.end_workers().code + " ends it when it is idle)"
     if _JOBLIB in candidate.command:
-        return f"joblib's worker ({advice.end_joblib_workers().code} ends it)"
+        return "joblib's worker (" + advice.end_joblib_workers().code + " ends it)"
     return "an executor's `shutdown()` ends its workers, a pool's `terminate()`"
 
 

@@ -31,6 +31,7 @@ from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, 
 from nbguard.memory.core.segments.pools import doubtful_pools, given_back, pools_in_use
 from nbguard.memory.core.target import Target
 from nbguard.render.result import Result
+from nbguard.texts import joined
 from nbguard.units import format_bytes
 
 _Reason = TypeVar("_Reason")
@@ -86,7 +87,7 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     if not actions:
         raise TargetError(_nothing(facts, [target.text for target in targets], skipped))
     storages = frozenset(taken)
-    words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: {reason}" for reason, numbers in skipped.items())
+    words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: " + reason for reason, numbers in skipped.items())
     promised = nbytes_of(graph, storages)
     back = given_back(facts, storages)
     return Plan(
@@ -210,7 +211,7 @@ def _needed(names: list[str], targets: Iterable[str]) -> str:
     how = "both" if len(names) == 1 else "all"
     if not all(map(is_python, names)):
         return f"{', '.join(names)} {'needs' if len(names) == 1 else 'need'} it too"
-    return f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} it too (park {how}, {line.code}, or neither)"
+    return f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} it too (park {how}, " + line.code + ", or neither)"
 
 
 def _in_wrappers(graph: Graph) -> dict[int, str]:
@@ -240,7 +241,7 @@ def _in_private_pools(facts: Facts) -> dict[int, str]:
 def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action:
     parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _parts(facts.graph, nodes, moved))
     where = "host memory" if facts.tracked != "cpu" else "a file, as there is no GPU here"
-    detail = f"{parts} → {where}; {advice.unpark((text,)).code} brings it back"
+    detail = f"{parts} → {where}; " + advice.unpark((text,)).code + " brings it back"
     return Action(
         kind="park",
         subject=text,
@@ -269,9 +270,10 @@ def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str
 
 def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) -> str:
     names = " ".join(texts)
-    reasons = "; ".join(f"{format_bytes(nbytes_of(facts.graph, numbers))}: {reason}" for reason, numbers in skipped.items())
+    amounts = {reason: format_bytes(nbytes_of(facts.graph, numbers)) for reason, numbers in skipped.items()}
+    reasons = joined("; ", (f"{nbytes}: " + reason for reason, nbytes in amounts.items()))
     if reasons:
-        return f"{names} cannot be parked. {reasons}"
+        return f"{names} cannot be parked. " + reasons
     parked = ", ".join(dict.fromkeys(fact.label for fact in facts.parked))
     hint = f"; parked now: {parked}" if parked else ""
     return f"{names} holds no memory of {facts.tracked} that could be parked{hint}"
@@ -288,4 +290,6 @@ def parked_findings(facts: Facts) -> Iterator[Finding]:
         if nbytes < least:
             continue
         back = advice.unpark((label,))
-        yield Finding("parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): {back.code} brings it back", back)
+        yield Finding(
+            "parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): " + back.code + " brings it back", back
+        )

@@ -12,6 +12,7 @@ from nbguard.memory.core.least_shown import least_of_rows, least_shown
 from nbguard.memory.core.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.render.words import SENTENCE
+from nbguard.texts import joined
 from nbguard.units import counted, format_bytes, format_column, unit_of
 
 _OF_THE_HOST = frozenset({"workers", "pinned"})
@@ -20,7 +21,7 @@ _WIDEST = 120
 _KEEPERS_SHOWN = 4
 _LEFT_LENGTH = SENTENCE - 60
 """Characters of the phrases on the holders that are left."""
-PINNED = f"other tensors share its segments ({advice.MAP.command})"
+PINNED = "other tensors share its segments (" + advice.MAP.command + ")"
 """Why freed memory does not go back to the device, for a plan's sentence."""
 
 
@@ -42,7 +43,7 @@ def also_stale(plan: Plan) -> Iterator[str]:
     """Yield what is stale besides, which a plan for targets leaves alone, with the command that frees it; nothing of little."""
     held = sum(action.nbytes or 0 for action in plan.actions) + plan.also_stale
     if plan.also_stale >= least_shown(held):
-        yield f"also stale: {format_bytes(plan.also_stale)}, {advice.release_stale().code}"
+        yield f"also stale: {format_bytes(plan.also_stale)}, " + advice.release_stale().code
 
 
 def kept_sentences(plan: Plan, *, is_done: bool) -> Iterator[str]:
@@ -56,8 +57,8 @@ def kept_sentences(plan: Plan, *, is_done: bool) -> Iterator[str]:
         cause = ", ".join(keepers) or "something else keeps its memory"
         what = "Nothing was deleted." if is_done and not deletes else f"{names} {stay}."
         line = kept.advice if is_done else kept.instead
-        how = f" {line.code} frees {format_bytes(line.frees or 0)}." if line.command else ""
-        yield f"{names} {free} nothing: {cause}. {what}{how}"
+        how = " " + line.code + f" frees {format_bytes(line.frees or 0)}." if line.command else ""
+        yield f"{names} {free} nothing: {cause}. {what}" + how
 
 
 def _is_answered(plan: Plan) -> bool:
@@ -95,10 +96,10 @@ def _plan_sentence(plan: Plan) -> str:
         cache = f", but {_device_gets(plan)} of free cache would go back to the device" if plan.reserved_at_most else ""
         return f"nothing is stale, so there is nothing to free{cache}{later}"
     back = f" · {_device_gets(plan)} would go back to the device" if plan.reserved is not None else ""
-    back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
+    back += f", {format_bytes(plan.stranded)} stays with PyTorch: " + PINNED if plan.stranded else ""
     host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
-    return f"would free {_amount(plan)}{back}{besides} · nothing was touched{later}"
+    return f"would free {_amount(plan)}" + back + f"{besides} · nothing was touched{later}"
 
 
 def _amount(plan: Plan) -> str:
@@ -128,7 +129,7 @@ def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
     yield from map(Line, also_stale(outcome.plan))
     yield from map(Line, _notes(outcome))
     if left := tuple(_left(outcome)):
-        yield Line("left alone: " + " · ".join(left), "dim")
+        yield Line("left alone: " + joined(" · ", left), "dim")
     if outcome.verdict is not None:
         yield from _verdict_blocks(outcome.verdict)
     if outcome.zombies is not None:
@@ -165,11 +166,11 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     """Yield a sentence for each thing that did not go as planned."""
     yield from outcome.plan.skipped
     for label, reason in outcome.undone:
-        yield f"{label}: {reason}"
+        yield f"{label}: " + reason
     for holder, nbytes in outcome.survivors:
-        yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: {advice.WHY.command} shows the path"
+        yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: " + advice.WHY.command + " shows the path"
     if outcome.interrupted:
-        yield f"interrupted: run {advice.release_stale().command} again to finish"
+        yield "interrupted: run " + advice.release_stale().command + " again to finish"
 
 
 def _left(outcome: Outcome) -> Iterator[str]:
@@ -183,15 +184,15 @@ def _left(outcome: Outcome) -> Iterator[str]:
     for holder in large[:LEFT_SHOWN]:
         what = f" ({holder.what})" if holder.what else ""
         line = holder.advice
-        way_out = f": {line.code if line.is_code else line.command or line.effect}" if line != advice.NONE else ""
-        words = f"{holder.label}{what} {format_bytes(holder.nbytes)}{way_out}"
+        way_out = ": " + (line.code if line.is_code else line.command or line.effect) if line != advice.NONE else ""
+        words = f"{holder.label}{what} {format_bytes(holder.nbytes)}" + way_out
         length += len(words)
         if shown and length > _LEFT_LENGTH:
             break
         shown += 1
         yield words
     if more := len(large) - shown:
-        yield f"and {more} more: {advice.REPORT.code}"
+        yield f"and {more} more: " + advice.REPORT.code
 
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
@@ -199,7 +200,7 @@ def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     yield Line(f"this kernel still takes {format_bytes(verdict.total)}{':' if verdict.rest else ''}")
     figures = format_column([part.nbytes for part in verdict.rest], unit_of(verdict.total))
     rows = zip(verdict.rest, figures, strict=True)
-    yield from _steps((part.name, figure, f"{part.note}{' (a restart only)' * part.needs_restart}") for part, figure in rows)
+    yield from _steps((part.name, figure, part.note + " (a restart only)" * part.needs_restart) for part, figure in rows)
     yield Line(verdict.reason, "strong")
 
 
@@ -211,4 +212,4 @@ def unparked_blocks(unparked: Unparked) -> Iterator[Block]:
         tensors = counted(unparked.tensors, "tensor")
         yield Line(f"{', '.join(unparked.names)} {are} back on {where}: {format_bytes(unparked.nbytes)}, {tensors}")
     for name, nbytes, why in unparked.left:
-        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): {advice.unpark((name,)).code} tries again")
+        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): " + advice.unpark((name,)).code + " tries again")

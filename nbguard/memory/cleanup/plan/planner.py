@@ -29,6 +29,7 @@ from nbguard.memory.core.references.holders import workspace_blocks
 from nbguard.memory.core.references.kept_targets import CleanupState, entries_of, kept_targets
 from nbguard.memory.core.segments.pools import doubtful_pools, given_back, pools_in_use
 from nbguard.memory.core.target import Target
+from nbguard.texts import DEBUGGERS
 from nbguard.units import MiB, counted
 
 _CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "OrderedDict", "defaultdict", "deque", "mappingproxy"})
@@ -191,10 +192,12 @@ def _note_what_is_hidden(builder: PlanBuilder) -> None:
     if builder.facts.frozen_objects:
         builder.skipped.append(
             f"gc.freeze() hides {counted(builder.facts.frozen_objects, 'object')}: "
-            f"{advice.release_stale().command} unfreezes them, then looks"
+            + advice.release_stale().command
+            + " unfreezes them, then looks"
         )
     if builder.facts.is_autocast_on:
-        builder.skipped.append(f"autocast is on: {advice.release_stale().command} empties its cache of weights, then looks")
+        empties = advice.release_stale().command + " empties its cache of weights, then looks"
+        builder.skipped.append("autocast is on: " + empties)
 
 
 def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
@@ -405,7 +408,7 @@ def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | No
         parts = released_parts(graph, shell, _leading_to_memory(builder, live | shell, given_up))
         if parts.cut:
             what = f"last error: {counted(len(parts.names), 'variable')} of {counted(len(parts.owners), 'frame')}"
-            detail = "%tb and %debug still work, with stand-ins"
+            detail = DEBUGGERS + " still work, with stand-ins"
             builder.add(parts.action("error", what, detail), cut=parts.cut)
 
 

@@ -123,7 +123,7 @@ def _targets(graph: Graph, line: Advice) -> Iterator[Target]:
     if not line.targets:
         return
     for parent, child in line.cut:
-        text = f"{line.command} {parent} {child}"
+        text = f"{line.targets[0]} {parent} {child}"
         yield Target(text=text, containers=(graph.nodes[parent].ref,), value=graph.nodes[child].ref)
     if not line.cut:
         yield from (Target(text=text, root=text) for text in line.targets)

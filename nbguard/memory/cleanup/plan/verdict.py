@@ -41,11 +41,11 @@ class Verdict:
 
 
 _NOTES = {
-    "your names": f"{advice.PLACEHOLDER.code} or {advice.EVERYTHING.code} frees it",
+    "your names": advice.PLACEHOLDER.code + " or " + advice.EVERYTHING.code + " frees it",
     "running code": "freed when it ends",
-    "kept results": f"displayed results and copies that are kept: {advice.REPORT.command} names each",
+    "kept results": "displayed results and copies that are kept: " + advice.REPORT.command + " names each",
     "libraries": "none of your names leads to it",
-    "cuBLAS workspaces": f"cleared by {advice.HARD.code} when nothing runs and no CUDA graph is there",
+    "cuBLAS workspaces": "cleared by " + advice.HARD.code + " when nothing runs and no CUDA graph is there",
     "CUDA graphs": "of graph pools that no Python object holds",
     "not held by Python": "buffers and caches of C++ libraries",
     "free, but not returnable": "freed with its neighbouring blocks, or with its pool's CUDA graph",

@@ -180,16 +180,20 @@ def idle_workers(facts: Facts) -> Iterator[Finding]:
         if workers.use == "idle":
             yield Finding(
                 "workers",
-                f"{workers.label} keeps {counted(count, 'idle worker')}{host}: {advice.end_workers().code} ends them, the "
+                f"{workers.label} keeps {counted(count, 'idle worker')}{host}: "
+                + advice.end_workers().code
+                + " ends them, the "
                 "next epoch starts new ones",
                 advice.end_workers(),
             )
         elif workers.use == "held":
             is_name = any(root.kind == "name" and root.label == workers.label for root in facts.graph.roots)
             end = advice.release_names((workers.label,)) if is_name and not workers.fact.loaders else advice.end_workers()
-            sentence = f"{workers.label} keeps {counted(count, 'worker')} running in mid-epoch{host}: {end.code} ends them"
+            sentence = (
+                f"{workers.label} keeps {counted(count, 'worker')} running in mid-epoch{host}: " + end.code + " ends them"
+            )
             yield Finding("workers", sentence, end)
         elif workers.use == "stale":
             run, it = ("runs", "it") if count == 1 else ("run", "them")
             sentence = f"{workers.words} {run} though no name leads to {it}{host}"
-            yield Finding("workers", f"{sentence}: {advice.end_workers().code} ends {it}", advice.end_workers())
+            yield Finding("workers", f"{sentence}: " + advice.end_workers().code + f" ends {it}", advice.end_workers())

@@ -43,7 +43,7 @@ def is_explained(row: Holder) -> bool:
 def explain_unheld(row: Holder) -> Why:
     """Return why the blocks of a row without a root are allocated. Only for a row that `is_explained`."""
     keeper, effect, advice = _KEEPERS[row.source]
-    release = Advice(command=advice.command, effect=effect)
+    release = replace(advice, effect=effect, frees=None, targets=())
     if row.release != NONE:  # of the pool's own graph or MemPool
         release = replace(row.release, effect=row.release.effect if not row.release.targets else effect)
     path = Path(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbguard.memory.core.advice import NONE, Advice, release_names, release_stale
 from nbguard.memory.core.facts import Facts, Graph, PoolFact, PoolId
@@ -11,9 +11,7 @@ from nbguard.memory.core.references.graph import STALE_KINDS, path_text, reach_o
 from nbguard.memory.core.references.releases import release_of_way
 
 _FAILED = Advice(command="", effect="freed only with the kernel; a capture that failed keeps it, and no line ends that")
-_UNKNOWN = Advice(
-    command=release_stale().command, effect="gives it back, unless a CUDA graph still uses it, or a capture that failed"
-)
+_UNKNOWN = replace(release_stale(), effect="gives it back, unless a CUDA graph still uses it, or a capture that failed")
 _OF_LIBRARIES = Advice(command="", effect="freed with a library's own objects; no name of yours leads to it")
 
 

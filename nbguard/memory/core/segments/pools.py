@@ -153,5 +153,5 @@ def pool_findings(facts: Facts, device: DeviceFacts) -> Iterator[Finding]:
         if nbytes < least:
             continue
         owner = owner_of_pool(facts, pool)
-        how = f"{owner.advice.code} {_GIVES_BACK}" if owner.advice.targets else f"{owner.advice.code} {owner.advice.effect}"
+        how = owner.advice.code + f" {_GIVES_BACK}" if owner.advice.targets else owner.advice.code + f" {owner.advice.effect}"
         yield Finding("pool", f"{owner.name} keeps {format_bytes(nbytes)} in its pool: {how.strip()}", owner.advice)

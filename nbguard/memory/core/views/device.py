@@ -10,6 +10,7 @@ from nbguard.memory.core.least_shown import least_of_rows
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.pools import Pool
 from nbguard.render.blocks import Bar, Slice, Table, TableRow
+from nbguard.texts import BEHIND_MORE, Text
 from nbguard.units import counted, format_bytes, format_column, unit_of
 
 _COLOURS: dict[str, tuple[str, str]] = {
@@ -26,6 +27,8 @@ _COLOURS: dict[str, tuple[str, str]] = {
 _OTHER = ("other", "░")
 _ALWAYS_SHOWN = frozenset({DevicePart.ALLOCATED, DevicePart.FREE})
 _HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
+_OPENS = Text(advice.ALL_HOLDERS.command, "")
+"""The command that shows all holders; a result of Python has them all."""
 _POOLS_SHOWN = 8
 _NAMED = 4
 """Holders whose names stand in one cell."""
@@ -49,9 +52,7 @@ def part_figures(parts: Sequence[Part]) -> list[str]:
     return format_column([part.nbytes for part in parts], unit_of(sum(part.nbytes for part in parts)))
 
 
-def holder_rows(
-    holders: Sequence[Holder], allocated: int, limit: int | None, opens: str = advice.ALL_HOLDERS.command
-) -> list[TableRow]:
+def holder_rows(holders: Sequence[Holder], allocated: int, limit: int | None, opens: str = _OPENS) -> list[TableRow]:
     """Return at most `limit` rows, the rest in one, small holders in one, and the total: the figures add up to the total.
 
     Without a limit all have a row, the small ones too. `opens` is the command that does this.
@@ -70,7 +71,7 @@ def holder_rows(
     if more:
         names = ", ".join(holder.label for holder in more[:_NAMED]) + (", …" if len(more) > _NAMED else "")
         chip = stale_words(sum(holder.stale_bytes for holder in more), is_all=all(holder.stale for holder in more))
-        rows.append(TableRow(cells=(f"{len(more)} more", figures[-2], "", "", chip, f"{names} (-n shows more)")))
+        rows.append(TableRow(cells=(f"{len(more)} more", figures[-2], "", "", chip, names + BEHIND_MORE)))
     if small:
         holding = counted(len(small), "small holder")
         rows.append(TableRow(cells=(holding, figures[-1], "", "", "", opens)))
@@ -96,7 +97,7 @@ def _words_on(holder: Holder) -> str:
     """Return what a holder is, and what its release takes along: others without which it frees nothing, or stale memory."""
     line = holder.together
     if holder.is_shared:
-        return f"shared, together {format_bytes(line.frees or 0)}  {line.command}" if line.command else holder.what
+        return f"shared, together {format_bytes(line.frees or 0)}  " + line.command if line.command else holder.what
     if line.command:
         others = ", ".join(holder.others[:_NAMED]) + (", …" if len(holder.others) > _NAMED else "")
         return f"with {others}: {format_bytes(line.frees or 0)} · {holder.what}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nbguard.memory.core.references.explain import Path, Why
 from nbguard.render.blocks import Block, Section, Table, TableRow, Title
+from nbguard.texts import joined
 from nbguard.units import format_bytes
 
 _WIDEST = 200
@@ -49,11 +50,11 @@ def why_sentence(why: Why) -> str:
         return f"{gone}, but {left}, and none of your names leads to it."
     else:
         keepers = f"{gone}, but {left}: {_keepers(why)}"
-    code = ", then ".join(line.code for line in why.release)
+    code = joined(", then ", (line.code for line in why.release))
     if not code:
         return f"{keepers}{_without_release(why)}."
     frees = f"frees {format_bytes(why.released)}" if why.released is not None else "lets go of it"
-    return f"{keepers}; {code} {frees}."
+    return f"{keepers}; " + code + f" {frees}."
 
 
 def _keepers(why: Why) -> str:

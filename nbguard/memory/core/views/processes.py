@@ -46,10 +46,10 @@ def _sentences(zombies: Zombies) -> Iterator[str]:
         known = [orphan.used for orphan in zombies.orphans if orphan.used is not None]
         back = f", {format_bytes(sum(known))} of device memory" if known else ""
         them = "them" if len(pids) > 1 else "it"
-        yield f"{counted(len(pids), 'orphan')} ({pids_text(pids)}{back}): {advice.END_ZOMBIES.code} ends {them}"
+        yield f"{counted(len(pids), 'orphan')} ({pids_text(pids)}{back}): " + advice.END_ZOMBIES.code + f" ends {them}"
     if zombies.ended:
         yield f"ended and gone: {pids_text(zombies.ended)}"
     for pid, reason in zombies.remaining:
         yield f"still there: pid {pid}: {reason}"
     if zombies.interrupted:
-        yield f"interrupted: run {advice.ZOMBIES.command} to see what is left"
+        yield "interrupted: run " + advice.ZOMBIES.command + " to see what is left"

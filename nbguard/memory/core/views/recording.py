@@ -16,8 +16,8 @@ def recording_blocks(recording: Recording) -> Iterator[Block]:
     if recording.state in ("on", "waiting"):
         most = format_bytes((recording.entries or 0) * ENTRY_BYTES)
         yield Line(f"some 2 µs an allocation, and up to {most} of host memory per device")
-        whatif, snapshot, off = advice.WHATIF.command, advice.SNAPSHOT.command, advice.RECORD_OFF.command
-        yield Line(f"{whatif} replays it · {snapshot} FILE keeps it · {off} ends it")
+        whatif, snapshot, off = advice.WHATIF.command, advice.SNAPSHOT_FILE.command, advice.RECORD_OFF.command
+        yield Line(whatif + " replays it · " + snapshot + " keeps it · " + off + " ends it")
 
 
 def _state(recording: Recording) -> str:
@@ -31,7 +31,10 @@ def _state(recording: Recording) -> str:
         case "theirs":
             return (
                 "Something else records PyTorch's history, so nbguard leaves it alone. "
-                f"{advice.SNAPSHOT.command} and {advice.WHATIF.command} use it; "
+                + advice.SNAPSHOT.command
+                + " and "
+                + advice.WHATIF.command
+                + " use it; "
                 "torch.cuda.memory._record_memory_history(None) ends it"
             )
         case "off":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nbguard.memory.core import advice
 from nbguard.memory.core.simulated import Simulated, SimulationState, assumptions_line
 from nbguard.render.blocks import Block, Line, Table, TableRow, Title
+from nbguard.texts import joined
 from nbguard.units import format_bytes, signed
 
 
@@ -43,7 +44,7 @@ def cell_line(before: Simulated, after: Simulated, cell: int) -> str:
         reserved += f" (peak {format_bytes(after.peak_reserved)})"
     parts.append(reserved)
     if after.ooms > before.ooms:
-        parts.append(f"ran out of memory {after.ooms - before.ooms}×: {advice.OOM.command}")
+        parts.append(f"ran out of memory {after.ooms - before.ooms}×: " + advice.OOM.command)
     if after.broken and not before.broken:
         parts.append(after.broken)
-    return " · ".join(parts)
+    return joined(" · ", parts)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.facts import RootKind
 from nbguard.render.result import Result
+from nbguard.texts import joined
 
 NoticeKind = Literal["deleted", "rebound", "view", "growth", "error", "left"]
 """A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more; an
@@ -71,7 +72,7 @@ class Notice:
 
     def __post_init__(self) -> None:
         """Set `command` by the advice, for those who read only that."""
-        object.__setattr__(self, "command", "\n".join(line.command for line in self.advice))
+        object.__setattr__(self, "command", joined("\n", (line.command for line in self.advice)))
 
     @property
     def fingerprint(self) -> tuple[str, str]:

@@ -145,7 +145,7 @@ def _garbage_lines(report: RoundsReport) -> Iterator[Block]:
 
 
 def _keeps(one: LeftByRounds) -> str:
-    return f"keeps it: {one.command} lets go of it" if one.command else "keeps it"
+    return "keeps it: " + one.command + " lets go of it" if one.command else "keeps it"
 
 
 def _line(keys: Iterable[StorageKey], held: HeldStorages, lines: Mapping[StorageKey, str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nbguard.memory.core.advice import NOTICES_ON, is_python, why
 from nbguard.memory.reports.notices.notice import NOT_SHOWN, Notice, Notices
 from nbguard.render.blocks import Block, Table, TableRow, Title
+from nbguard.texts import joined
 from nbguard.units import counted, format_bytes
 
 _NAMED = 3
@@ -16,7 +17,7 @@ _NAMED = 3
 def notice_line(notice: Notice) -> str:
     """Return a notice as the line after a cell, with its command."""
     advice = _advice(notice)
-    return f"{notice_sentence(notice)} · {advice}" if advice else notice_sentence(notice)
+    return f"{notice_sentence(notice)} · " + advice if advice else notice_sentence(notice)
 
 
 def notice_sentence(notice: Notice) -> str:
@@ -60,12 +61,12 @@ def _names(notice: Notice) -> str:
 
 def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
     """Yield the table of the last notices that hold, how many are over, and a sentence on the switch."""
-    state = "" if notices.on else f"notices are off: {NOTICES_ON.command}"
+    state = "" if notices.on else "notices are off: " + NOTICES_ON.command
     if notices.quiet and notices.on:
         state = "notices are hidden" if "*" in notices.quiet else f"notices about {', '.join(notices.quiet)} are hidden"
-        state += f"; {NOTICES_ON.command} shows all again"
+        state += "; " + NOTICES_ON.command + " shows all again"
     if not notices.notices:
-        yield Title(f"no notices so far{f'; {state}' if state else ''}", "dim")
+        yield Title("no notices so far" + ("; " + state if state else ""), "dim")
         return
     left = [one for one in notices.notices if one.is_left]
     rows = (
@@ -92,7 +93,7 @@ def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
 
 def _holders(notice: Notice) -> str:
     first, *others = notice.holders
-    cell = "" if notice.holder_cell is None or first.startswith("Out[") else f" (In[{notice.holder_cell}])"
+    cell = "" if notice.holder_cell is None or notice.holder_kind == "out" else f" (In[{notice.holder_cell}])"
     cell = cell if notice.registered == 1 else f"{cell[:-1] or ' ('}{', ' if cell else ''}{notice.registered} times)"
     text = _quoted(first) + cell
     return f"{text} and {len(others)} more" if len(others) > 1 else f"{text} and {_quoted(others[0])}" if others else text
@@ -110,10 +111,10 @@ def _quoted(holder: str) -> str:
 def _advice(notice: Notice) -> str:
     """Return the lines that free it; where none do and many hold it, the line that shows all of them."""
     if notice.advice:
-        return " and ".join(line.code for line in notice.advice)
+        return joined(" and ", (line.code for line in notice.advice))
     if notice.is_for_good:
         return f"{'they go' if len(notice.holders) > 1 else 'it goes'} only with the kernel"
     first = notice.holders[0]
     if len(notice.holders) > 2 and notice.holder_kind == "name" and is_python(first) and " " not in first:
-        return f"see {why(first).code}"
+        return "see " + why(first).code
     return "append `loss.item()` or `t.detach()`" if notice.kind == "growth" and notice.keeps_graph else ""

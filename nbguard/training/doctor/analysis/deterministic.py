@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from nbguard.memory.core.advice import make_deterministic, undo_deterministic
 from nbguard.render.blocks import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
+from nbguard.texts import before_start
 from nbguard.units import format_time
 
 Mode = Literal["off", "warn only", "on"]
@@ -86,17 +87,17 @@ def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
     rows = [
         ("generators", f"Python's, numpy's and torch's are seeded{''.join(f'; {name}' for name in state.generators)}"),
         ("algorithms", f"torch.use_deterministic_algorithms: {state.mode}; cudnn.benchmark off"),
-        ("loaders", ", ".join(state.loaders) or f"none was given; {make_deterministic('learn').code} seeds them"),
-        ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not fixed; set PYTHONHASHSEED=0 before Jupyter starts"),
+        ("loaders", ", ".join(state.loaders) or "none was given; " + make_deterministic("learn").code + " seeds them"),
+        ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not fixed; set PYTHONHASHSEED=0 " + before_start()),
         ("slow-down", _slow_down(state.times)),
     ]
     yield Table(rows=tuple(TableRow(cells=row) for row in rows))
-    yield Line(f"to undo all of this: {undo_deterministic().code}", "dim")
+    yield Line("to undo all of this: " + undo_deterministic().code, "dim")
 
 
 def _slow_down(times: StepTimes | None) -> str:
     if times is None:
-        return f"not measured: {make_deterministic('learn').code} measures it"
+        return "not measured: " + make_deterministic("learn").code + " measures it"
     if times.refused:
         names = ", ".join(times.refused)
         return f"not measured: {names} has no deterministic implementation and will raise; --warn-only lets it pass"

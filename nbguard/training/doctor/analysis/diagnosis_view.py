@@ -58,12 +58,12 @@ def _short(checks: Iterable[Check]) -> Iterator[tuple[str, str]]:
         if check.state == "not checked":
             reasons[check.evidence].append(check.name)
     for reason, names in reasons.items():
-        yield "not checked", f"{', '.join(names)}: {reason}"
+        yield "not checked", f"{', '.join(names)}: " + reason
 
 
 def _point(finding: CheckFinding) -> Point:
     """Return a finding with its evidence, and each line of its command by itself."""
-    lines = [finding.evidence, *(f"→ `{line}`" for line in finding.command.splitlines() if line.strip())]
+    lines = [finding.evidence, *("→ `" + line + "`" for line in finding.command.splitlines() if line.strip())]
     return Point(
         word=finding.severity,
         what=finding.what,

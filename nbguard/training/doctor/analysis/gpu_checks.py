@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbguard.texts import before_start
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.environment import Capability, EnvironmentFacts
 
@@ -115,7 +116,7 @@ def _libraries(facts: EnvironmentFacts) -> Check:
                 severity="problem",
                 what=f"cuDNN {dotted(torch.cudnn_loaded)} is loaded, PyTorch was built for {dotted(torch.cudnn_built)}",
                 evidence="convolutions fail because another major version has other functions",
-                command="unset LD_LIBRARY_PATH  # before Jupyter starts: the wheel brings its own cuDNN",
+                command="unset LD_LIBRARY_PATH  # " + before_start() + ": the wheel brings its own cuDNN",
             )
         )
     strangers = [(library, path) for library, path in facts.libraries if "site-packages" not in path]
@@ -125,7 +126,7 @@ def _libraries(facts: EnvironmentFacts) -> Check:
                 severity="note",
                 what=f"{', '.join(sorted({library for library, _ in strangers}))} is the system's, not PyTorch's own",
                 evidence="; ".join(sorted({path for _, path in strangers})[:3]),
-                command="unset LD_LIBRARY_PATH  # before Jupyter starts, unless that is meant",
+                command="unset LD_LIBRARY_PATH  # " + before_start() + ", unless that is meant",
             )
         )
     versions = f"cuDNN {dotted(torch.cudnn_loaded or torch.cudnn_built)} · NCCL {dotted(torch.nccl)}"

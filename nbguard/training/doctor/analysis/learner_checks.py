@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.memory.core.advice import diagnose
+from nbguard.memory.core.advice import NAME_ONE
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.environment import EnvironmentFacts
 from nbguard.units import HALF_ROUNDS_TO_ZERO, counted, format_bytes
 
-_NOTHING = f"no Learner was given: {diagnose().code}"
+_NOTHING = "no Learner was given: " + NAME_ONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nbguard.memory.core.advice import end_workers
+from nbguard.texts import before_start
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.environment import EnvironmentFacts
 from nbguard.units import GiB, MiB, counted, format_bytes
@@ -70,7 +71,7 @@ def _limits(facts: EnvironmentFacts) -> Check:
                     f"this process may lock {format_bytes(limits.locked_memory)}, but InfiniBand locks all memory that it sends"
                 ),
                 evidence="/sys/class/infiniband has a device; NCCL fails there with 'cannot register memory'",
-                command="docker run --ulimit memlock=-1 …   # or `ulimit -l unlimited` before Jupyter starts",
+                command="docker run --ulimit memlock=-1 …   # or `ulimit -l unlimited` " + before_start(),
             )
         )
     if limits.processes is not None and limits.processes < _FEW_PROCESSES:
@@ -89,7 +90,7 @@ def _limits(facts: EnvironmentFacts) -> Check:
                 severity="advice",
                 what=f"the address space is limited to {format_bytes(address)}, but CUDA reserves far more than it uses",
                 evidence="RLIMIT_AS counts addresses, not memory",
-                command="ulimit -v unlimited   # before Jupyter starts",
+                command="ulimit -v unlimited   # " + before_start(),
             )
         )
     files = "?" if limits.open_files is None else f"{limits.open_files}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.memory.core.advice import make_deterministic
+from nbguard.texts import before_start
 from nbguard.training.doctor.analysis.deterministic import Mode
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.runs.analysis.cell_seeds import CellCall, CellSeeds
@@ -140,6 +141,6 @@ def _hash_seed(switches: SwitchStates) -> Check:
         severity="note",
         what="the order of a set of strings differs in each kernel",
         evidence="PYTHONHASHSEED is not set; a vocabulary or a list of labels made from a set differs",
-        command="export PYTHONHASHSEED=0   # before Jupyter starts: Python reads it only then",
+        command="export PYTHONHASHSEED=0   # " + before_start() + ": Python reads it only then",
     )
     return checked("determinism", "hash seed", "not set", finding)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nbguard.errors import SettingsError
 from nbguard.memory.allocator.model.policy import parse_version
 from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.texts import before_start
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked
 from nbguard.training.doctor.analysis.environment import EnvironmentFacts
 
@@ -63,9 +64,9 @@ def _allocator(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             severity="note",
             what=f"{old} is the old name of {_NEW}",
             evidence=f"PyTorch {torch.version if torch else ''} still reads it",
-            command=f'unset {old}; export {_NEW}="{variables[old]}"   # before Jupyter starts'
+            command=f'unset {old}; export {_NEW}="{variables[old]}"   # ' + before_start()
             if _is_accepted(variables[old], version)
-            else f"unset {old}   # before Jupyter starts; {_NEW} has its place, with settings that PyTorch knows",
+            else f"unset {old}   # " + before_start() + f"; {_NEW} has its place, with settings that PyTorch knows",
         )
     for name in (_NEW, old):
         if name in variables:
@@ -96,7 +97,7 @@ def _settings(name: str, text: str, version: tuple[int, int] | None) -> Iterator
             severity="advice",
             what=f"{name} sets expandable_segments and max_split_size_mb, which work against each other",
             evidence="a block above the limit is never split, and an expandable segment is one large block",
-            command=f'export {name}="expandable_segments:True"   # before Jupyter starts',
+            command=f'export {name}="expandable_segments:True"   # ' + before_start(),
         )
 
 

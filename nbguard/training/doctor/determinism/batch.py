@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nbguard.errors import UndiagnosableError, in_one_line
+from nbguard.memory.core.advice import diagnose
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.training.doctor.determinism.digest import tensors_in
@@ -128,7 +129,7 @@ def _taken(subject: TrialSubject) -> Any:
     """Return a batch of the training loader; the loader and all generators are as before."""
     loader = subject.loader
     if loader is None:
-        raise UndiagnosableError(f"a {subject.name} has no loader: give a batch, as in  %nbguard doctor model --batch xb")
+        raise UndiagnosableError(f"a {subject.name} has no loader: give a batch, as in  " + diagnose("model", "xb").command)
     try:
         with _kept(loader):
             return loader.one_batch() if hasattr(type(loader), "one_batch") else _of_torch(loader)

@@ -74,7 +74,7 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
         reason = in_one_line(error)
         raise UndiagnosableError(f"{subject.name} cannot be called: {reason}") from error
     stage("trying torch.export")
-    static, program = _program("torch.export", subject, batch, {})
+    static, program = _program("torch.export", subject, batch, {}, drafts=True)
     stage("trying torch.export with batches of any size")
     dynamic, dynamic_program = _of_any_batch(subject, batch)
     stage("trying torch.export, strict")
@@ -99,8 +99,25 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
     )
 
 
-def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[str, Any]) -> tuple[ExportAttempt, Any]:
-    """Return an attempt with `torch.export`, with all failures that can be found, and the program if it passes."""
+def _program(
+    name: str,
+    subject: TrialSubject,
+    batch: TrialBatch,
+    options: dict[str, Any],
+    *,
+    drafts: bool = False,
+    of_any_batch: bool = False,
+) -> tuple[ExportAttempt, Any]:
+    """Return an attempt with `torch.export`, with all failures that can be found, and the program if it passes.
+
+    Args:
+        name: of the attempt.
+        subject: what is exported.
+        batch: the inputs that are traced.
+        options: of `torch.export.export`.
+        drafts: also look with PyTorch's draft export for failures that no module can be blamed for.
+        of_any_batch: compare the program's outputs with batches of other sizes, too.
+    """
     started = time.perf_counter()
     failures: list[ExportFailure] = []
     cured: dict[str, ExportRepair] = {}
@@ -116,7 +133,7 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
             failure = _located(failure, _copy_with(subject, cured), batch, options)
         repair = failure.repair
         if repair is None or not (repair.replacement or repair.setting) or failure.module in cured:
-            drafted = drafted_failures(_copy_with(subject, cured), batch) if name == "torch.export" else []
+            drafted = drafted_failures(_copy_with(subject, cured), batch) if drafts else []
             failures += drafted or [failure]
             break
         failures.append(failure)
@@ -126,18 +143,18 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
     )
     if failures:
         return attempt, None
-    sizes = (batch.items,) if name != "dynamic batch" else (batch.items, (batch.items or 1) + 1, 1)
+    sizes = (batch.items, (batch.items or 1) + 1, 1) if of_any_batch else (batch.items,)
     return _compared(attempt, subject, batch, program.module(), [size for size in sizes if size]), program
 
 
 def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttempt, Any]:
     """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
     shapes = _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)
-    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes})
+    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes}, of_any_batch=True)
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
         return each
     shared = _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))
-    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared})
+    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared}, of_any_batch=True)
     if same[0].passes:
         return same
     lines = drafted_failures(_copy_with(subject, {}), batch, shapes)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from nbguard.training.prediction.prediction import ChangeKind
+
 _PARTS = (2, 4)
 
 
@@ -19,6 +21,7 @@ class Change:
     code: str = ""  # lines that change the Learner, by the name `learn`, or a step's models and optimizers, by theirs
     parts: int = 1  # into how many batches one is cut
     conf: str = ""  # setting of the allocator
+    kind: ChangeKind = ""  # of a change that others ask for
 
 
 def added_up(
@@ -40,5 +43,6 @@ def added_up(
                 name=f"gradients of {parts} batches of {size // parts} added up",
                 code=code(parts),
                 parts=parts,
+                kind="accumulation",
                 cost=f"a little slower{norm}; {more(parts)}",
             )

@@ -31,6 +31,7 @@ def of_model(path: str, model: Any, after: str = "") -> Iterator[Change]:
             f'for block in [each for each in {path}.modules() if type(each).__name__ == "{kind}"]:\n'
             "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
             cost="about a third slower, because these blocks compute twice",
+            kind="checkpoints",
         )
     if kinds := ", ".join(sorted({f"nn.{type(layer).__name__}" for layer in _before_norms(model)})):
         yield Change(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from nbguard.errors import UnpredictableError
@@ -26,7 +26,7 @@ def savings(
     batch_size: int | None,
     endless: FitTrace,
     version: tuple[int, int],
-    only: tuple[str, ...] = ("",),
+    is_wanted: Callable[[Change], bool] = lambda _: True,
     *,
     largest: bool = False,
 ) -> tuple[Saving, ...]:
@@ -37,12 +37,12 @@ def savings(
         batch_size: items of a batch; None: the loader's.
         endless: the trace of the fit as it is.
         version: of torch, (major, minor), by which settings of the allocator are read.
-        only: beginnings of the names of changes to try.
+        is_wanted: says whether to try a change.
         largest: also search for the largest batch after each.
     """
     size, tried = endless.sizes[0], list[Saving]()
     for change in _changes(tracer, size, endless):
-        if not change.name.startswith(only):
+        if not is_wanted(change):
             continue
         own = replace(tracer, code="\n".join(filter(None, (tracer.code, change.code))), is_last_optional=True)
         if change.conf:
@@ -54,6 +54,7 @@ def savings(
         tried.append(
             Saving(
                 name=change.name,
+                kind=change.kind,
                 peak_allocated=trace.peak_allocated,
                 peak_reserved=trace.peak_reserved,
                 saved=endless.peak_reserved - trace.peak_reserved,

@@ -34,6 +34,6 @@ def memory_log_blocks(state: MemoryLogState) -> Iterator[Block]:
         yield Title("the memory is logged after each cell", "strong")
         yield Table(rows=tuple(TableRow(cells=("to", place)) for place in state.places))
         live = "" if state.every is None else f"; files for Prometheus are also written every {state.every:g} s"
-        yield Line(f"{counted(state.cells, 'cell')} written so far{live}. To end it: {LOG_OFF.code}", "dim")
+        yield Line(f"{counted(state.cells, 'cell')} written so far{live}. To end it: " + LOG_OFF.code, "dim")
     for failure in state.failed:
         yield Line(failure, "strong")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from nbguard.errors import DamagedDataError, ProfileFileError
 from nbguard.libraries import setting
+from nbguard.memory.core.advice import SAVE_FIT
 from nbguard.memory.core.facts import Unavailable
 from nbguard.plain_data import check, from_plain, to_plain
 from nbguard.training.profiler import checks as fit_checks
@@ -120,9 +121,9 @@ class FitObservations:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError):
-            raise ProfileFileError("it holds no JSON: save a profile with `%%profile_fit --save FILE`") from None
+            raise ProfileFileError("it holds no JSON: save a profile with " + SAVE_FIT.code) from None
         if type(data) is not dict or data.get("kind") != KIND:
-            raise ProfileFileError("it holds something else: save a profile with `%%profile_fit --save FILE`")
+            raise ProfileFileError("it holds something else: save a profile with " + SAVE_FIT.code)
         version = data.get("version")
         if version != VERSION:
             raise ProfileFileError(

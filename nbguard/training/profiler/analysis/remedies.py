@@ -118,6 +118,7 @@ def _batch(facts: RemedyContext) -> Iterator[Remedy]:
     change = f"`bs={size // 2}`; with two batches per step{in_own_words('accumulate', size=size)} the step sees as much"
     yield Remedy(
         name="smaller batch, gradient accumulation",
+        kind="smaller batch",
         effect=f"{less}, and more steps: {_NOT_MEASURED}",
         measured=False,
         change=change,
@@ -129,6 +130,7 @@ def _checkpointing(facts: RemedyContext) -> Iterator[Remedy]:
     change = "`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` around the largest blocks"
     yield Remedy(
         name="checkpointing",
+        kind="checkpointing",
         effect=f"most of the activations{held} for a second forward pass: {_NOT_MEASURED}",
         measured=False,
         change=change,

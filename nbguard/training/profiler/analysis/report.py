@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
@@ -179,6 +179,10 @@ def gravest_first(findings: Iterable[FitFinding]) -> tuple[FitFinding, ...]:
     return tuple(sorted(findings, key=lambda finding: finding.rank))
 
 
+RemedyKind: TypeAlias = Literal["", "smaller batch", "checkpointing"]
+"""A remedy whose bytes a prediction may know."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """One thing that could be changed, with its effect: measured, or `measured=False` and words that say so."""
@@ -189,6 +193,7 @@ class Remedy:
     change: str  # the line to write
     time: int | None = None  # nanoseconds per batch that it saves; None: not known
     nbytes: int | None = None  # bytes that it saves; None: not known
+    kind: RemedyKind = field(default="", metadata={"json": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+from nbguard.memory.core.advice import STOP_ON_NAN
 from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import Kinds, mro_of
@@ -35,9 +36,7 @@ _NEVER = 10**6
 """Steps without a skipped one after which a scale grows that is not meant to grow."""
 
 
-_LOOK_IN_FLOAT16 = (
-    "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
-)
+_LOOK_IN_FLOAT16 = "look for the operation that overflows in float16 (" + STOP_ON_NAN.code + "), or use `dtype=torch.bfloat16`"
 _LOOK = "look for the operation whose gradient is not finite; for a NaN, `torch.autograd.set_detect_anomaly(True)` names it"
 _SMALLER_GRADIENTS = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
 _OF_ANY_OPERATION = (_LOOK_IN_FLOAT16, _LOOK, _SMALLER_GRADIENTS)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbguard.memory.core.advice import STOP_ON_NAN
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.training.profiler.analysis.report import FitFinding, Setting
@@ -73,7 +74,7 @@ def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             severity="advice",
             what="anomaly detection is on",
             evidence="each operation keeps its stack and each backward function is checked for NaN: several times slower",
-            change="`torch.autograd.set_detect_anomaly(False)`; `%%profile_fit --stop-on-nan` finds the layer without it",
+            change="`torch.autograd.set_detect_anomaly(False)`; " + STOP_ON_NAN.code + " finds the layer without it",
             time=work // 2 or None,  # at least twice as slow, with small models more
         )
     if facts.blocks_launches:

@@ -52,7 +52,7 @@ def fit_blocks(report: FitReport, *, whole: bool = True) -> Iterator[Block]:
         return
     yield from _brief(report)
     more = _unsaid(report)
-    yield Fold("all figures", tuple(_figures(report)), f"{more}{advice.LAST_FIT.code} shows all")
+    yield Fold("all figures", tuple(_figures(report)), f"{more}" + advice.LAST_FIT.code + " shows all")
 
 
 def _brief(report: FitReport) -> Iterator[Block]:

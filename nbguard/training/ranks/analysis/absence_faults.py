@@ -128,14 +128,14 @@ def point_to_point(job: JobFacts) -> Iterator[RankFault]:
     waiting = {facts.rank: call for facts in job.ranks for call in facts.calls if call.is_p2p and not call.is_done}
     told: set[int] = set()
     for rank, call in waiting.items():
-        peer = _peer(call)
+        peer = call.peer
         if rank in told or peer is None or not 0 <= peer < job.world or job.ranks[peer].state in ("died", "raised"):
             continue
         told |= {rank, peer}
         wanted = "recv" if call.name == "send" else "send"
         own = waiting.get(peer)
         here = f"rank {rank} waits in {_message_words(call)}"
-        if own is not None and _peer(own) == rank:
+        if own is not None and own.peer == rank:
             what = f"{here}, and rank {peer} in {_message_words(own)}"
             ranks: tuple[int, ...] = tuple(sorted((rank, peer)))
         else:
@@ -154,11 +154,6 @@ def point_to_point(job: JobFacts) -> Iterator[RankFault]:
 
 def _message_words(call: CollectiveCall) -> str:
     return f"`{call.name}` {call.detail}{place_words(call)}"
-
-
-def _peer(call: CollectiveCall) -> int | None:
-    number = call.detail.rpartition(" ")[2]
-    return int(number) if number.isdecimal() else None
 
 
 def same_call(groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:

@@ -34,7 +34,8 @@ class CollectiveCall:
     name: str  # as in torch.distributed: "all_reduce"
     elements: int | None = None  # of the tensor that all ranks give alike; None: a rank may choose it
     dtype: str = ""  # of the tensor: "float32"
-    detail: str = ""  # what else must agree, where it is known: "src=0", "op=sum"; of a point-to-point call its peer
+    detail: str = ""  # what else must agree, where it is known: "src=0", "op=sum"; of a message its peer in words
+    peer: int | None = None  # rank that a message goes to or comes from; None: not known, or a collective
     place: str = ""  # the user's line: "train.py:13", "In[4], line 2"; empty: not known
     caller: Caller = ""
     is_done: bool = True  # whether it has returned, or its work is complete

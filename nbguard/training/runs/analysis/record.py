@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from nbguard.errors import DamagedDataError, RunRecordError
+from nbguard.memory.core.advice import SAVE_RECORD
 from nbguard.plain_data import Within, from_plain
 from nbguard.render.result import Result
 
@@ -105,7 +106,7 @@ def record_from(data: Any) -> RunRecord:
         RunRecordError: they hold something else.
     """
     if type(data) is not dict or data.get("kind") != KIND:
-        raise RunRecordError("it holds no record of a run: write one, as in  %nbguard record learn --save run.json")
+        raise RunRecordError("it holds no record of a run: write one, as in  " + SAVE_RECORD.command)
     fields = {name: value for name, value in data.items() if name not in _ENVELOPE}
     try:
         record: RunRecord = from_plain(RunRecord, fields)

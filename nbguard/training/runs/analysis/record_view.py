@@ -42,7 +42,7 @@ def _verdict(record: RunRecord) -> str:
     seeds = record.of("seeds")
     calls = seeds.get("calls", "")
     if seeds.get("torch", NEVER_SET) != NEVER_SET:
-        return f"PyTorch's seed is {seeds['torch']}; {advice.diagnose().code} shows whether a step repeats"
+        return f"PyTorch's seed is {seeds['torch']}; " + advice.diagnose().code + " shows whether a step repeats"
     if calls.startswith("none"):
         return "No seed is set, so this run cannot be repeated"
     return "PyTorch's seed is not set, so this run cannot be repeated" + (f" (set in cells: {calls})" if calls else "")

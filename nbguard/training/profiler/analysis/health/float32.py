@@ -60,5 +60,5 @@ def change_of(trial: Float32Trial) -> str:
     if not trial.is_small or trial.note or trial.largest is None:
         return ""
     if trial.is_finite:
-        return f"let {trial.names} compute in float32: {repair_nan().code} shows the line, or makes a copy"
+        return f"let {trial.names} compute in float32: " + repair_nan().code + " shows the line, or makes a copy"
     return "compute in bfloat16, which has the range of float32 (`dtype=torch.bfloat16`), or scale its inputs down"

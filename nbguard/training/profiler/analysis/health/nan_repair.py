@@ -52,4 +52,4 @@ def nan_repair_blocks(repair: NanRepair) -> Iterator[Block]:
     else:
         if repair.line:
             yield Line(f"This line makes them compute in float32 until `float32.undo()`: `{repair.line}`")
-        yield Line(f"To leave the model as it is, make a copy: `{repair_nan(repair.subject).command} -o finite`", "dim")
+        yield Line("To leave the model as it is, make a copy: " + repair_nan(repair.subject, "-o finite").code, "dim")

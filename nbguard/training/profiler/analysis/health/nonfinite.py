@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.libraries import in_own_words
+from nbguard.memory.core.advice import STOP_ON_NAN
 from nbguard.training.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
 from nbguard.training.profiler.analysis.health.operations import FailedOperation
 from nbguard.training.profiler.analysis.report import FitFinding
@@ -295,7 +296,7 @@ def _change(first: NotFinite) -> str:
         return f"{remedy}; a fit without `torch.compile` names the operation, and `--stop-on-nan` stops there"
     if operation is not None:
         return f"{remedy}; `--stop-on-nan` stops there"
-    return f"{remedy}; `%%profile_fit --stop-on-nan` records each step, mostly names the operation, and stops there"
+    return f"{remedy}; " + STOP_ON_NAN.code + " records each step, mostly names the operation, and stops there"
 
 
 def _usual_change(first: NotFinite) -> str:
@@ -314,5 +315,5 @@ def _usual_change(first: NotFinite) -> str:
         "weights": "create the model again, or load other weights; for finite ones `all(p.isfinite().all() for p in "
         "model.parameters())` is true",
         "gradient": f"look at its backward pass, usually at a root, a norm or a division at 0: {clipping}",
-        "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
+        "unknown": STOP_ON_NAN.code + " looks before each backward pass and stops there",
     }[origin.kind]

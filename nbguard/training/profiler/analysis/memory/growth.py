@@ -162,7 +162,7 @@ def growth_finding(growth: Growth, slowing: Slowing | None = None) -> FitFinding
         change = _fewer(growth)
     else:
         what += "its holder is not known"
-        change = f"look for lists that the loop appends to; {advice.REPORT.code} after the cell shows who holds tensors"
+        change = "look for lists that the loop appends to; " + advice.REPORT.code + " after the cell shows who holds tensors"
     is_sure = is_graph or (growth.holder and growth.epochs > 1)
     if not is_graph and growth.epochs < 2:
         evidence += "; only one epoch was seen, so it may be a cache that fills"
@@ -249,5 +249,5 @@ def _detached(name: str, container: str) -> str:
     if line is advice.NONE:
         return f"store no graphs in `{name}`: of a loss the number, `loss.item()`, and of a tensor `.detach()`"
     if container == JOINED:
-        return f"join the values without their graphs: {line.code}"
-    return f"keep the number, not its graph: {line.code}; of a tensor that is needed, `.detach()`"
+        return "join the values without their graphs: " + line.code
+    return "keep the number, not its graph: " + line.code + "; of a tensor that is needed, `.detach()`"

@@ -1,0 +1,85 @@
+"""Texts with a form for each host: magics in a notebook, calls of Python in a script, commands in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
+
+from nbguard.shell import host, running_shell
+
+Host: TypeAlias = Literal["notebook", "python", "terminal"]
+"""Where a text is read."""
+
+
+class Text(str):
+    """A text that is said differently where there are no magics. Its value is what a notebook says.
+
+    `+`, `joined`, `replace` and `splitlines` keep all forms; an f-string and `str.join` would keep the notebook's alone.
+    """
+
+    __slots__ = ("python", "terminal")
+
+    python: str
+    terminal: str
+
+    def __new__(cls, notebook: str, python: str | None = None, terminal: str | None = None) -> Text:
+        """Return a text; without `python` it is said as in a notebook, without `terminal` as in Python."""
+        self = str.__new__(cls, notebook)
+        self.python = notebook if python is None else python
+        self.terminal = self.python if terminal is None else terminal
+        return self
+
+    def __add__(self, other: str) -> Text:
+        return joined("", (self, other))
+
+    def __radd__(self, other: str) -> Text:
+        return joined("", (other, self))
+
+    def replace(self, *given: Any) -> str:
+        """Return the text with something in the place of something else, in each of its forms."""
+        return Text(*(str.replace(each, *given) for each in (str(self), self.python, self.terminal)))
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        """Return the lines, each with its forms; all forms have as many."""
+        forms = (str.splitlines(each, keepends) for each in (str(self), self.python, self.terminal))
+        return [Text(*each) for each in zip(*forms, strict=True)]
+
+
+DEBUGGERS = Text("%tb and %debug", "its traceback and a debugger")
+MORE = Text("-n shows more", "")
+"""Stands where rows are left out: the option of a magic. A result of Python has all of them."""
+BEHIND_MORE = Text(" (-n shows more)", "")
+"""The same behind a sentence."""
+
+
+def joined(between: str, parts: Iterable[str]) -> Text:
+    """Return parts behind one another as `str.join` does, in each of their forms."""
+    each = tuple(parts)
+    return Text(
+        form(between, "notebook").join(form(part, "notebook") for part in each),
+        form(between, "python").join(form(part, "python") for part in each),
+        form(between, "terminal").join(form(part, "terminal") for part in each),
+    )
+
+
+def capitalised(text: str) -> Text:
+    """Return a text whose first letter is a capital, in each of its forms."""
+    forms = (form(text, "notebook"), form(text, "python"), form(text, "terminal"))
+    return Text(*(f"{each[:1].upper()}{each[1:]}" for each in forms))
+
+
+def form(text: str, where: Host) -> str:
+    """Return a text as it is said to a host: a plain string."""
+    if not isinstance(text, Text):
+        return text
+    return str(text) if where == "notebook" else text.python if where == "python" else text.terminal
+
+
+def here() -> Host:
+    """Return the host of this process: a notebook where it runs under IPython, else Python."""
+    return "python" if running_shell() is None else "notebook"
+
+
+def before_start() -> Text:
+    """Return "before Jupyter starts", with the name of the program that is started where it is not Jupyter."""
+    return Text("before Jupyter starts", f"before {host()} starts")
