@@ -144,7 +144,7 @@ _OF_RESULTS = frozenset(
         "unused",
     )
 )
-_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory", "unfrozen", "worker memory"))
+_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory", "retain_graph", "unfrozen", "worker memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

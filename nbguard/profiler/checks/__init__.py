@@ -8,8 +8,10 @@ from nbguard.profiler.checks.compiles import CompileWatch
 from nbguard.profiler.checks.fp16_range import RangeWatch
 from nbguard.profiler.checks.loss_input import LossInputWatch
 from nbguard.profiler.checks.optimizers import OptimizerWatch
+from nbguard.profiler.checks.retained_graphs import RetainWatch
 from nbguard.profiler.checks.switches import SwitchWatch
 from nbguard.profiler.checks.syncs import SyncWatch
+from nbguard.profiler.checks.unused_graphs import UnusedGraphWatch
 
 CHECKS: tuple[type[FitCheck], ...] = (
     AmpWatch,
@@ -17,6 +19,8 @@ CHECKS: tuple[type[FitCheck], ...] = (
     CompileWatch,
     LossInputWatch,
     RangeWatch,
+    RetainWatch,
+    UnusedGraphWatch,
     SwitchWatch,
     SyncWatch,
 )
