@@ -90,6 +90,7 @@ class Saving:
     code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty: a setting does it
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
     cost: str  # what the change costs, in words
+    fits: bool | None = None  # on this GPU, after the change: yes even with the band, no, or not known
     largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None: not asked for
 
 
@@ -153,3 +154,14 @@ class CellPrediction(Result):
 
     executed: str  # what has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuComparison(Result):
+    """The memory of the same fits on several GPUs."""
+
+    kind: ClassVar[str] = "gpu_comparison"
+    view: ClassVar[str] = "nbguard.prediction.prediction_view:comparison_blocks"
+
+    executed: str  # what has run, in words; empty: nothing
+    fits: tuple[ForeseenFit, ...]  # each fit on the first GPU, then on the next one, each of which is empty before it

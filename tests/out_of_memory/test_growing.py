@@ -9,8 +9,9 @@ import pytest
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.oom_facts import OomFact
-from nbguard.out_of_memory.card import OomCard, batch_that_fits, build_card
+from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.failed_request import FailedRequest
+from nbguard.out_of_memory.foreseen import batch_that_fits
 from nbguard.out_of_memory.growing import growing_container
 from nbguard.out_of_memory.rerun import Rerun
 from nbguard.scan.oom.names import filled_in_loops

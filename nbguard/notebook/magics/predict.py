@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
 
 if TYPE_CHECKING:
-    from nbguard.prediction.prediction import CellPrediction, Prediction
+    from nbguard.prediction.prediction import CellPrediction, GpuComparison, Prediction
 
 
 def foreseen(
     namespace: dict[str, Any],
     name: str,
     size: int | None,
-    gpu: str | None,
+    gpus: Sequence[str],
     settings: str | None,
     *,
     largest: bool = False,
     savings: bool = False,
-) -> Prediction:
+) -> Prediction | GpuComparison:
     """Return the prediction for the Learner of that name.
 
     Args:
         namespace: the user's names.
         name: of the Learner, or an expression such as `runs[0]`.
         size: items of a batch; None: the loader's.
-        gpu: a GPU's name or size, also in quotes.
+        gpus: names or sizes, also in quotes; none: this kernel's device; several give a table.
         settings: of the allocator, also in quotes.
         largest: also the largest batch that fits.
         savings: also what would save memory.
@@ -35,23 +36,33 @@ def foreseen(
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
     """
     try:
-        from nbguard.prediction.predict import predict
+        from nbguard.prediction.predict import compare_gpus, predict
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     from nbguard.scan.targets import lookup, parse_target
 
     learn = lookup(parse_target(name), namespace)
-    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
+    named, settings = _unquoted(gpus), (settings or "").strip("'\"") or None
+    if len(named) > 1:
+        if savings:
+            raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
+        return compare_gpus(learn, named, batch_size=size, settings=settings, largest=largest)
+    gpu = named[0] if named else None
     return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
 
 
-def foreseen_cell(shell: Any, cell: str, gpu: str | None) -> CellPrediction:
+def _unquoted(gpus: Sequence[str]) -> list[str]:
+    """Return each GPU once, without the quotes in which its name may stand."""
+    return list(dict.fromkeys(gpu.strip("'\"") for gpu in gpus))
+
+
+def foreseen_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction | GpuComparison:
     """Return the prediction of the fits that a cell would start.
 
     Args:
         shell: IPython's, whose names are read.
         cell: the cell's text below the line of the magic.
-        gpu: a GPU's name or size, also in quotes; None: this kernel's device.
+        gpus: names or sizes, also in quotes; none: this kernel's device; several give a table.
 
     Raises:
         NbguardError: the cell starts no fit, or one that cannot be foreseen; the message says why.
@@ -60,4 +71,4 @@ def foreseen_cell(shell: Any, cell: str, gpu: str | None) -> CellPrediction:
         from nbguard.prediction.predict import predict_cell
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
-    return predict_cell(shell.transform_cell(cell), shell.user_ns, gpu and gpu.strip("'\""))
+    return predict_cell(shell.transform_cell(cell), shell.user_ns, _unquoted(gpus) or [None])

@@ -35,7 +35,13 @@ def of_learner(source: LearnerSource, gpu: Gpu, size: int, *, convolves: bool) -
         )
     if not _has_callback(learn, "GradientAccumulation"):
         code = f"from fastai.callback.training import GradientAccumulation\nlearn.add_cb(GradientAccumulation(n_acc={size}))"
-        yield from added_up(size, [learn.model], lambda _: code, lambda parts: f"make the DataLoaders with bs={size // parts}")
+        yield from added_up(size, [learn.model], partial(_cut, learn, code, size), partial(_made_with, learn, size))
+    if _can_freeze(learn):
+        yield Change(
+            name="only the head trained",
+            code="learn.freeze()",
+            cost="the body keeps its weights, as in transfer learning; learn.unfreeze() lets it learn again",
+        )
     yield from _of_optimizer(learn)
     yield from loss_in_parts("learn.loss_func.func", getattr(learn.loss_func, "func", None))
     if convolves and not _has_callback(learn, "ChannelsLast"):
@@ -79,6 +85,28 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "learn.opt = None",
             cost="nothing; the backward pass makes them again",
         )
+
+
+def _cut(learn: Any, code: str, size: int, parts: int) -> str:
+    """Return lines, with the one that makes the batches smaller where the loader is fastai's."""
+    return f"{code}\nlearn.dls.train.bs = {size // parts}" if _is_fastais(learn.dls.train) else code
+
+
+def _made_with(learn: Any, size: int, parts: int) -> str:
+    if _is_fastais(learn.dls.train):
+        return f"each step still learns from {size} items"
+    return f"make the DataLoaders with bs={size // parts}"
+
+
+def _is_fastais(loader: Any) -> bool:
+    return issubclass(type(loader), getattr(sys.modules.get("fastai.data.load"), "DataLoader", ()))
+
+
+def _can_freeze(learn: Any) -> bool:
+    """Say whether a Learner trains several groups of parameters, of which `freeze` leaves only the last: a body and a head."""
+    if learn.opt is None or getattr(learn.opt, "frozen_idx", 0):
+        return False
+    return len(getattr(learn.opt, "param_lists", ())) > 1
 
 
 def _has_callback(learn: Any, name: str) -> bool:
