@@ -298,3 +298,41 @@ def test_graphs_that_are_kept_or_recorded_for_nothing_cost_what_is_said(fake_cud
     assert retained - let_go >= 0.9 * kept
     assert activations <= unused <= 1.1 * activations
     assert recorded - without >= 0.95 * unused
+
+
+_PASSING = """
+import json, torch, nbguard
+from torch import nn
+from torch.nn import functional
+model = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096)).to("cuda")
+optimizer = torch.optim.Adam(model.parameters())
+x, classes = torch.ones(1024, 512, device="cuda"), torch.zeros(1024, dtype=torch.long, device="cuda")
+large = 16 * 2**20
+def train(weight):
+    for _ in range(8):
+        loss = functional.cross_entropy(model(x), classes) + 0 * weight()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def at_once():
+    together = torch.stack([torch.ones(large, device="cuda") for _ in range(4)])
+    return together.sum()
+found = []
+for weight in (at_once, lambda: 1.0):
+    with nbguard.profile_fit(show=False, memory=True) as profile:
+        train(weight)
+    found.append([[each.what, each.nbytes, each.evidence] for each in profile.report.findings if each.kind == "temporaries"])
+    torch.cuda.reset_peak_memory_stats()
+print(json.dumps(found))
+"""
+
+
+def test_large_temporary_tensors_of_each_batch_are_named_by_their_line(fake_cuda_run: Run) -> None:
+    """What a loss keeps for its backward pass, and what the model and the optimizer take, is none."""
+    found, without = json.loads(fake_cuda_run(_PASSING).splitlines()[-1])
+
+    [(words, nbytes, evidence)] = found
+    assert nbytes == 4 * 4 * 16 * MiB, "the four, or the one that torch.stack makes of them; the other is named besides"
+    assert "256.00 MiB at " in evidence
+    assert "in at_once()" in words + evidence
+    assert without == []

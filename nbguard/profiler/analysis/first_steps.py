@@ -24,7 +24,7 @@ _GROWS = ("graph", "growth")
 """Kinds of findings on memory that grows."""
 _COPIES = ("worker memory",)
 """Kinds of findings on memory that is there several times: from `_MUCH_MEMORY` on it counts as growth does."""
-_STAYS = ("retain_graph",)
+_STAYS = ("retain_graph", "temporaries")
 """Kinds of findings on memory that stays for a while in each batch."""
 _MUCH_MEMORY = 64 * MiB
 """Growth in the fit, of memory, that comes before any loss of time;"""

@@ -51,8 +51,8 @@ def unused_findings(facts: UnusedFacts) -> Iterable[FitFinding]:
         yield FitFinding(
             kind="no_grad",
             severity="advice",
-            what=f"{line.where} builds graphs that nobody uses",
-            evidence=f"{counted(line.calls, 'call')} of {line.model} with gradients enabled and no backward pass: each keeps "
+            what=f"{line.where} builds graphs that no backward pass uses",
+            evidence=f"{counted(line.calls, 'call')} of {line.model} with gradients enabled: each keeps "
             f"{format_bytes(line.nbytes)} of activations until its outputs go",
             change=f"`with torch.no_grad():` around it{decorated}",
             nbytes=line.nbytes or None,
