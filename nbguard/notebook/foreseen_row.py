@@ -21,7 +21,7 @@ def foreseen_row(namespace: dict[str, Any], name: str) -> str:
     Raises:
         NbguardError: its memory cannot be foreseen; the message says why.
     """
-    prediction = foreseen(namespace, name, None, (), None)
+    prediction = foreseen(namespace, name, None, None, None)
     need = f"the next fit needs {_of_capacity(prediction)}"
     return "\n".join((need, prediction.why, *(f"not counted: {text}" for text in prediction.unknown)))
 

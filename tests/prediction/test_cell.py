@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.notebook.magics.predict import foreseen
+from nbguard.notebook.magics.predict import foreseen, foreseen_on
 from nbguard.notebook.magics.profile_fit import as_line
 from nbguard.prediction.predict import predict, predict_cell
 from nbguard.prediction.prediction import GpuComparison
@@ -63,8 +63,8 @@ def test_a_loop_is_foreseen_on_copies_and_binds_no_name(capsys: pytest.CaptureFi
 def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> None:
     names = _names()
     gpus = ["A100", "RTX 2070", "610MiB"]
-    alone = [foreseen(names, "learn", 64, [gpu], None, largest=True) for gpu in gpus]
-    found = foreseen(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
+    alone = [foreseen(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
+    found = foreseen_on(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
 
     assert isinstance(found, GpuComparison)
     assert [replace(fit.prediction, seconds=0, import_seconds=0) for fit in found.fits] == [
@@ -77,7 +77,7 @@ def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> N
         assert ("−" in row) is ((prediction.capacity or 0) < prediction.need)
     assert [prediction.fits for prediction in alone] == [True, True, False]
     with pytest.raises(NbguardError, match="one GPU"):
-        foreseen(names, "learn", None, gpus, None, savings=True)
+        foreseen_on(names, "learn", None, gpus, None, savings=True)
 
 
 def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> None:

@@ -15,7 +15,7 @@ from nbguard.notebook.magics import snapshots
 from nbguard.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.notebook.magics.engines import engines_report
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
-from nbguard.notebook.magics.predict import foreseen
+from nbguard.notebook.magics.predict import foreseen_on
 from nbguard.notebook.magics.simulate import switched
 from nbguard.notebook.session import history, session_of
 
@@ -248,7 +248,7 @@ class GpuMemMagics(Magics):
                 names = getattr(self.shell, "user_ns", {})
                 asked = (options.learner, options.bs, options.gpu, options.settings)
                 prediction = guarded(
-                    "%gpumem predict", foreseen, names, *asked, largest=options.largest, savings=options.savings
+                    "%gpumem predict", foreseen_on, names, *asked, largest=options.largest, savings=options.savings
                 )
                 return show(self.shell, options, prediction)
             case "simulate":

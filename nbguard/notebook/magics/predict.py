@@ -15,19 +15,19 @@ def foreseen(
     namespace: dict[str, Any],
     name: str,
     size: int | None,
-    gpus: Sequence[str],
+    gpu: str | None,
     settings: str | None,
     *,
     largest: bool = False,
     savings: bool = False,
-) -> Prediction | GpuComparison:
+) -> Prediction:
     """Return the prediction for the Learner of that name.
 
     Args:
         namespace: the user's names.
         name: of the Learner, or an expression such as `runs[0]`.
         size: items of a batch; None: the loader's.
-        gpus: names or sizes, also in quotes; none: this kernel's device; several give a table.
+        gpu: a GPU's name or size, also in quotes.
         settings: of the allocator, also in quotes.
         largest: also the largest batch that fits.
         savings: also what would save memory.
@@ -36,19 +36,46 @@ def foreseen(
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
     """
     try:
-        from nbguard.prediction.predict import compare_gpus, predict
+        from nbguard.prediction.predict import predict
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
+    return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+
+
+def foreseen_on(
+    namespace: dict[str, Any],
+    name: str,
+    size: int | None,
+    gpus: Sequence[str],
+    settings: str | None,
+    *,
+    largest: bool = False,
+    savings: bool = False,
+) -> Prediction | GpuComparison:
+    """Return what `foreseen` does, for one of the `gpus` or none; for several a table of them.
+
+    Raises:
+        NbguardError: as of `foreseen`; or savings are asked for of several GPUs.
+    """
+    named = _unquoted(gpus)
+    if len(named) < 2:
+        gpu = named[0] if named else None
+        return foreseen(namespace, name, size, gpu, settings, largest=largest, savings=savings)
+    if savings:
+        raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
+    try:
+        from nbguard.prediction.predict import compare_gpus
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    settings = (settings or "").strip("'\"")
+    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings, largest=largest)
+
+
+def _named(namespace: dict[str, Any], name: str) -> Any:
     from nbguard.scan.targets import lookup, parse_target
 
-    learn = lookup(parse_target(name), namespace)
-    named, settings = _unquoted(gpus), (settings or "").strip("'\"") or None
-    if len(named) > 1:
-        if savings:
-            raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
-        return compare_gpus(learn, named, batch_size=size, settings=settings, largest=largest)
-    gpu = named[0] if named else None
-    return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+    return lookup(parse_target(name), namespace)
 
 
 def _unquoted(gpus: Sequence[str]) -> list[str]:

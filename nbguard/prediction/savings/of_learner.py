@@ -99,14 +99,16 @@ def _made_with(learn: Any, size: int, parts: int) -> str:
 
 
 def _is_fastais(loader: Any) -> bool:
-    return issubclass(type(loader), getattr(sys.modules.get("fastai.data.load"), "DataLoader", ()))
+    fastais: Any = getattr(sys.modules.get("fastai.data.load"), "DataLoader", None)
+    return fastais is not None and issubclass(type(loader), fastais)
 
 
 def _can_freeze(learn: Any) -> bool:
     """Say whether a Learner trains several groups of parameters, of which `freeze` leaves only the last: a body and a head."""
-    if learn.opt is None or getattr(learn.opt, "frozen_idx", 0):
+    if learn.opt is None or getattr(learn.opt, "frozen_idx", None):
         return False
-    return len(getattr(learn.opt, "param_lists", ())) > 1
+    groups: Any = getattr(learn.opt, "param_lists", ())
+    return len(groups) > 1
 
 
 def _has_callback(learn: Any, name: str) -> bool:

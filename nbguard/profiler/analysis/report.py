@@ -145,7 +145,7 @@ _OF_RESULTS = frozenset(
     )
 )
 _OF_MEMORY = frozenset(
-    ("graph", "growth", "no_grad", "rank memory", "retain_graph", "temporaries", "unfrozen", "worker memory")
+    ("graph", "growth", "loop names", "no_grad", "rank memory", "retain_graph", "temporaries", "unfrozen", "worker memory")
 )
 
 

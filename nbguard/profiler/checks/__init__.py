@@ -6,6 +6,7 @@ from nbguard.profiler.checks.amp import AmpWatch
 from nbguard.profiler.checks.check import FitCheck
 from nbguard.profiler.checks.compiles import CompileWatch
 from nbguard.profiler.checks.fp16_range import RangeWatch
+from nbguard.profiler.checks.loop_names import LoopNameWatch
 from nbguard.profiler.checks.loss_input import LossInputWatch
 from nbguard.profiler.checks.optimizers import OptimizerWatch
 from nbguard.profiler.checks.retained_graphs import RetainWatch
@@ -21,6 +22,7 @@ CHECKS: tuple[type[FitCheck], ...] = (
     RangeWatch,
     RetainWatch,
     UnusedGraphWatch,
+    LoopNameWatch,
     SwitchWatch,
     SyncWatch,
 )

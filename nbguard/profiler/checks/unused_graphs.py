@@ -10,9 +10,10 @@ from typing import Any
 
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.profiler.checks.check import FitFigures
-from nbguard.profiler.checks.graph_look import CallLines, GraphLook, look_at, tensors_of
+from nbguard.profiler.record.on_line import CallLines
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
+from nbguard.scan.heap.graph_look import GraphLook, look_at, tensors_of
 from nbguard.scan.heap.kinds import name_of
 from nbguard.units import counted, format_bytes
 
