@@ -45,7 +45,7 @@ class OomCard(Result):
     holders: tuple[Holder, ...]  # the largest
     held: int  # what all holders hold
     fixes: tuple[Fix, ...]  # the best first
-    savings: Advice | None  # that foresees what saves memory in the fit that failed; None: it was no fit of a Learner
+    savings: Advice | None  # the command to try more changes, if a fit of a Learner failed
     notes: tuple[str, ...]  # sentences that must be known to read the figures
 
 

@@ -163,5 +163,5 @@ class GpuComparison(Result):
     kind: ClassVar[str] = "gpu_comparison"
     view: ClassVar[str] = "nbguard.prediction.prediction_view:comparison_blocks"
 
-    executed: str  # what has run, in words; empty: nothing
-    fits: tuple[ForeseenFit, ...]  # each fit on the first GPU, then on the next one, each of which is empty before it
+    executed: str  # as of `CellPrediction`; empty: nothing has run
+    fits: tuple[ForeseenFit, ...]  # all on the first GPU, then all on the next; each GPU is empty before a fit

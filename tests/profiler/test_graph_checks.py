@@ -19,7 +19,6 @@ from nbguard.profiler.checks.unused_graphs import UnusedGraphWatch, unused_findi
 from tests.profiler.recording import recording
 
 BATCH, WIDTH = 64, 32
-ROWS = [torch.ones(WIDTH)] * (8 * BATCH)
 
 
 def _model() -> nn.Module:
@@ -27,7 +26,7 @@ def _model() -> nn.Module:
 
 
 def _batches() -> Iterator[Any]:
-    return iter(DataLoader(ROWS, batch_size=BATCH))  # type: ignore[arg-type]
+    return iter(DataLoader([torch.ones(WIDTH)] * (8 * BATCH), batch_size=BATCH))  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def unused_findings(facts: UnusedFacts) -> Iterable[FitFinding]:
 _Line = tuple[str, int, str]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Calls:
     """Calls of one line."""
 
@@ -146,7 +146,7 @@ class UnusedGraphWatch:
         line = self._places.here()
         if line is None or (line not in self._lines and len(self._lines) >= _LINES):
             return
-        calls = self._lines.setdefault(line, _Calls(self._model))
+        calls = self._lines.setdefault(line, _Calls(model=self._model))
         calls.row += 1
         calls.longest = max(calls.longest, calls.row)
         self._settle(calls)
