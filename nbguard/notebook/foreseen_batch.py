@@ -93,6 +93,7 @@ def _told(savings: Iterable[Saving], name: str) -> Iterator[ForeseenChange]:
         if kind not in kinds:
             kinds.add(kind)
             code = saving.code if name == "learn" else f"learn = {name}\n{saving.code}"
+            code += f"\nlearn.dls.train.bs = {saving.batch_size}" if kind == "gradients" else ""
             yield ForeseenChange(name=saving.name, saved=saving.saved, fits=saving.fits, cost=saving.cost, code=code)
 
 

@@ -35,7 +35,7 @@ def of_learner(source: LearnerSource, gpu: Gpu, size: int, *, convolves: bool) -
         )
     if not _has_callback(learn, "GradientAccumulation"):
         code = f"from fastai.callback.training import GradientAccumulation\nlearn.add_cb(GradientAccumulation(n_acc={size}))"
-        yield from added_up(size, [learn.model], partial(_cut, learn, code, size), partial(_made_with, learn, size))
+        yield from added_up(size, [learn.model], lambda _: code, lambda parts: f"make the DataLoaders with bs={size // parts}")
     if _can_freeze(learn):
         yield Change(
             name="only the head trained",
@@ -85,22 +85,6 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "learn.opt = None",
             cost="nothing; the backward pass makes them again",
         )
-
-
-def _cut(learn: Any, code: str, size: int, parts: int) -> str:
-    """Return lines, with the one that makes the batches smaller where the loader is fastai's."""
-    return f"{code}\nlearn.dls.train.bs = {size // parts}" if _is_fastais(learn.dls.train) else code
-
-
-def _made_with(learn: Any, size: int, parts: int) -> str:
-    if _is_fastais(learn.dls.train):
-        return f"each step still learns from {size} items"
-    return f"make the DataLoaders with bs={size // parts}"
-
-
-def _is_fastais(loader: Any) -> bool:
-    fastais: Any = getattr(sys.modules.get("fastai.data.load"), "DataLoader", None)
-    return fastais is not None and issubclass(type(loader), fastais)
 
 
 def _can_freeze(learn: Any) -> bool:
