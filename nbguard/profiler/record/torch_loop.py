@@ -45,6 +45,7 @@ class TorchLoop:
         self._patches = Patches()
         self._calls = Patches()
         self._copies = Patches()
+        self._engines = Patches()
         self._has_copied = False  # whether the loop made any since the stretch began
         self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
@@ -67,7 +68,6 @@ class TorchLoop:
         put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", self.timed(phases.WORKERS))
         put(torch.autograd, "backward", self._backward)
-        put(torch.autograd, _ENGINE if hasattr(torch.autograd, _ENGINE) else "grad", self._engine)
         put(torch.optim.Optimizer, "__init__", self._optimizer)
         put(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         self.watch_modules()
@@ -82,6 +82,7 @@ class TorchLoop:
         """Take the marks out."""
         self._patches.restore()
         self._copies.restore()
+        self._engines.restore()
         self.leave_modules()
         self._codes.clear()
         while self._hooks:
@@ -106,7 +107,9 @@ class TorchLoop:
         """
         import torch
 
+        self._engines.restore()
         if begins:
+            self._engines.put(torch.autograd, _ENGINE if hasattr(torch.autograd, _ENGINE) else "grad", self._engine)
             self._has_copied = False
             if not self._copies.are_in:  # the marks stay below patches that others have put in since
                 for name in ("to", "cuda"):
@@ -291,7 +294,7 @@ class TorchLoop:
                     add((code, clock()))
                     if recorder.hears:
                         recorder.emit("phase", code)
-                if code == forward and recorder.hears:
+                if recorder.hears and code == forward:
                     recorder.emit("output", result)
                 return result
 
@@ -309,7 +312,8 @@ class TorchLoop:
                 return original(tensors, *args, **kw)
             if recorder.has_new_loop:
                 self.begins_to_train()
-            recorder.retains = recorder.hears and _retains(*args, **kw)
+            if recorder.hears:
+                recorder.retains = _retains(*args, **kw)
             if recorder.log_loss(tensors):
                 recorder.emit("loss", tensors)
             before = recorder.current
