@@ -86,17 +86,6 @@ class ServersKernel(Kernel):
         """Say whether this ipykernel has subshells. Not while a cell runs: without them it would answer at its end."""
         return "kernel subshells" in self.client.kernel_info(reply=True, timeout=60)["content"].get("supported_features", [])
 
-    def subshells(self) -> list[str]:
-        """Return the ids of the kernel's subshells; where it has none to offer, an empty list."""
-        if not self.offers_subshells():
-            return []  # it would not answer
-        message = self.client.session.msg("list_subshell_request", {})
-        self.client.control_channel.send(message)
-        while True:
-            reply = self.client.get_control_msg(timeout=60)
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                return list(reply["content"].get("subshell_id", []))
-
     def threads(self) -> list[str]:
         """Return the names of the Python threads that run."""
         names: list[str] = self.value("sorted(t.name for t in __import__('threading').enumerate())")
@@ -105,7 +94,7 @@ class ServersKernel(Kernel):
     def resting_threads(self) -> list[str]:
         """Return the same as soon as nbguard's worker, which ends when it has nothing to do, is not among them.
 
-        Subshells are left out: a page's comes and goes with the page (`subshells` tells of those that stay).
+        Subshells are left out: they are JupyterLab's, for comms, and the panel opens none.
         """
         names: list[str] = []
 

@@ -43,7 +43,6 @@ def test_reload_idle(desk: Desk, server: Server) -> None:
         expect_holder(tab, "weights")
         tab.wait_for_ticks(2)
     assert notebook.kernel.resting_threads() == threads
-    wait_until(lambda: notebook.kernel.subshells() == [], "the subshells of the pages before to end")
 
 
 @lab_only

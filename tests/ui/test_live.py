@@ -117,7 +117,6 @@ def expect_a_cleanup_beside_the_fit(training: Tab) -> None:
     losses = training.notebook.kernel.value("[loss.item() for loss in learn.recorder.losses]")
     assert losses
     assert all(map(math.isfinite, losses))
-    assert training.notebook.kernel.subshells() == []
 
 
 def expect_the_training_learner_to_wait(training: Tab) -> None:
