@@ -1,5 +1,5 @@
 # Each target sets up what it needs and reuses what is there. Everything lands in .venv, node_modules, dist, nbguard/labextension
-# and nbguard/notebook/static. Needs Python >= 3.10 and make; the rest is fetched. Another Python: make distclean test PYTHON=python3.12
+# and nbguard/frontend/notebook/static. Needs Python >= 3.10 and make; the rest is fetched. Another Python: make distclean test PYTHON=python3.12
 
 PYTHON ?= python3
 
@@ -145,7 +145,7 @@ build: $(LABEXTENSION) ## wheel and sdist into dist/
 	  || $(call stop,The build failed. To start afresh: make distclean build)
 
 clean: ## remove what was built; keep .venv and node_modules
-	rm -rf build dist nbguard/labextension nbguard/notebook/static .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist nbguard/labextension nbguard/frontend/notebook/static .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find nbguard tests notebooks -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv and node_modules too
@@ -191,7 +191,7 @@ $(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
 	@$(NODE)
 	@$(call say,the JupyterLab extension and the widget)
 	@$(IN_VENV) npm run --silent build:prod || $(call stop,The extension did not build. To start afresh: make distclean build)
-	@wc -c nbguard/labextension/static/*.js nbguard/notebook/static/*
+	@wc -c nbguard/labextension/static/*.js nbguard/frontend/notebook/static/*
 	@touch $@
 
 # Without the browser's side, which needs npm's packages, and without PyTorch.

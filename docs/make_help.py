@@ -41,12 +41,12 @@ def _help(line: str) -> str:
 
 def magic_help(line: str) -> str:
     """Return what `line --help` prints; for a magic without a word, its docstring with its words or options below it."""
-    from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
-    from nbguard.notebook.magics.gpumem import GpuMemMagics
-    from nbguard.notebook.magics.profile_fit import ProfileFitMagics
-    from nbguard.notebook.magics.reset_gpu import ResetGpuMagics
-    from nbguard.notebook.magics.switch import GRAMMAR as NBGUARD
-    from nbguard.notebook.magics.switch import SwitchMagics
+    from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
+    from nbguard.frontend.notebook.magics.gpumem import GpuMemMagics
+    from nbguard.frontend.notebook.magics.profile_fit import ProfileFitMagics
+    from nbguard.frontend.notebook.magics.reset_gpu import ResetGpuMagics
+    from nbguard.frontend.notebook.magics.switch import GRAMMAR as NBGUARD
+    from nbguard.frontend.notebook.magics.switch import SwitchMagics
 
     magics: dict[str, Any] = {
         "%gpumem": GpuMemMagics.gpumem,
@@ -66,7 +66,7 @@ def magic_help(line: str) -> str:
 
 def command_help(command: str) -> str:
     """Return what `nbguard COMMAND --help` prints."""
-    from nbguard.cli import main
+    from nbguard.frontend.cli import main
 
     with _wide():
         return _printed(main, [command, "--help"])

@@ -18,13 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nbguard.sidebar.protocol import answers, messages, state
+from nbguard.frontend.sidebar.protocol import answers, messages, state
 
 _HEAD = """\
 /**
  * The messages between a kernel and its sidebars. Sizes are bytes, times seconds since the epoch.
  *
- * Made from nbguard/sidebar/protocol/{{state,answers,messages}}.py by `make protocol`: change those. docs/protocol.md says
+ * Made from nbguard/frontend/sidebar/protocol/{{state,answers,messages}}.py by `make protocol`: change those. docs/protocol.md says
  * which message is sent when. Beside each type that a kernel sends stands its check: a value that fails it is dropped.
  */
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nbguard.prediction import rules
-from nbguard.prediction.rules import (
+from nbguard.training.prediction import rules
+from nbguard.training.prediction.rules import (
     attention,
     composed,
     convolutions,

@@ -1,5 +1,5 @@
 /**
- * Packs what browsers get: the JupyterLab extension into nbguard/labextension, the inline widget into nbguard/notebook/static.
+ * Packs what browsers get: the JupyterLab extension into nbguard/labextension, the inline widget into nbguard/frontend/notebook/static.
  *
  *     node labextension/build.mjs [--watch]
  *
@@ -120,7 +120,7 @@ async function buildWidget() {
     metafile: true,
     entryPoints: ['src/widget.ts', 'style/view.css'].map(file => ({ in: `labextension/${file}`, out: 'widget' })),
     format: 'esm',
-    outdir: 'nbguard/notebook/static'
+    outdir: 'nbguard/frontend/notebook/static'
   });
   return metafile;
 }

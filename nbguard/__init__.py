@@ -21,69 +21,69 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.allocator.replay.replay import replay
-    from nbguard.allocator.replay.whatif import what_if
-    from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.api import end_zombies, memory_map, oom, park, plan, release, report, unpark, why, zombies
-    from nbguard.cells.rounds import watch
-    from nbguard.cluster.engines import engines
-    from nbguard.doctor.deterministic import deterministic
-    from nbguard.doctor.diagnose import diagnose
-    from nbguard.doctor.diagnose_launch import diagnose_launch
-    from nbguard.doctor.export.repair import exportable
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
-    from nbguard.notebook.monitor import FitMonitor as FitMonitor
-    from nbguard.notebook.profile import last_fit, profile_fit
-    from nbguard.notebook.session import history, notices
-    from nbguard.notebook.widget import Sidebar as Sidebar
-    from nbguard.prediction.predict import predict
-    from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
-    from nbguard.ranks.errors.launch_errors import launch_errors
-    from nbguard.ranks.load import load_ranks
-    from nbguard.ranks.watch import watch_ranks
-    from nbguard.runs.comparing import compare
-    from nbguard.runs.run_record import run_record
-    from nbguard.simulation.simulation import simulate
-    from nbguard.snapshots.capture import record
-    from nbguard.snapshots.diff import snapshot_diff
-    from nbguard.snapshots.report import snapshot_map, snapshot_report
-    from nbguard.snapshots.save import live_snapshot, save_snapshot
-    from nbguard.snapshots.whatif import whatif_report
+    from nbguard.frontend.cluster.engines import engines
+    from nbguard.frontend.notebook.monitor import FitMonitor as FitMonitor
+    from nbguard.frontend.notebook.profile import last_fit, profile_fit
+    from nbguard.frontend.notebook.session import history, notices
+    from nbguard.frontend.notebook.widget import Sidebar as Sidebar
+    from nbguard.memory.allocator.replay.replay import replay
+    from nbguard.memory.allocator.replay.whatif import what_if
+    from nbguard.memory.allocator.snapshot.read import load_snapshot
+    from nbguard.memory.cells.rounds import watch
+    from nbguard.memory.simulation.simulation import simulate
+    from nbguard.memory.snapshots.capture import record
+    from nbguard.memory.snapshots.diff import snapshot_diff
+    from nbguard.memory.snapshots.report import snapshot_map, snapshot_report
+    from nbguard.memory.snapshots.save import live_snapshot, save_snapshot
+    from nbguard.memory.snapshots.whatif import whatif_report
+    from nbguard.training.doctor.deterministic import deterministic
+    from nbguard.training.doctor.diagnose import diagnose
+    from nbguard.training.doctor.diagnose_launch import diagnose_launch
+    from nbguard.training.doctor.export.repair import exportable
+    from nbguard.training.prediction.predict import predict
+    from nbguard.training.profiler.nonfinite.float32_layers import in_float32
+    from nbguard.training.ranks.errors.launch_errors import launch_errors
+    from nbguard.training.ranks.load import load_ranks
+    from nbguard.training.ranks.watch import watch_ranks
+    from nbguard.training.runs.comparing import compare
+    from nbguard.training.runs.run_record import run_record
 
 __version__ = "0.1.0"
 _ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
 _API = ("end_zombies", "memory_map", "oom", "park", "plan", "release", "report", "unpark", "why", "zombies")
 _HOMES = {
-    "FitMonitor": "nbguard.notebook.monitor",
-    "Sidebar": "nbguard.notebook.widget",
-    "compare": "nbguard.runs.comparing",
-    "deterministic": "nbguard.doctor.deterministic",
-    "diagnose": "nbguard.doctor.diagnose",
-    "diagnose_launch": "nbguard.doctor.diagnose_launch",
-    "engines": "nbguard.cluster.engines",
-    "exportable": "nbguard.doctor.export.repair",
-    "history": "nbguard.notebook.session",
-    "last_fit": "nbguard.notebook.profile",
-    "in_float32": "nbguard.profiler.instruments.nonfinite.float32_layers",
-    "launch_errors": "nbguard.ranks.errors.launch_errors",
-    "live_snapshot": "nbguard.snapshots.save",
-    "load_ranks": "nbguard.ranks.load",
-    "load_snapshot": "nbguard.allocator.snapshot.read",
-    "notices": "nbguard.notebook.session",
-    "predict": "nbguard.prediction.predict",
-    "profile_fit": "nbguard.notebook.profile",
-    "record": "nbguard.snapshots.capture",
-    "replay": "nbguard.allocator.replay.replay",
-    "run_record": "nbguard.runs.run_record",
-    "save_snapshot": "nbguard.snapshots.save",
-    "snapshot_diff": "nbguard.snapshots.diff",
-    "snapshot_map": "nbguard.snapshots.report",
-    "snapshot_report": "nbguard.snapshots.report",
-    "simulate": "nbguard.simulation.simulation",
-    "watch": "nbguard.cells.rounds",
-    "watch_ranks": "nbguard.ranks.watch",
-    "what_if": "nbguard.allocator.replay.whatif",
-    "whatif_report": "nbguard.snapshots.whatif",
+    "FitMonitor": "nbguard.frontend.notebook.monitor",
+    "Sidebar": "nbguard.frontend.notebook.widget",
+    "compare": "nbguard.training.runs.comparing",
+    "deterministic": "nbguard.training.doctor.deterministic",
+    "diagnose": "nbguard.training.doctor.diagnose",
+    "diagnose_launch": "nbguard.training.doctor.diagnose_launch",
+    "engines": "nbguard.frontend.cluster.engines",
+    "exportable": "nbguard.training.doctor.export.repair",
+    "history": "nbguard.frontend.notebook.session",
+    "last_fit": "nbguard.frontend.notebook.profile",
+    "in_float32": "nbguard.training.profiler.nonfinite.float32_layers",
+    "launch_errors": "nbguard.training.ranks.errors.launch_errors",
+    "live_snapshot": "nbguard.memory.snapshots.save",
+    "load_ranks": "nbguard.training.ranks.load",
+    "load_snapshot": "nbguard.memory.allocator.snapshot.read",
+    "notices": "nbguard.frontend.notebook.session",
+    "predict": "nbguard.training.prediction.predict",
+    "profile_fit": "nbguard.frontend.notebook.profile",
+    "record": "nbguard.memory.snapshots.capture",
+    "replay": "nbguard.memory.allocator.replay.replay",
+    "run_record": "nbguard.training.runs.run_record",
+    "save_snapshot": "nbguard.memory.snapshots.save",
+    "snapshot_diff": "nbguard.memory.snapshots.diff",
+    "snapshot_map": "nbguard.memory.snapshots.report",
+    "snapshot_report": "nbguard.memory.snapshots.report",
+    "simulate": "nbguard.memory.simulation.simulation",
+    "watch": "nbguard.memory.cells.rounds",
+    "watch_ranks": "nbguard.training.ranks.watch",
+    "what_if": "nbguard.memory.allocator.replay.whatif",
+    "whatif_report": "nbguard.memory.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }
@@ -150,14 +150,14 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics: what `%load_ext nbguard` does."""
-    from nbguard.notebook.magics import load
+    from nbguard.frontend.notebook.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take the magics out again and leave IPython as it was found."""
-    from nbguard.notebook.magics import unload
+    from nbguard.frontend.notebook.magics import unload
 
     unload(shell)
 

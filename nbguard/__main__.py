@@ -2,7 +2,7 @@
 
 import sys
 
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

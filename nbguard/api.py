@@ -8,30 +8,37 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from nbguard.cleanup.apply.apply import Cleaned, apply, bring_back, uncover
-from nbguard.cleanup.apply.processes import end_orphans, find_zombies
-from nbguard.cleanup.figures import figure_of
-from nbguard.cleanup.plan.parking import Unparked, plan_parking
-from nbguard.cleanup.plan.plan import Outcome, Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.cleanup.plan.promises import with_release
 from nbguard.errors import NbguardError, TargetError
-from nbguard.memory import advice
-from nbguard.memory.facts import Facts, Graph
-from nbguard.memory.processes import Zombies
-from nbguard.memory.references.explain import Why, explain, explain_path
-from nbguard.memory.references.explain_unheld import explain_unheld, is_explained
-from nbguard.memory.references.holders import unheld
-from nbguard.out_of_memory.card import OomCard, build_card
-from nbguard.reports.memory_map import MemoryMap, build_map
-from nbguard.reports.report import Report, build_report
-from nbguard.scan.heap.kinds import Kinds
-from nbguard.scan.heap.unread import Unread
-from nbguard.scan.objects.describe import describe
-from nbguard.scan.objects.parked import fixed_storages
-from nbguard.scan.scan import Notebook, Scan, scan
-from nbguard.scan.shown_targets import targets_of
-from nbguard.scan.targets import is_computed, lookup, output_label, parse_target, refuse_unknown_attribute, resolve_targets
+from nbguard.memory.cleanup.apply.apply import Cleaned, apply, bring_back, uncover
+from nbguard.memory.cleanup.apply.processes import end_orphans, find_zombies
+from nbguard.memory.cleanup.figures import figure_of
+from nbguard.memory.cleanup.plan.parking import Unparked, plan_parking
+from nbguard.memory.cleanup.plan.plan import Outcome, Plan, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.cleanup.plan.promises import with_release
+from nbguard.memory.core import advice
+from nbguard.memory.core.facts import Facts, Graph
+from nbguard.memory.core.processes import Zombies
+from nbguard.memory.core.references.explain import Why, explain, explain_path
+from nbguard.memory.core.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.core.references.holders import unheld
+from nbguard.memory.out_of_memory.card import OomCard, build_card
+from nbguard.memory.reports.memory_map import MemoryMap, build_map
+from nbguard.memory.reports.report import Report, build_report
+from nbguard.memory.scan.heap.kinds import Kinds
+from nbguard.memory.scan.heap.unread import Unread
+from nbguard.memory.scan.objects.describe import describe
+from nbguard.memory.scan.objects.parked import fixed_storages
+from nbguard.memory.scan.scan import Notebook, Scan, scan
+from nbguard.memory.scan.shown_targets import targets_of
+from nbguard.memory.scan.targets import (
+    is_computed,
+    lookup,
+    output_label,
+    parse_target,
+    refuse_unknown_attribute,
+    resolve_targets,
+)
 from nbguard.units import parse_bytes
 
 

@@ -11,7 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, Graph, LearnerFact, Node, Root, Segment, StorageFact
+from nbguard.memory.core.facts import (
+    AllocatorStats,
+    Block,
+    DeviceFacts,
+    Facts,
+    Graph,
+    LearnerFact,
+    Node,
+    Root,
+    Segment,
+    StorageFact,
+)
 
 _FIRST_REF = 1000
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from nbguard.memory import advice
+from nbguard.memory.core import advice
 from tests.fake_cuda.launch import DEVICE_NAME
 from tests.kernels import Cell, Kernel
 from tests.thorough import THOROUGH
 
-_LOOK = "__import__('sys').modules['nbguard.scan.scan']"
+_LOOK = "__import__('sys').modules['nbguard.memory.scan.scan']"
 _GRAPH = f"{_LOOK}.scan({_LOOK}.Notebook(get_ipython(), get_ipython().user_ns)).facts.graph"
 _UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -24,7 +24,7 @@ _PYTHON = re.compile(
     r"`(import [^`\n]+|[^`\s=]+\.(?:(?:clear|cache_clear|zero_grad)\(\)|shutdown\([^`\n]*\))"
     r"|[^`\s=]+ = (?:None|[^`\n]*clone\(\)))`"
 )
-"""Lines of Python that `nbguard.memory.advice` makes. Only the kernel knows whether one that is shown is meant to be run."""
+"""Lines of Python that `nbguard.memory.core.advice` makes. Only the kernel knows whether one that is shown is meant to be run."""
 _WITH_A_WORD = {advice.WHY.command, advice.SNAPSHOT.command}  # a name or a file's name is to be added
 _FIXED = sorted(
     {
@@ -47,8 +47,8 @@ _FOLLOW = '''
 def _follow_printed(text, commands, fake):
     import gc, io, json, os, select, signal, sys
     import nbguard
-    from nbguard.reports.notices.view import notice_line
-    from nbguard.scan.scan import Notebook, scan
+    from nbguard.memory.reports.notices.view import notice_line
+    from nbguard.memory.scan.scan import Notebook, scan
     shell = __import__('IPython').get_ipython()
     def told():
         """Yield the lines of each notice that the text shows, the bytes that they promise together, and those it is about."""
@@ -125,7 +125,9 @@ def follow_printed(kernel: Kernel, cell: Cell) -> None:
     if shapes <= _FOLLOWED and not THOROUGH:
         return
     _FOLLOWED.update(shapes)
-    if not kernel.value("'torch' in __import__('sys').modules and 'nbguard.notebook.session' in __import__('sys').modules"):
+    if not kernel.value(
+        "'torch' in __import__('sys').modules and 'nbguard.frontend.notebook.session' in __import__('sys').modules"
+    ):
         return
     kernel.run_silently(f"exec({_FOLLOW!r}, __import__('builtins').__dict__)")
     for result in kernel.value(f"_follow_printed({text!r}, {commands!r}, {DEVICE_NAME!r})"):

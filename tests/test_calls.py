@@ -15,7 +15,7 @@ import pytest
 import nbguard
 from nbguard.calls import as_calls, call_of, has_magics
 from nbguard.errors import TargetError
-from nbguard.memory import advice
+from nbguard.memory.core import advice
 from nbguard.render.blocks import Line, Table, TableRow
 from nbguard.render.html import blocks_html
 from nbguard.render.in_calls import in_calls

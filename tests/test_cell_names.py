@@ -9,11 +9,11 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from nbguard.cell_names import cell_names
-from nbguard.cells.name_watch import _unbound_by
-from nbguard.prediction.code.functions import names_bound
-from nbguard.runs.analysis.cell_slice import cells_behind
-from nbguard.scan.oom.names import names_in
-from nbguard.scan.roots.namespace import Cells
+from nbguard.memory.cells.name_watch import _unbound_by
+from nbguard.memory.scan.oom.names import names_in
+from nbguard.memory.scan.roots.namespace import Cells
+from nbguard.training.prediction.code.functions import names_bound
+from nbguard.training.runs.analysis.cell_slice import cells_behind
 
 _BINDS = [
     "x = 1",

@@ -24,7 +24,7 @@ DOCUMENTS = (
 # A path that begins with a folder of the repository, and perhaps a name in that file: `nbguard/api.py:report`.
 _PATH = re.compile(r"`((?:nbguard|tests|docs|labextension|notebooks|\.ci|\.github)/[\w./-]+)(?::(\w+))?`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-_MADE = ("nbguard/labextension", "nbguard/notebook/static", "tests/data/gpu")
+_MADE = ("nbguard/labextension", "nbguard/frontend/notebook/static", "tests/data/gpu")
 """Folders that a build or a GPU day makes."""
 
 

@@ -172,7 +172,7 @@ def test_commands_are_made_in_one_module() -> None:
     for module, tree in sources().items():
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):
-            if module == "nbguard.memory.advice" or module.startswith("nbguard.notebook.") or id(node) in prose:
+            if module == "nbguard.memory.core.advice" or module.startswith("nbguard.frontend.notebook.") or id(node) in prose:
                 continue
             text = node.value if isinstance(node, ast.Constant) and type(node.value) is str else ""
             is_name = text.startswith("<") or text == "%reset_gpu"  # of code that a cleanup compiles, or a placeholder

@@ -33,9 +33,9 @@ def test_load_ext_loads_no_library() -> None:
         "InteractiveShell.instance().run_line_magic('load_ext', 'nbguard')"
     )
 
-    assert "nbguard.notebook.magics.gpumem" in loaded
+    assert "nbguard.frontend.notebook.magics.gpumem" in loaded
     assert loaded.isdisjoint(_HEAVY)
-    assert not any(name.startswith("nbguard.scan") for name in loaded)
+    assert not any(name.startswith("nbguard.memory.scan") for name in loaded)
 
 
 def test_public_names_are_there() -> None:

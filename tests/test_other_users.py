@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.ranks.job_folder import job_folder, leave
-from nbguard.ranks.rank_file import RankFile
+from nbguard.training.ranks.job_folder import job_folder, leave
+from nbguard.training.ranks.rank_file import RankFile
 from tests.other_users import ATTACKER, ROOT, VICTIM, file_of, folder_of, link_of, needs_root, run_as
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="users and permissions of POSIX")
 
 OLD = 2 * 24 * 3600
 THESIS = "ten years of work"
-_BOARD = "from nbguard.ranks.job_board import open_board\nfrom nbguard.ranks.rank import Rank"
+_BOARD = "from nbguard.training.ranks.job_board import open_board\nfrom nbguard.training.ranks.rank import Rank"
 _JOB = "open_board(Rank(0, 2)).release()"
 
 
@@ -116,7 +116,7 @@ def test_a_folder_that_is_squatted_is_not_used(
     assert names_in(runtime) == []
 
 
-_FOLDER = "from nbguard.ranks.job_folder import job_folder, leave"
+_FOLDER = "from nbguard.training.ranks.job_folder import job_folder, leave"
 _TRIED = """
 try:
     open_board(Rank(0, 2)).release()
@@ -248,8 +248,8 @@ def test_a_link_of_the_users_own_is_not_gone_through(place: Path, home: Path) ->
 
 _RANK = """
 import os, sys
-from nbguard.ranks.job_board import open_board
-from nbguard.ranks.rank import Rank
+from nbguard.training.ranks.job_board import open_board
+from nbguard.training.ranks.rank import Rank
 board = open_board(Rank(int(sys.argv[1]), 2))
 print(flush=True)
 for line in sys.stdin:
@@ -361,15 +361,15 @@ def test_the_link_of_a_job_that_was_killed_is_swept(tmp_path: Path, runtime: Pat
 
 # --- files that are written -------------------------------------------------------------------------------------------------
 
-_SINKS = "import prometheus_client\nfrom nbguard.profiler.sinks import open_sink, prometheus, table"
+_SINKS = "import prometheus_client\nfrom nbguard.training.profiler.sinks import open_sink, prometheus, table"
 _WRITERS = {
     "a run record": (
-        "from nbguard.runs.comparing import save_record\nfrom tests.runs.records import run",
+        "from nbguard.training.runs.comparing import save_record\nfrom tests.runs.records import run",
         "save_record(run(), path)",
     ),
-    "a profile": ("from nbguard.profiler.files import write_json", "write_json(path, {})"),
-    "a page": ("from nbguard.cli.files import _write", "_write(str(path), 'x')"),
-    "a snapshot": ("from nbguard.snapshots.save import _write", "_write(path, b'x', '{}')"),
+    "a profile": ("from nbguard.training.profiler.files import write_json", "write_json(path, {})"),
+    "a page": ("from nbguard.frontend.cli.files import _write", "_write(str(path), 'x')"),
+    "a snapshot": ("from nbguard.memory.snapshots.save import _write", "_write(path, b'x', '{}')"),
     "a table": (_SINKS, "open_sink(f'csv:{path}').log('title', ())"),
     "Prometheus' file": (_SINKS, "open_sink(f'prometheus:{path}').log('title', ())"),
 }
@@ -435,7 +435,7 @@ def test_a_planted_startup_file_is_left_alone(shared: Path, home: Path, what: st
         link_of(ATTACKER, startup.parent, home)
     code = "print(main(['enable']), main(['disable']))"
 
-    imports = "import IPython.paths, nbguard.cli.commands, nbguard.notebook.startup\nfrom nbguard.cli import main"
+    imports = "import IPython.paths, nbguard.frontend.cli.commands, nbguard.frontend.notebook.startup\nfrom nbguard.frontend.cli import main"
     said = run_as(VICTIM, code, imports=imports, IPYTHONDIR=str(shared))
 
     assert said.splitlines()[-1] == ("2 0" if what == "folder around" else "2 2")
@@ -461,7 +461,7 @@ print([path.read_bytes().count(7) for path in sorted(Path({str(shared)!r}).iterd
 """
 
     said = run_as(
-        VICTIM, code, imports="import torch\nfrom nbguard.cleanup.apply.parking import _in_a_file", TMPDIR=str(shared)
+        VICTIM, code, imports="import torch\nfrom nbguard.memory.cleanup.apply.parking import _in_a_file", TMPDIR=str(shared)
     )
 
     assert said.strip() == "[4096]"

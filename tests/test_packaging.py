@@ -73,7 +73,7 @@ def test_the_browser_gets_no_more_than_it_must(wheel: zipfile.ZipFile) -> None:
         for name in wheel.namelist()
         if name.startswith(static) and name.endswith(".js")
     }
-    widget = [wheel.getinfo(f"nbguard/notebook/static/widget.{kind}").file_size for kind in ("js", "css")]
+    widget = [wheel.getinfo(f"nbguard/frontend/notebook/static/widget.{kind}").file_size for kind in ("js", "css")]
     at_once = loaded_at_once(scripts)
 
     assert any(name.startswith("styled_view") for name in scripts.keys() - at_once)
@@ -103,7 +103,7 @@ def test_nothing_of_others_is_bundled(wheel: zipfile.ZipFile) -> None:
 
 def test_the_widget_fetches_nothing(wheel: zipfile.ZipFile) -> None:
     for name in ("widget.js", "widget.css"):
-        text = wheel.read(f"nbguard/notebook/static/{name}").decode()
+        text = wheel.read(f"nbguard/frontend/notebook/static/{name}").decode()
         addresses = set(re.findall(r"(?:https?:)?//[a-z][^\s\"'`)]*", text))
         assert addresses <= {"http://www.w3.org/2000/svg"}
         assert "@import" not in text
@@ -158,7 +158,7 @@ def test_the_sdist_has_what_is_in_the_repository_and_what_is_built_from_it(sourc
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("this is no checkout of git: which files are in the repository is not known")
-    built = ("nbguard/labextension/", "nbguard/notebook/static/")
+    built = ("nbguard/labextension/", "nbguard/frontend/notebook/static/")
 
     packed = {file.relative_to(sources).as_posix() for file in sources.rglob("*") if file.is_file()} - {"PKG-INFO"}
 
@@ -200,7 +200,7 @@ def test_the_sdist_installs_without_node(sources: Path, bare: BareEnvironment) -
 
     assert installed.returncode == 0, installed.stdout + installed.stderr
     where = bare.run(
-        "-c", "import nbguard.notebook.widget as w; print(w.__file__, len(w._built('widget.js')))", cwd=bare.folder
+        "-c", "import nbguard.frontend.notebook.widget as w; print(w.__file__, len(w._built('widget.js')))", cwd=bare.folder
     )
     file, size = where.stdout.split()
     assert Path(file).is_relative_to(bare.folder)

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nbguard.cli import command_parser
-from nbguard.notebook.startup import FILE
+from nbguard.frontend.cli import command_parser
+from nbguard.frontend.notebook.startup import FILE
 
 ROOT = Path(__file__).parents[1]
 SETUP = ROOT / "setup"

@@ -23,7 +23,7 @@ try:
     if importlib.util.find_spec("nbguard") is None:
         problem = {"kind": "no_package", "python": sys.executable or "Python"}
     else:
-        from nbguard.notebook.startup import load
+        from nbguard.frontend.notebook.startup import load
         load(get_ipython(), everywhere)
 except Exception as error:
     problem = {"kind": "failed", "error": f"{type(error).__name__}: {error}"[:500]}

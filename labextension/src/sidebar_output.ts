@@ -10,7 +10,7 @@ export type Renderer = ReturnType<NotebookPanel['content']['rendermime']['create
 export type MimeModel = Parameters<Renderer['renderModel']>[0];
 
 /** What marks such an output: `{ model_id }` of the widget. */
-export const SIDEBAR = 'application/vnd.nbguard.sidebar+json';
+export const SIDEBAR = 'application/vnd.nbguard.frontend.sidebar+json';
 export const HTML = 'text/html';
 const WIDGETS = 'jupyter.widget';
 

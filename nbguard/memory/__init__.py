@@ -1,1 +1,1 @@
-"""The memory that there is and who holds it: facts, the reference graph, holders, fragmentation. Standard library only."""
+"""What keeps memory healthy: facts about a process, who holds what, cleanups, errors that ran out of memory, the allocator."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, ModelBlock
-from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.state import _heads
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, ModelBlock
+from nbguard.memory.allocator.model.driver import SimulatedDriver
+from nbguard.memory.allocator.model.state import _heads
 
 
 def check(model: CachingAllocator) -> None:

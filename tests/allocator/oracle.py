@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.policy import parse_version
-from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.driver import SimulatedDriver
+from nbguard.memory.allocator.model.policy import parse_version
+from nbguard.memory.allocator.model.settings import AllocatorSettings
 
 Json = dict[str, Any]
 

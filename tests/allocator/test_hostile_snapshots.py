@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.replay.replay import replay
-from nbguard.allocator.replay.whatif import what_if
-from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle
 from nbguard.errors import NbguardError, SnapshotError
+from nbguard.memory.allocator.replay.replay import replay
+from nbguard.memory.allocator.replay.whatif import what_if
+from nbguard.memory.allocator.snapshot.read import load_snapshot
+from nbguard.memory.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 from tests.allocator.test_snapshot import FRAME, Json, loads, reader, small

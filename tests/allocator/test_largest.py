@@ -7,13 +7,13 @@ import random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.model.state import copy
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.memory.facts import Block, DeviceFacts, Segment
-from nbguard.memory.segments.requests import Room
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.driver import SimulatedDriver
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.state import copy
+from nbguard.memory.core.facts import Block, DeviceFacts, Segment
+from nbguard.memory.core.segments.requests import Room
 from tests.allocator.test_properties import STREAMS, Program
 from tests.thorough import examples
 

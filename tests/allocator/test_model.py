@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import ModelError, SimulatedOutOfMemoryError
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.settings import AllocatorSettings
 
 MIB = 1024**2
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.allocator.model import policy
-from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model import policy
+from nbguard.memory.allocator.model.allocator import CachingAllocator
 from tests.allocator import oracle
 
 RUNS = sorted((Path(__file__).parents[1] / "data/oracle").glob("*.json.gz"))
@@ -35,9 +35,9 @@ def test_every_version_and_setting_is_among_them() -> None:
 def test_a_wrong_rule_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     match wrong:
         case "tie":
-            monkeypatch.setattr("nbguard.allocator.model.allocator.tie_break", lambda version: "address")
+            monkeypatch.setattr("nbguard.memory.allocator.model.allocator.tie_break", lambda version: "address")
         case "rounding":
-            monkeypatch.setattr("nbguard.allocator.model.settings.NEWEST", (2, 9))
+            monkeypatch.setattr("nbguard.memory.allocator.model.settings.NEWEST", (2, 9))
             monkeypatch.setattr("tests.allocator.oracle.parse_version", lambda text: (2, 9))
         case "age":
             monkeypatch.setattr(CachingAllocator, "_collect_garbage", lambda allocator: None)

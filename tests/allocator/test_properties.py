@@ -8,15 +8,15 @@ import random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import Addresses, SimulatedDriver
-from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.model.state import copy, load, save
-from nbguard.allocator.replay.replay import replay
-from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.policy import DEFAULT_POOL, PoolId
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.state import copy, load, save
+from nbguard.memory.allocator.replay.replay import replay
+from nbguard.memory.allocator.snapshot.schema import parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar
 from tests.allocator.invariants import check
 from tests.thorough import examples
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.policy import parse_version
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.replay import replay
-from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.policy import parse_version
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.replay.replay import replay
+from nbguard.memory.allocator.snapshot.read import load_snapshot
+from nbguard.memory.allocator.snapshot.schema import parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar
 from tests.allocator.first_fit import FirstFit
 
 MIB = 2**20

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import Addresses, SimulatedDriver
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
-from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
+from nbguard.memory.allocator.snapshot.schema import parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
 from tests.allocator import oracle
 from tests.allocator.first_fit import FirstFit
 from tests.allocator.test_oracle import RUNS

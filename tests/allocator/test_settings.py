@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.allocator.model.policy import parse_version, round_size, segment_size, tie_break
-from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SettingsError
+from nbguard.memory.allocator.model.policy import parse_version, round_size, segment_size, tie_break
+from nbguard.memory.allocator.model.settings import AllocatorSettings
 
 MIB = 1024**2
 

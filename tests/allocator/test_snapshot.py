@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.snapshot import read, reader_process
-from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
-from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.errors import SnapshotError
+from nbguard.memory.allocator.snapshot import read, reader_process
+from nbguard.memory.allocator.snapshot.read import load_snapshot
+from nbguard.memory.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 

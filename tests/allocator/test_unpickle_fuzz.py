@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.snapshot.unpickle import unpickle
 from nbguard.errors import SnapshotError
+from nbguard.memory.allocator.snapshot.unpickle import unpickle
 from tests.thorough import examples
 
 LONGEST = 10**30

@@ -25,8 +25,8 @@ import torch
 from fastai.basics import nn
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-import nbguard.cells.ledger
-from nbguard.notebook.session import session_of
+import nbguard.memory.cells.ledger
+from nbguard.frontend.notebook.session import session_of
 
 
 def median(rounds: int, act: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
@@ -137,7 +137,7 @@ def main() -> None:
     for event, hook in hooks.items():
         shell.events.unregister(event, hook)
     of_notices = noticing(cell, shell, options.rounds)
-    nbguard.cells.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
+    nbguard.memory.cells.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
     session = session_of(shell)
     session.turn_on(auto_clean_errors=True)
     session.recording.show_cells(on=True)

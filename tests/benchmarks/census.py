@@ -32,11 +32,11 @@ import pandas as pd
 import torch
 from fastai.vision.all import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.analysis import Analysis
-from nbguard.reports.report import build_report
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.reports.report import build_report
+from nbguard.memory.scan.scan import Notebook, scan
 
 _OBJECTS = 1_000_000
 

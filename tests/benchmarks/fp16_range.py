@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import nbguard
-from nbguard.profiler.checks.fp16_range import RangeWatch
+from nbguard.training.profiler.checks.fp16_range import RangeWatch
 
 _BATCHES = 100
 

@@ -33,7 +33,7 @@ def measure(name: str) -> None:
     """Print the row of one case; in a process of its own."""
     import torch
 
-    from nbguard.scan.scan import Notebook, scan
+    from nbguard.memory.scan.scan import Notebook, scan
 
     scan(Notebook(None, {}))
     names: dict[str, object] = {"torch": torch}

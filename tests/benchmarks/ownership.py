@@ -2,7 +2,7 @@
 
     python tests/benchmarks/ownership.py [--rounds 5]
 
-  owner sets     nbguard's (nbguard/memory/references/owner_sets.py): for each storage the set of names that lead to
+  owner sets     nbguard's (nbguard/memory/core/references/owner_sets.py): for each storage the set of names that lead to
                   it, in one pass
   a walk each    one walk per name, and the sets put together from them
   dominators     Cooper, Harvey and Kennedy's algorithm: which one name, if any, every way to a storage goes through
@@ -21,9 +21,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from nbguard.memory.facts import Graph, Node, Root, StorageFact
-from nbguard.memory.references.graph import reach, storages_of
-from nbguard.memory.references.owner_sets import owners_of_nodes, owners_of_storages
+from nbguard.memory.core.facts import Graph, Node, Root, StorageFact
+from nbguard.memory.core.references.graph import reach, storages_of
+from nbguard.memory.core.references.owner_sets import owners_of_nodes, owners_of_storages
 
 Way = Callable[[Graph], list[int | None]]
 _MANY_WALKS = 3e7  # names × nodes above which a walk each is not waited for

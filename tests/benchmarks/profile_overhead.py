@@ -43,11 +43,11 @@ import torch
 from fastai.basics import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
 import nbguard
-import nbguard.profiler.profile
-from nbguard.profiler.analysis.time.phase_log import PhaseLog
-from nbguard.profiler.profile import FitProfile
-from nbguard.profiler.record import look_schedule
-from nbguard.profiler.record.recorder import Recorder
+import nbguard.training.profiler.profile
+from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.training.profiler.profile import FitProfile
+from nbguard.training.profiler.record import look_schedule
+from nbguard.training.profiler.record.recorder import Recorder
 from tests.benchmarks import callgrind
 
 BATCH = 32
@@ -385,7 +385,7 @@ def main() -> None:
     if chosen.count:
         count(*chosen.count)
         return
-    nbguard.profiler.profile.Recorder = StampedRecorder  # type: ignore[misc]
+    nbguard.training.profiler.profile.Recorder = StampedRecorder  # type: ignore[misc]
     print(f"torch {torch.__version__}, {chosen.rounds} rounds of {chosen.batches} batches, one thread, processor time")
     data = [(torch.randn(64), torch.tensor(at % 2)) for at in range(BATCH * chosen.batches)]
     if chosen.cuda:

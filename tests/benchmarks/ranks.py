@@ -42,7 +42,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import nbguard
-from nbguard.ranks import watchdog
+from nbguard.training.ranks import watchdog
 from tests.benchmarks import callgrind
 
 _WARM = 10

@@ -26,11 +26,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.replay.replay import best_play, recorded_device
-from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.replay.replay import best_play, recorded_device
+from nbguard.memory.allocator.snapshot.read import load_snapshot
+from nbguard.memory.allocator.snapshot.schema import parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 COMMANDS = ("map", "replay", "whatif", "diagnose")

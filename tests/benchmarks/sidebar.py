@@ -256,7 +256,7 @@ def bundles(peers: Path) -> None:
     at_once = loaded_at_once({name: file.read_text() for name, file in extension.items()})
     print(f"  the extension, on every page             {size(*(extension[name] for name in at_once))}")
     print(f"  … all of it: the panel open, a line saved {size(*extension.values())} (goal: < 100 kB)")
-    print(f"  bundle of the widget                     {size(*(ROOT / 'nbguard/notebook/static').glob('widget.*'))}")
+    print(f"  bundle of the widget                     {size(*(ROOT / 'nbguard/frontend/notebook/static').glob('widget.*'))}")
     dashboard = peers / "share/jupyter/labextensions/jupyterlab-nvdashboard"
     if dashboard.exists():
         schemas = [json.loads(file.read_text()).get("properties", {}) for file in dashboard.glob("schemas/**/*.json")]

@@ -133,7 +133,7 @@ def test_a_cleanup_of_nothing_looks_at_a_large_heap_twice_at_most(notebook: Kern
         "records = [{'number': number, 'text': str(number)} for number in range(50_000)]; t = torch.ones(1 << 18).cuda()"
     ).ok()
     notebook.run_silently(
-        "import nbguard.scan.scan as scanning\n"
+        "import nbguard.memory.scan.scan as scanning\n"
         "looks, without_counting = [], scanning._scan_without_collecting\n"
         "scanning._scan_without_collecting = lambda *given: looks.append(0) or without_counting(*given)"
     )

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.model.state import copy
-from nbguard.cleanup.plan.cheapest import Release, cheapest_release
-from nbguard.cleanup.plan.default import default_plan
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.driver import SimulatedDriver
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.state import copy
+from nbguard.memory.cleanup.plan.cheapest import Release, cheapest_release
+from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts
 from nbguard.units import MiB
 from tests.allocator.test_largest import served
 from tests.out_of_memory.test_against_the_model import facts_on, failures, is_alone

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nbguard.cleanup.apply import processes as actions
-from nbguard.cleanup.plan.orphans import judge
-from nbguard.memory import advice
-from nbguard.memory.processes import DeviceProcess, Judged, Zombies
-from nbguard.scan.devices.processes import is_alive, process_facts, process_of, surroundings
+from nbguard.memory.cleanup.apply import processes as actions
+from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.core import advice
+from nbguard.memory.core.processes import DeviceProcess, Judged, Zombies
+from nbguard.memory.scan.devices.processes import is_alive, process_facts, process_of, surroundings
 from tests.kernels import is_gone
 
 _QUIET = "import time; print('ready', flush=True); time.sleep(600)"

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from nbguard.cleanup.figures import figure_of, targets_of_roots
-from nbguard.cleanup.plan.default import holders_of
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Graph
-from nbguard.memory.references.holders import Holder
-from nbguard.memory.target import Target
-from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.memory_state import build_memory_state
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+from nbguard.memory.cleanup.figures import figure_of, targets_of_roots
+from nbguard.memory.cleanup.plan.default import holders_of
+from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.references.holders import Holder
+from nbguard.memory.core.target import Target
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts
 from nbguard.units import MiB
 from tests.cleanup.test_plan_properties import graphs

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nbguard
-from nbguard.cleanup.plan.plan import Outcome, Plan
+from nbguard.memory.cleanup.plan.plan import Outcome, Plan
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

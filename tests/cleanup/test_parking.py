@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbguard
-from nbguard.cleanup.apply import apply as release
-from nbguard.cleanup.apply import parking as park
-from nbguard.cleanup.plan.plan import Outcome, Plan
-from nbguard.scan.objects.parked import PARKED, parked_facts
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.cleanup.apply import apply as release
+from nbguard.memory.cleanup.apply import parking as park
+from nbguard.memory.cleanup.plan.plan import Outcome, Plan
+from nbguard.memory.scan.objects.parked import PARKED, parked_facts
+from nbguard.memory.scan.scan import Notebook, scan
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

@@ -12,14 +12,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.cleanup.plan.plan import Action, Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, LearnerFact, Node, Root, StorageFact
-from nbguard.memory.references.gradients import idle_gradients
-from nbguard.memory.references.graph import KEY, path_text, shortest_path
-from nbguard.memory.references.holders import holders
-from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.target import Target
+from nbguard.memory.cleanup.plan.plan import Action, Plan, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, LearnerFact, Node, Root, StorageFact
+from nbguard.memory.core.references.gradients import idle_gradients
+from nbguard.memory.core.references.graph import KEY, path_text, shortest_path
+from nbguard.memory.core.references.holders import holders
+from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.core.target import Target
 from nbguard.testing import make_facts
 
 _USERS = ("name", "module", "frame", "library")
@@ -109,7 +109,7 @@ def _sum(graph: Graph, storages: set[int] | frozenset[int]) -> int:
 
 
 def _carry_out(graph: Graph, action: Action, targets: tuple[Target, ...]) -> Graph:
-    """Return the graph after an action, done as `nbguard.cleanup.apply` does it: by the ids and names that it carries."""
+    """Return the graph after an action, done as `nbguard.memory.cleanup.apply` does it: by the ids and names that it carries."""
     gone_roots: set[int] = set()
     gone: set[tuple[int, int]] = set()
     number = {node.ref: n for n, node in enumerate(graph.nodes)}

@@ -15,9 +15,9 @@ from torch import nn
 
 import nbguard
 from nbguard.errors import TargetError
-from nbguard.memory.references.explain import explain_root
-from nbguard.scan import scan as looking
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.core.references.explain import explain_root
+from nbguard.memory.scan import scan as looking
+from nbguard.memory.scan.scan import Notebook, scan
 
 MIB = 1024**2
 

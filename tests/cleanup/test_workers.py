@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.cleanup.plan.plan import Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.cleanup.plan.workers import worker_sets
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, Graph, PinnedFacts, Unavailable
-from nbguard.memory.processes import Process, WorkersFact
-from nbguard.memory.target import Target
-from nbguard.reports.findings import find
+from nbguard.memory.cleanup.plan.plan import Plan, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.cleanup.plan.workers import worker_sets
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts, Graph, PinnedFacts, Unavailable
+from nbguard.memory.core.processes import Process, WorkersFact
+from nbguard.memory.core.target import Target
+from nbguard.memory.reports.findings import find
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ _MISSING = ("torch", "numpy", "fastai", "psutil", "pynvml", "matplotlib")
 _RUN = f"""
 import sys
 sys.modules.update(dict.fromkeys({_MISSING!r}))
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

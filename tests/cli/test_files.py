@@ -16,10 +16,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
-from nbguard.allocator.snapshot.snapshot import Sidecar
-from nbguard.cli import main
-from nbguard.cli.arguments import command_parser, commands_of
+from nbguard.frontend.cli import main
+from nbguard.frontend.cli.arguments import command_parser, commands_of
+from nbguard.memory.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar
 from nbguard.units import parse_bytes
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
@@ -153,7 +153,7 @@ def test_all_commands_say_the_same_of_a_file_that_does_not_exist(command: str, c
 
 _WITHOUT_TORCH = """
 import sys
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 for line in sys.argv[1:]:
     try:
         assert main(line.split()) == 2, line
@@ -297,7 +297,7 @@ def test_a_file_without_a_device_is_said_to_have_nothing_to_run_again(
 def test_it_runs_as_a_module_and_loads_no_library(tmp_path: Path) -> None:
     file = snapshot_file(tmp_path, "2.13.0_118")
     code = f"""
-import sys, nbguard.cli as command
+import sys, nbguard.frontend.cli as command
 command.main(['replay', {str(file)!r}])
 print('torch' in sys.modules, 'numpy' in sys.modules)
 """
@@ -530,7 +530,7 @@ def test_a_lock_names_what_a_notebook_imports_and_what_that_needs(tmp_path: Path
 
 
 def test_a_lock_names_the_index_of_the_cuda_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from nbguard.doctor import lock
+    from nbguard.training.doctor import lock
 
     metadata = tmp_path / "madeup-1.0+cu130.dist-info"
     metadata.mkdir()

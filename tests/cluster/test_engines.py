@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import nbguard
-from nbguard.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, engine_of, report_of
-from nbguard.cluster.inquiry import clients_in, is_client
 from nbguard.errors import DamagedDataError, NbguardError
+from nbguard.frontend.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, engine_of, report_of
+from nbguard.frontend.cluster.inquiry import clients_in, is_client
 from nbguard.render.text import blocks_text
 
 

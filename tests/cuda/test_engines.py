@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbguard.cluster.analysis.engines import EngineMemory, engine_of, report_of
+from nbguard.frontend.cluster.analysis.engines import EngineMemory, engine_of, report_of
 from tests.cuda.conftest import Notebook
 from tests.kernels import Kernel
 
@@ -13,7 +13,7 @@ MIB = 1024**2
 
 def answer(number: int, kernel: Kernel) -> EngineMemory:
     """Return what a kernel answers as an engine."""
-    return engine_of(number, kernel.value("__import__('nbguard.cluster.engine', fromlist=['_']).memory_facts()"))
+    return engine_of(number, kernel.value("__import__('nbguard.frontend.cluster.engine', fromlist=['_']).memory_facts()"))
 
 
 def test_engines_that_share_a_gpu_are_named(notebook: Notebook, tmp_path: Path) -> None:

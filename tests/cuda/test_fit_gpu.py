@@ -13,10 +13,10 @@ Run = Callable[..., str]
 FIT = """
 import json, sys, torch
 from torch import nn
-from nbguard.profiler.analysis.time.gpu import gpu_facts
-from nbguard.profiler.instruments.gpu import GpuWatch
-from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.training.profiler.analysis.time.gpu import gpu_facts
+from nbguard.training.profiler.instruments.gpu import GpuWatch
+from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.profiler.record.torch_loop import TorchLoop
 waits = []
 def counted(owner, name):
     original = getattr(owner, name)
@@ -161,7 +161,7 @@ def test_a_driver_that_does_not_say_is_no_trouble(fake_cuda_run: Run) -> None:
 AUTOCAST = """
 import json, torch
 from torch import nn
-from nbguard.notebook.profile import profile_fit
+from nbguard.frontend.notebook.profile import profile_fit
 with profile_fit(show=False) as profile:  # before anything has used the GPU
     net = nn.Linear(8, 1).cuda()
     opt = torch.optim.SGD(net.parameters(), 0.1)

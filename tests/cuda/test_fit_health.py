@@ -10,10 +10,10 @@ _PRELUDE = """
 import math, torch
 from torch import nn
 from tests.profiler.recording import recording
-from nbguard.profiler.checks.amp import AmpWatch
-from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
-from nbguard.profiler.checks.optimizers import OptimizerWatch
-from nbguard.profiler.checks.syncs import SyncWatch
+from nbguard.training.profiler.checks.amp import AmpWatch
+from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
+from nbguard.training.profiler.checks.optimizers import OptimizerWatch
+from nbguard.training.profiler.checks.syncs import SyncWatch
 from nbguard.errors import StoppedAtNaN
 fake = __import__("ctypes").CDLL("libcuda.so.1")
 model = nn.Linear(4, 1).cuda()
@@ -66,7 +66,7 @@ def test_reads_of_a_device_are_timed_and_those_of_the_host_do_not_count(fake_cud
     fake_cuda_run(
         _PRELUDE
         + """
-from nbguard.profiler.checks.syncs import sync_findings
+from nbguard.training.profiler.checks.syncs import sync_findings
 watch = SyncWatch()
 with recording(watch):
     for loss in (1.0, 2.0, 3.0, 4.0):
@@ -175,7 +175,7 @@ assert not any("copies the same tensor" in said for said in first), first  # bat
 
 
 _SENT = """
-from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
+from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
 noted, arrived, events = iter(range(10**6)), [], []
 sent = DeviceLosses(torch, noted.__next__, lambda at, value: arrived.append((at, value)))
 record = torch.cuda.Event.record
@@ -329,7 +329,7 @@ def test_what_is_in_use_is_the_users_where_it_is_read(fake_cuda_run: Callable[..
     fake_cuda_run(
         _PRELUDE
         + """
-from nbguard.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
 model = nn.Linear(4, 1).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 loader = torch.utils.data.DataLoader(torch.zeros(4 * 150, 4), batch_size=4)

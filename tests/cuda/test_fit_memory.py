@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phases
 from nbguard.units import MiB
 
 pytestmark = pytest.mark.fakecuda
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.fakecuda
 _PRELUDE = """
 import dataclasses, json, torch
 from torch import nn
-from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.memory.memory_report import memory_report
-from nbguard.profiler.instruments.memory.memory import MemoryWatch
-from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.memory.core.facts import Unavailable
+from nbguard.training.profiler.analysis.memory.memory_report import memory_report
+from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.profiler.record.torch_loop import TorchLoop
 
 WIDTH, BATCH = 512, 128
 

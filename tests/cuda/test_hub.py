@@ -64,8 +64,8 @@ def test_the_panels_card_has_the_batch_that_was_foreseen_for_the_notebooks(noteb
     """Until more is held than when it was foreseen."""
     kernel = notebook(fastai=True, bytes=1024 * MIB, context=100 * MIB)
     kernel.run(
-        "import nbguard.notebook.session, nbguard.notebook.session_memory\n"
-        "for module in nbguard.notebook.session, nbguard.notebook.session_memory: module.PREDICTION_SECONDS = 60\n"
+        "import nbguard.frontend.notebook.session, nbguard.frontend.notebook.session_memory\n"
+        "for module in nbguard.frontend.notebook.session, nbguard.frontend.notebook.session_memory: module.PREDICTION_SECONDS = 60\n"
         "from fastai.basics import *\n"
         "rows = [(torch.randn(512), torch.randn(512)) for _ in range(16384)]\n"
         "def batches(size): return DataLoaders.from_dsets(rows, rows[:8], bs=size, num_workers=0, device='cuda')\n"

@@ -74,7 +74,7 @@ def test_a_tensor_in_place_of_another_is_found_though_every_total_is_the_same(no
 
 
 _NO_SCAN = """
-import nbguard.scan.scan as inside
+import nbguard.memory.scan.scan as inside
 def look(*_): raise AssertionError('looked')
 inside.timed_scan = look
 """

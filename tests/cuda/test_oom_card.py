@@ -88,7 +88,7 @@ def test_card_cleaning_and_ledger_come_in_this_order(notebook: Notebook) -> None
 
 
 _WIDE = """
-import nbguard.notebook.session_memory; nbguard.notebook.session_memory.PREDICTION_SECONDS = 60
+import nbguard.frontend.notebook.session_memory; nbguard.frontend.notebook.session_memory.PREDICTION_SECONDS = 60
 from fastai.basics import *
 class Block(nn.Module):
     def __init__(self):

@@ -181,7 +181,7 @@ def test_a_failed_captures_pool_is_no_room_for_a_request(notebook: Notebook) -> 
     kernel = notebook(bytes=1024 * MIB)
     kernel.run(FAIL + "g = torch.cuda.CUDAGraph(); fail(g); x = mib(200)").ok()
 
-    kernel.run("from nbguard.scan.scan import Notebook, scan").ok()
+    kernel.run("from nbguard.memory.scan.scan import Notebook, scan").ok()
     largest = kernel.value("scan(Notebook.current(None)).analysis.devices[0].largest.flushed")
     kernel.run(f"big = torch.empty({largest}, dtype=torch.uint8, device='cuda')").ok()
 

@@ -15,8 +15,8 @@ CONTEXT = 300 * MIB
 READER = """
 import time
 from nbguard.plain_data import to_plain
-from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
-from nbguard.sidebar.hub import device_reader as ticking
+from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
+from nbguard.frontend.sidebar.hub import device_reader as ticking
 reader = ticking.DeviceReader()
 def tick():
     reading = reader.read()
@@ -151,14 +151,14 @@ LOOK = """
 import os, time
 from dataclasses import asdict
 from nbguard.plain_data import to_plain as plain
-from nbguard.cleanup.apply.kept_memory import empty_cache
-from nbguard.cleanup.apply.apply import apply
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.analysis import Analysis
-from nbguard.sidebar.protocol.memory_state import build_memory_state
-from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
-from nbguard.sidebar.protocol.requests import request_of
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.cleanup.apply.kept_memory import empty_cache
+from nbguard.memory.cleanup.apply.apply import apply
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.analysis import Analysis
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+from nbguard.frontend.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
+from nbguard.frontend.sidebar.protocol.requests import request_of
+from nbguard.memory.scan.scan import Notebook, scan
 def seen(): return scan(Notebook.current(None))
 def do(action, **asked):
     found = seen()

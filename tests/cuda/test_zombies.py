@@ -48,7 +48,7 @@ os.setsid()
 subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 os._exit(0)
 """
-NO_REAL_DEVICE = "import nbguard.scan.devices.processes as probe; probe._MEMORY = '/dev/null/absent'"
+NO_REAL_DEVICE = "import nbguard.memory.scan.devices.processes as probe; probe._MEMORY = '/dev/null/absent'"
 """On a machine with a GPU, what really is on it is none of these tests' business: they end what they find."""
 
 Start = Callable[..., int]
@@ -184,7 +184,7 @@ def test_a_pid_that_was_given_away_gets_no_signal(notebook: Notebook, start: Sta
     kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}").ok()
     orphan = start("orphan", "spawner.py", "orphan", "dies")
     kernel.run(
-        "from dataclasses import replace\nfrom nbguard.cleanup.apply.processes import find_zombies, end_orphans\n"
+        "from dataclasses import replace\nfrom nbguard.memory.cleanup.apply.processes import find_zombies, end_orphans\n"
         "listed = find_zombies()\n"
         "first = listed.judged[0]\n"
         "earlier = replace(first.found.process, started=first.found.process.started - 5)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 
 _SCRIPT = """
 import torch

@@ -19,7 +19,7 @@ from tests.thorough import left_out_by_ci
 MSE = nn.functional.mse_loss
 
 
-def diagnosed(model: Any, batch: Any = None, **options: Any) -> nbguard.doctor.analysis.diagnosis.Diagnosis:
+def diagnosed(model: Any, batch: Any = None, **options: Any) -> nbguard.training.doctor.analysis.diagnosis.Diagnosis:
     return nbguard.diagnose(model, batch, environment=False, export=False, **options)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import nbguard
-from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
 from nbguard.errors import NbguardError
+from nbguard.training.doctor.analysis.deterministic import Deterministic, StepTimes
 from tests.doctor import learners, planted
 from tests.doctor.untouched import fingerprint
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
+from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 
 _NOTE = CheckFinding(severity="note", what="a note", evidence="1 of 2", command="")
 _PROBLEM = CheckFinding(severity="problem", what="a <b>problem</b>", evidence="3 of 4", command="first()\nsecond()")

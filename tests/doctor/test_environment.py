@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import nbguard
-from nbguard.doctor.environment import environment_facts
+from nbguard.training.doctor.environment import environment_facts
 
 _PROGRAM = """
 import sys, time
-import nbguard.doctor.diagnose
+import nbguard.training.doctor.diagnose
 before = set(sys.modules)
 start = time.perf_counter()
 diagnosis = nbguard.diagnose()

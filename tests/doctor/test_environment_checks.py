@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.doctor.analysis.environment import DriverFacts, EnvironmentFacts, GpuFact, ProcessLimits
-from nbguard.doctor.analysis.gpu_checks import runs_on
-from nbguard.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
-from nbguard.memory.oom_facts import HostFacts
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.core.oom_facts import HostFacts
+from nbguard.training.doctor.analysis.environment import DriverFacts, EnvironmentFacts, GpuFact, ProcessLimits
+from nbguard.training.doctor.analysis.gpu_checks import runs_on
+from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY, checks, environment, findings
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.doctor.analysis.environment import PREFIXES, EnvironmentFacts
-from nbguard.doctor.environment import environment_facts
-from nbguard.doctor.learner_facts import learner_facts
-from nbguard.doctor.subject import subject_of
+from nbguard.training.doctor.analysis.environment import PREFIXES, EnvironmentFacts
+from nbguard.training.doctor.environment import environment_facts
+from nbguard.training.doctor.learner_facts import learner_facts
+from nbguard.training.doctor.subject import subject_of
 from tests.doctor import learners
 from tests.doctor.environments import HEALTHY, findings
 from tests.doctor.test_environment_checks import FAULTS, LEARNER_FAULTS
@@ -105,7 +105,7 @@ def test_threads_and_precision_are_set() -> None:
 def test_the_limit_of_open_files_is_raised() -> None:
     command = command_of("few files")
     program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))\n{command}\n"
-    program += "from nbguard.doctor.environment import environment_facts; print(environment_facts().limits.open_files)"
+    program += "from nbguard.training.doctor.environment import environment_facts; print(environment_facts().limits.open_files)"
 
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(run.stdout) == 4096

@@ -17,9 +17,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import nbguard
-from nbguard.doctor.analysis.diagnosis import Check, Diagnosis
-from nbguard.doctor.analysis.export import FORMATS
 from nbguard.errors import NbguardError
+from nbguard.training.doctor.analysis.diagnosis import Check, Diagnosis
+from nbguard.training.doctor.analysis.export import FORMATS
 from tests.doctor import learners
 from tests.doctor.untouched import fingerprint
 
@@ -530,8 +530,8 @@ def test_a_callback_that_changes_the_batch_or_the_prediction_is_named_without_be
     from fastai.callback.core import Callback
     from fastai.callback.mixup import MixUp
 
-    from nbguard.doctor.export.callbacks import batch_changes
-    from nbguard.doctor.subject import subject_of
+    from nbguard.training.doctor.export.callbacks import batch_changes
+    from nbguard.training.doctor.subject import subject_of
 
     class Doubles(Callback):
         def before_batch(self) -> None:

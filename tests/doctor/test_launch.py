@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import nbguard
-from nbguard.doctor.analysis.diagnosis import Check
-from nbguard.doctor.analysis.launch.checks import launch_checks
-from nbguard.doctor.analysis.launch.facts import LaunchFacts, SelfTest
-from nbguard.doctor.launch import launch_facts
-from nbguard.ranks.analysis.launcher import launch_of
-from nbguard.ranks.analysis.meeting_point import PortOwner
+from nbguard.training.doctor.analysis.diagnosis import Check
+from nbguard.training.doctor.analysis.launch.checks import launch_checks
+from nbguard.training.doctor.analysis.launch.facts import LaunchFacts, SelfTest
+from nbguard.training.doctor.launch import launch_facts
+from nbguard.training.ranks.analysis.launcher import launch_of
+from nbguard.training.ranks.analysis.meeting_point import PortOwner
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.doctor.analysis.diagnosis import CheckFinding
-from nbguard.doctor.analysis.seed_checks import LoaderSeeds, SwitchStates, seed_checks
-from nbguard.runs.analysis.cell_seeds import seeds_in
+from nbguard.training.doctor.analysis.diagnosis import CheckFinding
+from nbguard.training.doctor.analysis.seed_checks import LoaderSeeds, SwitchStates, seed_checks
+from nbguard.training.runs.analysis.cell_seeds import seeds_in
 
 _SWITCHES = SwitchStates(hash_seed="0")
 

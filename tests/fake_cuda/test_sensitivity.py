@@ -19,12 +19,12 @@ __all__ = ["notebook"]  # the fixture
 _ORDINARY = ""
 _BREAKS: dict[str, tuple[str, Callable[[Notebook, Path], None]]] = {
     "a holder is missed: what was displayed": (
-        "import nbguard.scan.scan as look; look.output_roots = lambda *args: []",
+        "import nbguard.memory.scan.scan as look; look.output_roots = lambda *args: []",
         lambda notebook, folder: test_cleanup.test_displayed_results_and_graphs_are_freed(notebook),
     ),
     "IPython's printer of tracebacks is not looked at": (
         """
-import nbguard.scan.roots.tracebacks as tracebacks, nbguard.cleanup.apply.apply as release, sys
+import nbguard.memory.scan.roots.tracebacks as tracebacks, nbguard.memory.cleanup.apply.apply as release, sys
 python_only = lambda shell: (sys.__dict__[n] for n in tracebacks._SYS_NAMES if sys.__dict__.get(n) is not None)
 tracebacks.error_holders = python_only
 """,
@@ -32,7 +32,7 @@ tracebacks.error_holders = python_only
     ),
     "views are counted each for itself": (
         """
-from nbguard.scan.heap.walk import Walk
+from nbguard.memory.scan.heap.walk import Walk
 note = Walk._note_storage
 def note_each(self, at, obj, kind):
     self.storage_keys.clear()
@@ -42,47 +42,47 @@ Walk._note_storage = note_each
         lambda notebook, folder: test_cleanup.test_views_are_counted_once(notebook),
     ),
     "the cache is not emptied": (
-        "import nbguard.cleanup.apply.steps as steps; steps.empty_cache = lambda: None",
+        "import nbguard.memory.cleanup.apply.steps as steps; steps.empty_cache = lambda: None",
         lambda notebook, folder: test_cleanup.test_promise_is_kept_under_every_allocator(notebook, _ORDINARY),
     ),
     "the driver is asked by torch's number of a device": (
         """
-from nbguard.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.devices.nvml import NvmlReader
 NvmlReader._handle = lambda self, properties, index: (self._nvml.nvmlDeviceGetHandleByIndex(index), False)
 """,
         lambda notebook, folder: test_device_bar.test_visible_devices_are_matched_by_uuid(notebook, folder),
     ),
     "the counters of device 0 are taken for every device": (
         """
-import nbguard.scan.devices.cuda as cuda
+import nbguard.memory.scan.devices.cuda as cuda
 snapshot = cuda.segments_by_device
 cuda.segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0, 1)}
 """,
         lambda notebook, folder: test_device_bar.test_two_devices(notebook, folder),
     ),
     "looking opens a context": (
-        "import torch, nbguard.scan.devices.cuda as cuda; cuda.is_opened = lambda *args: True",
+        "import torch, nbguard.memory.scan.devices.cuda as cuda; cuda.is_opened = lambda *args: True",
         lambda notebook, folder: test_device_bar.test_initialised_is_not_opened(notebook, folder),
     ),
     "looking waits for the device": (
         """
-import torch, nbguard.scan.devices.cuda as cuda
+import torch, nbguard.memory.scan.devices.cuda as cuda
 segments = cuda.segments_by_device
 cuda.segments_by_device = lambda: (torch.cuda.synchronize(), segments())[1]
 """,
         lambda notebook, folder: test_device_bar.test_looking_neither_waits_nor_resets_nor_empties(notebook),
     ),
     "a graph's pool is taken for ordinary memory": (
-        "import nbguard.scan.scan as look; look.pool_facts = lambda keepers: ()",
+        "import nbguard.memory.scan.scan as look; look.pool_facts = lambda keepers: ()",
         lambda notebook, folder: test_pools.test_a_mem_pool_is_kept_by_its_object(notebook),
     ),
     "workers are said to have ended": (
-        "import nbguard.cleanup.apply.steps as steps; steps.end_workers = lambda *args: None",
+        "import nbguard.memory.cleanup.apply.steps as steps; steps.end_workers = lambda *args: None",
         lambda notebook, folder: test_hard.test_pinned_memory_and_a_pinning_loader_go_with_their_workers(notebook),
     ),
     "workspaces that a CUDA graph may use are cleared": (
         """
-import nbguard.cleanup.plan.optional_steps as consented
+import nbguard.memory.cleanup.plan.optional_steps as consented
 consented.clearable_workspaces = lambda facts: consented.Workspaces(1)
 """,
         lambda notebook, folder: test_hard.test_workspaces_stay_where_a_graph_may_have_recorded_them(notebook),

@@ -22,9 +22,9 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError, RankFactsError, RunRecordError
-from nbguard.ranks.analysis.nccl_log import nccl_notes
-from nbguard.runs.analysis.record import RunCell
-from nbguard.runs.comparing import compare, save_record
+from nbguard.training.ranks.analysis.nccl_log import nccl_notes
+from nbguard.training.runs.analysis.record import RunCell
+from nbguard.training.runs.comparing import compare, save_record
 from tests.fuzz.bounds import bound_memory, bound_time, complaints, unescaped
 from tests.fuzz.formats import DATA, command, facts_of_rank, shown, sidecar_data, snapshot_data
 from tests.fuzz.values import ESCAPES, HTML
@@ -98,7 +98,7 @@ def f7_escapes_in_an_error_of_a_magic(folder: Path) -> None:
     del folder
     from IPython.core.error import UsageError
 
-    from nbguard.notebook.magics.command_line import guarded
+    from nbguard.frontend.notebook.magics.command_line import guarded
 
     def fail(error: Exception) -> None:
         raise error
@@ -159,7 +159,7 @@ def f9_records_that_cannot_be(folder: Path) -> None:
     good = save_record(records.run(), folder / "good.json")
     for seconds in (10**400, float("inf"), float("nan"), -1, "x", None):
         data = records.run().to_data() | {"seconds": seconds}
-        _refused(lambda data=data: nbguard.runs.comparing.record_of(data), RunRecordError)
+        _refused(lambda data=data: nbguard.training.runs.comparing.record_of(data), RunRecordError)
     for outputs in (5, True, 1.5, "x", [5], {"a": 1}, None):
         book = _written(folder / "book.ipynb", {"cells": [{"outputs": outputs}, 5, None]})
         _refused(lambda book=book: compare(good, book), RunRecordError)

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import nbguard
-from nbguard.cli import main
-from nbguard.cluster.analysis.engines import engine_of, report_of
 from nbguard.errors import DamagedDataError, RankFactsError, RunRecordError
-from nbguard.ranks.analysis.facts import CollectiveCall, RankFacts, to_text
-from nbguard.ranks.analysis.nccl_log import nccl_notes
+from nbguard.frontend.cli import main
+from nbguard.frontend.cluster.analysis.engines import engine_of, report_of
+from nbguard.frontend.sidebar.protocol.messages import BadRequest, parse
 from nbguard.render.result import Result
-from nbguard.runs.comparing import compare
-from nbguard.sidebar.protocol.messages import BadRequest, parse
+from nbguard.training.ranks.analysis.facts import CollectiveCall, RankFacts, to_text
+from nbguard.training.ranks.analysis.nccl_log import nccl_notes
+from nbguard.training.runs.comparing import compare
 from tests.allocator import oracle
 from tests.fuzz.values import ESCAPES, HTML, TEXTS, changed, damaged, repeated
 from tests.runs import records

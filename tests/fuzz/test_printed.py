@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.cli import main, terminal
 from nbguard.errors import NbguardError, RankFactsError, SnapshotError
-from nbguard.notebook.bundle import line_bundle
+from nbguard.frontend.cli import main, terminal
+from nbguard.frontend.notebook.bundle import line_bundle
 from nbguard.printable import printable
 from nbguard.render.blocks import (
     Bar,

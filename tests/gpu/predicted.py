@@ -36,7 +36,7 @@ import json, sys, warnings; warnings.filterwarnings("ignore")
 import torch
 from functools import partial
 from pathlib import Path
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction import applications, fits
 case, folder = sys.argv[1:]
 made_by = applications if folder else fits

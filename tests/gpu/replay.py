@@ -10,14 +10,14 @@ import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from nbguard.allocator.replay.replay import replay
-from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Sidecar
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
-from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
-from nbguard.reports.report import DeviceReport, build_report
-from nbguard.scan.devices.segments import read_segments
+from nbguard.memory.allocator.replay.replay import replay
+from nbguard.memory.allocator.snapshot.schema import parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
+from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation
+from nbguard.memory.reports.report import DeviceReport, build_report
+from nbguard.memory.scan.devices.segments import read_segments
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked
 
 

@@ -339,8 +339,8 @@ def test_the_picture_is_of_the_end_of_the_cell_and_looks_no_second_time(kernel: 
     assert "4.00 MiB" in picture
     assert "<img" not in picture
 
-    looks = "nbguard.scan.scan._scan_without_collecting"
-    kernel.run_silently(f"import nbguard.scan.scan; counted = []; real = {looks}")
+    looks = "nbguard.memory.scan.scan._scan_without_collecting"
+    kernel.run_silently(f"import nbguard.memory.scan.scan; counted = []; real = {looks}")
     kernel.run_silently(f"{looks} = lambda *args: counted.append(1) or real(*args)")
     again = panel.wait("picture", rid=panel.ask("picture"))["html"]
     assert again == picture

@@ -35,7 +35,10 @@ def test_nothing_runs_before_somebody_looks(plain_kernel: Kernel) -> None:
 
     assert plain_kernel.value(_THREADS) == []
     assert (
-        plain_kernel.value("[name for name in __import__('sys').modules if name.startswith('nbguard.sidebar.protocol.')]") == []
+        plain_kernel.value(
+            "[name for name in __import__('sys').modules if name.startswith('nbguard.frontend.sidebar.protocol.')]"
+        )
+        == []
     )
 
 
@@ -61,7 +64,7 @@ def test_ticks_end_with_the_last_lease(plain_kernel: Kernel) -> None:
         first.catch_up()
         start = len(first.data("tick"))
         times = [first.wait("tick", count=start + number)["tick"]["t"] for number in (1, 2, 3)]
-        plain_kernel.run("from nbguard.sidebar.hub import leases; leases.LEASE = 0.1").ok()
+        plain_kernel.run("from nbguard.frontend.sidebar.hub import leases; leases.LEASE = 0.1").ok()
         second.hello(visible=False)
         wait_until(lambda: plain_kernel.value(_THREADS) == [], "the sampler to end")
         first.catch_up()
@@ -128,7 +131,7 @@ def test_the_cell_that_loads_it_counts_as_running(plain_kernel: Kernel) -> None:
 def test_a_terminal_has_no_hub() -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.notebook.session import close, session_of
+    from nbguard.frontend.notebook.session import close, session_of
 
     shell = InteractiveShell()
     try:
@@ -176,7 +179,7 @@ def test_a_thousand_garbled_messages_do_nothing(plain_kernel: Kernel, plain_pane
 
 
 _COUNTED = """
-import nbguard.scan.scan as scans
+import nbguard.memory.scan.scan as scans
 looks, look_once = [], scans._scan_once
 def counted(*args):
     looks.append(1)

@@ -13,7 +13,7 @@ from tests.kernels import Kernel, Zygote
 from tests.panels import Panel
 
 _WIDGET = """
-import ipykernel, pathlib, time, nbguard.notebook.widget as w
+import ipykernel, pathlib, time, nbguard.frontend.notebook.widget as w
 w._STATIC = pathlib.Path('.').absolute()
 for name in ('widget.js', 'widget.css'): (w._STATIC / name).write_text('')
 sidebar = w.Sidebar()

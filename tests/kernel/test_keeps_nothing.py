@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
-from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
+from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.frontend.notebook.magics.switch import GRAMMAR as SWITCH
 from tests.kernel.conftest import LEARNER
 from tests.kernels import Kernel
 from tests.thorough import half_in_ci

@@ -20,7 +20,7 @@ def notebook(kernel: Kernel) -> Kernel:
     """A kernel with the zoo's helpers, nbguard, and a line after each cell that changes memory."""
     kernel.run(PRELUDE).ok()
     kernel.run(
-        "%load_ext nbguard\nimport nbguard.cells.ledger\nnbguard.cells.ledger._TOO_SLOW = 60"
+        "%load_ext nbguard\nimport nbguard.memory.cells.ledger\nnbguard.memory.cells.ledger._TOO_SLOW = 60"
     ).ok()  # also on a busy machine
     kernel.run("%gpumem cells on").ok()
     return kernel
@@ -154,7 +154,7 @@ def test_cells_that_await_or_do_not_compile_count_like_others(notebook: Kernel) 
 
 
 _BAD = """
-from nbguard.notebook.session import session_of
+from nbguard.frontend.notebook.session import session_of
 class Bad:
     name, rank, calls, fails = 'the bad listener', 5, 0, True
     def before(self): pass
@@ -207,7 +207,7 @@ def test_a_listener_that_goes_on_failing_is_tried_more_seldom_and_one_that_recov
 
 
 _INTERRUPTED = """
-import nbguard.scan.scan as inside
+import nbguard.memory.scan.scan as inside
 real = inside.timed_scan
 def interrupted(notebook):
     while not os.path.exists('queued'): time.sleep(.01)
@@ -316,7 +316,7 @@ def test_recording_without_lines(kernel: Kernel) -> None:
 
 
 def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
-    notebook.run("import nbguard.cells.ledger as inside; inside._TOO_SLOW, inside._PATIENCE = 0.0, 1").ok()
+    notebook.run("import nbguard.memory.cells.ledger as inside; inside._TOO_SLOW, inside._PATIENCE = 0.0, 1").ok()
 
     first = notebook.run("t = torch.ones(2 << 20)").ok().text
     second = notebook.run("u = torch.ones(1 << 22)").ok().text
@@ -329,7 +329,7 @@ def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
 
 def test_a_slow_malloc_is_not_asked_again_and_changes_are_still_found(notebook: Kernel) -> None:
     """Its free pieces are what makes it slow; a limit of nothing stands for a heap with very many."""
-    notebook.run("import nbguard.scan.devices.counters as inside; inside._SLOW = 0.0").ok()
+    notebook.run("import nbguard.memory.scan.devices.counters as inside; inside._SLOW = 0.0").ok()
     for _ in range(3):
         notebook.run("x = 1").ok()
 

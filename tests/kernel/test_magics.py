@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from nbguard.cli.arguments import command_parser
-from nbguard.notebook.magics.command_line import MagicParser
-from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
-from nbguard.notebook.magics.grammar import TERMINAL_COMMANDS
-from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
+from nbguard.frontend.cli.arguments import command_parser
+from nbguard.frontend.notebook.magics.command_line import MagicParser
+from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.frontend.notebook.magics.grammar import TERMINAL_COMMANDS
+from nbguard.frontend.notebook.magics.switch import GRAMMAR as SWITCH
 from tests.kernels import Kernel
 from tests.zoo.cases import FAILED, PRELUDE, TRAINED
 
@@ -459,7 +459,7 @@ def test_an_interrupt_while_looking_changes_nothing_and_keeps_nothing(notebook: 
     """The interrupt falls into the middle of the look. Its frames, IPython's last error, must not hold the user's objects."""
     notebook.run("t = torch.ones(77); track('t', t)").ok()
     notebook.run(
-        "import nbguard.scan.scan as inside\ncompact = inside.compact\n"
+        "import nbguard.memory.scan.scan as inside\ncompact = inside.compact\n"
         "def interrupted(*args): os.kill(os.getpid(), signal.SIGINT); time.sleep(5); return compact(*args)\n"
         "inside.compact = interrupted"
     ).ok()
@@ -489,9 +489,9 @@ def test_a_second_thread_is_refused_while_a_cleanup_runs(notebook: Kernel) -> No
 
 def test_the_result_takes_the_place_of_the_line_of_progress(plain_kernel: Kernel) -> None:
     """A line on standard error would stay as an empty red bar in the notebook."""
-    plain_kernel.run("import torch, nbguard.scan.progress as progress\n%load_ext nbguard\nprogress._PATIENCE = 0.0").ok()
+    plain_kernel.run("import torch, nbguard.memory.scan.progress as progress\n%load_ext nbguard\nprogress._PATIENCE = 0.0").ok()
     plain_kernel.run("many = [[torch.ones(1)] for _ in range(20_000)]").ok()
-    plain_kernel.run("from nbguard.notebook.bundle import ProgressLine\nformer, said = ProgressLine.say, []").ok()
+    plain_kernel.run("from nbguard.frontend.notebook.bundle import ProgressLine\nformer, said = ProgressLine.say, []").ok()
     plain_kernel.run("ProgressLine.say = lambda line, words: (said.append(words), former(line, words))").ok()
 
     report = plain_kernel.run("print('before')\n%gpumem").ok()

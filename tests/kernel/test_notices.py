@@ -207,9 +207,9 @@ def test_little_is_not_worth_a_notice(notebook: Kernel) -> None:
 def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
     """Thousands of cells, of one source and of ever new ones: what nbguard itself has does not grow."""
     notebook.run(
-        "import sys\nfrom nbguard.notebook.session import session_of\n"
+        "import sys\nfrom nbguard.frontend.notebook.session import session_of\n"
         "def cells(n, code):\n"
-        "    from nbguard.cells.hooks import CellFact, CellScan\n"
+        "    from nbguard.memory.cells.hooks import CellFact, CellScan\n"
         "    watch = session_of(get_ipython()).notices._watch\n"
         "    for i in range(n):\n"
         "        get_ipython()._nbguard_live._hooks.source = code.format(i)\n"
@@ -291,7 +291,9 @@ def test_what_the_graph_of_a_name_keeps_is_no_leak_of_a_library(notebook: Kernel
 
 def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     """By its error, by the result that it shows, by a library's cache; once each, and not what runs out of memory."""
-    left = "__import__('nbguard.notebook.session').notebook.session.session_of(get_ipython()).notices._watch._left_behind"
+    left = (
+        "__import__('nbguard.frontend.notebook.session').notebook.session.session_of(get_ipython()).notices._watch._left_behind"
+    )
     notebook.run_silently(
         f"{left}.patience = 0; {left}._counters.read(); {left}._counters._counters._slow = -1000  # a busy machine must not make malloc too slow"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 from tests.kernels import Kernel
 
 PRELUDE = """

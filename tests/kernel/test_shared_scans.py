@@ -11,7 +11,7 @@ from tests.kernels import Kernel
 from tests.panels import Panel, settle
 
 _COUNT = """
-import nbguard.scan.scan as _scanning, nbguard.scan.devices.counters as _counting
+import nbguard.memory.scan.scan as _scanning, nbguard.memory.scan.devices.counters as _counting
 _counting._OFTEN = 1 << 60  # on a busy machine, too, malloc is asked, and if it has been given up already
 _scan_of_nbguard, scans = _scanning._scan_without_collecting, []
 def _counted(*args):
@@ -21,7 +21,7 @@ _scanning._scan_without_collecting = _counted
 gc.collect()
 """
 _COUNT_ANSWERS = """
-import nbguard.cleanup.plan.default as _planning, nbguard.memory.analysis as _analysing
+import nbguard.memory.cleanup.plan.default as _planning, nbguard.memory.core.analysis as _analysing
 answers = {"plan": 0, "holders": 0}
 def _counting_calls(name, function):
     def counted(*args):

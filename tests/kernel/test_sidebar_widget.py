@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from tests.kernels import Kernel
 from tests.panels import Panel
 
-_VIEW = "import pathlib, nbguard, nbguard.notebook.widget as w; w._STATIC = pathlib.Path('.').absolute()"
+_VIEW = "import pathlib, nbguard, nbguard.frontend.notebook.widget as w; w._STATIC = pathlib.Path('.').absolute()"
 _TOTALS = ("allocated", "reserved", "free", "stale")
 
 
@@ -101,7 +101,7 @@ def test_it_is_shown_without_a_wall_of_text(plain_kernel: Kernel, page: Panel) -
             "text/plain",
             "text/html",
             "application/vnd.jupyter.widget-view+json",
-            "application/vnd.nbguard.sidebar+json",
+            "application/vnd.nbguard.frontend.sidebar+json",
         }
         assert len(bundle["text/plain"]) < 120
 
@@ -192,7 +192,7 @@ def test_its_picture_is_exported_with_the_notebook(plain_kernel: Kernel, page: P
     assert "held" in picture
     assert not re.search(r"<script|<img|<iframe|<link|\son\w+=|https?://|javascript:", picture)
     assert set(re.findall(r"var\(--jp-[\w-]+\)", picture)) == set(), "a colour of JupyterLab without one to fall back on"
-    assert bundle["application/vnd.nbguard.sidebar+json"]["model_id"] == plain_kernel.value("one.model_id")
+    assert bundle["application/vnd.nbguard.frontend.sidebar+json"]["model_id"] == plain_kernel.value("one.model_id")
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
@@ -204,7 +204,7 @@ def test_its_picture_before_there_is_pytorch_says_so(plain_kernel: Kernel, page:
 
 
 def test_a_picture_that_fails_costs_nothing_but_itself(plain_kernel: Kernel, page: Panel) -> None:
-    plain_kernel.run("import nbguard.notebook.session_memory as s\ns.SessionMemory.report = lambda self: 1 / 0").ok()
+    plain_kernel.run("import nbguard.frontend.notebook.session_memory as s\ns.SessionMemory.report = lambda self: 1 / 0").ok()
     (bundle,) = plain_kernel.run("one").ok().bundles
 
     assert "There is no picture: ZeroDivisionError" in bundle["text/html"]
@@ -225,6 +225,6 @@ def test_a_notebook_that_is_run_where_nobody_looks_has_the_picture_of_its_end(tm
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     ((output,), (), ()) = (cell.outputs for cell in notebook.cells[2:])
-    assert output.data["application/vnd.nbguard.sidebar+json"]
+    assert output.data["application/vnd.nbguard.frontend.sidebar+json"]
     assert "The sidebar as of In[4]," in output.data["text/html"]
     assert "came_after" in output.data["text/html"]

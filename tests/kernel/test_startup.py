@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 from tests.kernels import Kernel, Zygote
 from tests.other_users import VICTIM, folder_of, needs_root, run_as
 
@@ -85,7 +85,7 @@ def test_a_home_that_cannot_be_written_to_is_said(open_tmp_path: Path, variable:
     code = f"print(main([{command!r}])); print(list(Path(os.environ['TMPDIR']).iterdir()))"
     where = {variable: str(open_tmp_path / "home"), "TMPDIR": str(open_tmp_path / "temporary")}
 
-    imports = "import IPython.paths, nbguard.cli.commands, nbguard.notebook.startup\nfrom nbguard.cli import main"
+    imports = "import IPython.paths, nbguard.frontend.cli.commands, nbguard.frontend.notebook.startup\nfrom nbguard.frontend.cli import main"
     said = run_as(VICTIM, code, imports=f"{imports}\nsys.stderr = sys.stdout", **where).splitlines()
 
     assert said[0].startswith("nbguard: IPython cannot keep files")

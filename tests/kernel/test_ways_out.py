@@ -9,8 +9,8 @@ from typing import NamedTuple, get_args
 
 import pytest
 
-import nbguard.scan
-from nbguard.memory.facts import CacheKind, Registry, RootKind
+import nbguard.memory.scan
+from nbguard.memory.core.facts import CacheKind, Registry, RootKind
 from tests.advice import follow, held
 from tests.kernels import Kernel
 
@@ -83,10 +83,10 @@ def _note(kind):
 def _alive():
     return [kind for reference, kind in _made if reference() is not None]
 def _look():
-    from nbguard.memory.analysis import Analysis
-    from nbguard.memory.references.explain import explain_root
-    from nbguard.reports.findings import find
-    from nbguard.scan.scan import Notebook, scan
+    from nbguard.memory.core.analysis import Analysis
+    from nbguard.memory.core.references.explain import explain_root
+    from nbguard.memory.reports.findings import find
+    from nbguard.memory.scan.scan import Notebook, scan
     shell = get_ipython()
     facts = scan(Notebook(shell, shell.user_ns)).facts
     told = {f.sentence.partition(' (')[0]: f.command for f in find(Analysis(facts))}
@@ -221,12 +221,12 @@ ROOTS = {
     "orphan_roots": ("cycle", "", ""),  # beside code that runs, and where not all was looked into: nothing is known
     "_cycles": ("hook on its own tensor", ""),  # of C++ as well: tests/kernel/test_hidden_holders.py
 }
-"""By the function of nbguard.scan that makes a root: the case of each, in any order."""
+"""By the function of nbguard.memory.scan that makes a root: the case of each, in any order."""
 
 
 def test_each_place_that_makes_a_root_has_a_case() -> None:
     calls = Counter[str]()
-    for file in Path(nbguard.scan.__file__).parent.rglob("*.py"):
+    for file in Path(nbguard.memory.scan.__file__).parent.rglob("*.py"):
         functions = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef))
         for function in functions:
             names = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.state import copy
-from nbguard.cleanup.plan.default import default_plan
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import AllocatorStats, Block, Facts, Graph, Node, PoolFact, Root, StorageFact
-from nbguard.memory.oom_facts import OomFact
-from nbguard.memory.segments.requests import segment_size
-from nbguard.out_of_memory.card import OomCard, build_card
-from nbguard.out_of_memory.failed_request import FailedRequest
-from nbguard.out_of_memory.rerun import VERDICT_TEXTS
-from nbguard.reports.memory_map import build_map
-from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.memory_state import build_memory_state
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.state import copy
+from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import AllocatorStats, Block, Facts, Graph, Node, PoolFact, Root, StorageFact
+from nbguard.memory.core.oom_facts import OomFact
+from nbguard.memory.core.segments.requests import segment_size
+from nbguard.memory.out_of_memory.card import OomCard, build_card
+from nbguard.memory.out_of_memory.failed_request import FailedRequest
+from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS
+from nbguard.memory.reports.memory_map import build_map
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts
 from nbguard.units import MiB, format_bytes
 from tests.allocator.test_largest import facts_of, others, served, states

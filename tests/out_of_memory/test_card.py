@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import (
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import (
     AllocatorStats,
     DeviceFacts,
     Facts,
@@ -18,12 +18,12 @@ from nbguard.memory.facts import (
     ProcessFact,
     Segment,
 )
-from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, HostFacts, OomFact, OomNote
-from nbguard.out_of_memory.card import OomCard, build_card
-from nbguard.out_of_memory.fixes import Fix
-from nbguard.out_of_memory.foreseen import batch_that_fits
-from nbguard.out_of_memory.rerun import RerunVerdict
-from nbguard.reports.report import build_report
+from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, HostFacts, OomFact, OomNote
+from nbguard.memory.out_of_memory.card import OomCard, build_card
+from nbguard.memory.out_of_memory.fixes import Fix
+from nbguard.memory.out_of_memory.foreseen import batch_that_fits
+from nbguard.memory.out_of_memory.rerun import RerunVerdict
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 
 MiB = 1024**2

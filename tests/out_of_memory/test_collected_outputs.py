@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.memory.references.holders import holders
+from nbguard.memory.core.references.holders import holders
 from nbguard.testing import make_graph
 from tests.fake_cuda.plugin import fake_settings
 from tests.kernels import TORCH, Zygote

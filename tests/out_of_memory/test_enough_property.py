@@ -11,17 +11,17 @@ from typing import Any
 from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import AllocatorStats, Facts, Graph, Node, Root, StorageFact
-from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, OomFact, OomNote
-from nbguard.out_of_memory.card import OomCard, build_card
-from nbguard.out_of_memory.rerun import RerunVerdict
-from nbguard.scan.oom.failed_runs import hash_of
-from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
+from nbguard.memory.allocator.model.allocator import CachingAllocator
+from nbguard.memory.allocator.model.driver import SimulatedDriver
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import AllocatorStats, Facts, Graph, Node, Root, StorageFact
+from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, OomFact, OomNote
+from nbguard.memory.out_of_memory.card import OomCard, build_card
+from nbguard.memory.out_of_memory.rerun import RerunVerdict
+from nbguard.memory.scan.oom.failed_runs import hash_of
+from nbguard.memory.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.testing import make_facts
 from tests.allocator.test_largest import facts_of
 from tests.thorough import examples

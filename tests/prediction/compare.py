@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.prediction import predict as predicting
-from nbguard.prediction.emulation.recorder import RecordingDevice
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction import predict as predicting
+from nbguard.training.prediction.emulation.recorder import RecordingDevice
+from nbguard.training.prediction.predict import predict
 from tests.fake_cuda.launch import environment
 from tests.fake_cuda.plugin import CHECK, fake_settings
 from tests.kernels import FASTAI, Zygote

@@ -16,7 +16,7 @@ import torch
 from fastai.learner import Learner
 
 import nbguard
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction.applications import CASES, make
 from tests.prediction.test_predict import _state
 

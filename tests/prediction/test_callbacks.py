@@ -12,7 +12,7 @@ import pytest
 import torch
 from fastai.callback.core import Callback, CancelFitException
 
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import make
 
 MIB = 2**20

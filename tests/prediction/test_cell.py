@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.notebook.magics.predict import foreseen, foreseen_on
-from nbguard.notebook.magics.profile_fit import as_line
-from nbguard.prediction.predict import predict, predict_cell
-from nbguard.prediction.prediction import GpuComparison
+from nbguard.frontend.notebook.magics.predict import foreseen, foreseen_on
+from nbguard.frontend.notebook.magics.profile_fit import as_line
+from nbguard.training.prediction.predict import predict, predict_cell
+from nbguard.training.prediction.prediction import GpuComparison
 from tests.prediction.fits import make
 
 LOOP = """

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import Items, make
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.prediction.predict import predict
-from nbguard.prediction.prediction import Prediction
+from nbguard.training.prediction.predict import predict
+from nbguard.training.prediction.prediction import Prediction
 from tests.prediction.library_fits import MODULES, TRAINERS, module, trainer
 
 _PEAKS = """

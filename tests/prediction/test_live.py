@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from nbguard.prediction.hardware import gpu_named
+from nbguard.training.prediction.hardware import gpu_named
 from tests.kernels import Kernel
 
 MIB = 2**20
 
 _LIVE = """
 import json, warnings; warnings.filterwarnings("ignore")
-from nbguard.prediction import calibration
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction import calibration
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import fit, make
 held = [torch.empty(37 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(6)]
 del held[::2]  # the rest of the cache is in pieces
@@ -54,7 +54,7 @@ def test_it_begins_with_what_is_there(case: str, fitted: bool, near: float, fake
 
 _OUT_OF_MEMORY = """
 import json, warnings; warnings.filterwarnings("ignore")
-import nbguard.notebook.session_memory as session_memory
+import nbguard.frontend.notebook.session_memory as session_memory
 session_memory.PREDICTION_SECONDS = 100.0  # the machine may be busy
 from tests.prediction.fits import make
 learn = make("gpt bf16", "cuda", 256, items=(600, 16))
@@ -77,7 +77,7 @@ def test_the_card_names_a_batch_that_fits(fake_cuda_kernel: Callable[..., Kernel
 
 
 _TIGHT = """
-import nbguard.notebook.session as session
+import nbguard.frontend.notebook.session as session
 session.PREDICTION_SECONDS = 100.0
 from tests.prediction.fits import make
 learn = make("gpt", "cuda", 128, items=(400, 16))
@@ -100,7 +100,7 @@ def test_a_profile_of_a_tight_fit_has_predicted_bytes_and_the_fit_its_line(fake_
 
 _UNOPENED = """
 import json, torch, warnings; warnings.filterwarnings("ignore")
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import make
 found = [predict(make(case, "cpu")) for case in ("gpt bf16", "mlp")][1]
 opened = torch.cuda.is_initialized() or torch._C._cuda_hasPrimaryContext(0)  # notebook_launcher forks only before it

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from nbguard.prediction.predict import predict
-from nbguard.prediction.prediction import Prediction
+from nbguard.training.prediction.predict import predict
+from nbguard.training.prediction.prediction import Prediction
 from tests.prediction.fits import make
 from tests.thorough import spread
 
@@ -206,7 +206,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(case: str, gib: int, fake_
 
 _ON_THE_DEVICE = """
 import json, warnings; warnings.filterwarnings("ignore")
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import fit, make
 learn = make("mlp bf16", "cuda")
 learn.model.cuda()

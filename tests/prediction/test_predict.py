@@ -19,8 +19,8 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.notebook.magics.predict import foreseen
-from nbguard.prediction.predict import predict
+from nbguard.frontend.notebook.magics.predict import foreseen
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import fit, make
 
 MIB = 2**20

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import make
 from tests.prediction.test_oracle import measure
 from tests.thorough import THOROUGH

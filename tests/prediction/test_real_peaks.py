@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.prediction.emulation import operators
-from nbguard.prediction.predict import predict
+from nbguard.training.prediction.emulation import operators
+from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import make
 
 MIB = 2**20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.prediction.rules.recurrent import sizes_of
+from nbguard.training.prediction.rules.recurrent import sizes_of
 
 _DATA: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/recurrent/h200.json").read_text())
 _ROWS = [dict(zip(_DATA["columns"], row, strict=True)) for row in _DATA["rows"]]

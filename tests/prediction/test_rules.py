@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.prediction.emulation import operators
-from nbguard.prediction.emulation.emulation import Emulation
-from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.rules import REPLACED, TEMPORARIES
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.training.prediction.emulation import operators
+from nbguard.training.prediction.emulation.emulation import Emulation
+from nbguard.training.prediction.hardware import Gpu
+from nbguard.training.prediction.rules import REPLACED, TEMPORARIES
 from tests.prediction.operators import probe
 from tests.programs import docs_program
 

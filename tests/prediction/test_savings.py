@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.fastai_fit import LearnerSource
-from nbguard.prediction.largest_batch import largest_batch
-from nbguard.prediction.predict import predict, tracer_of
-from nbguard.prediction.prediction import Prediction
-from nbguard.prediction.savings.of_model import loss_in_parts, of_model
-from nbguard.prediction.savings.savings import savings
+from nbguard.training.prediction.fits.fastai_fit import LearnerSource
+from nbguard.training.prediction.largest_batch import largest_batch
+from nbguard.training.prediction.predict import predict, tracer_of
+from nbguard.training.prediction.prediction import Prediction
+from nbguard.training.prediction.savings.of_model import loss_in_parts, of_model
+from nbguard.training.prediction.savings.savings import savings
 from tests.prediction.fits import make
 from tests.thorough import spread
 

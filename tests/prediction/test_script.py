@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nbguard.cli import main
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.code.script import predict_script
-from nbguard.prediction.prediction import Prediction
+from nbguard.frontend.cli import main
+from nbguard.training.prediction.code.script import predict_script
+from nbguard.training.prediction.prediction import Prediction
 
 LOOP = """
 import torch

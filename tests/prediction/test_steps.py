@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.prediction.predict import predict
-from nbguard.prediction.prediction import FitPhase, MemoryCategory
+from nbguard.training.prediction.predict import predict
+from nbguard.training.prediction.prediction import FitPhase, MemoryCategory
 from tests.prediction.fits import Decoder
 
 MIB = 2**20

@@ -18,7 +18,7 @@ _BOXES = ("nms", "qnms")
 
 def peaks(cases: list[str]) -> dict[str, tuple[int, int]]:
     """Return the predicted peaks of cases, allocated and reserved, in bytes."""
-    from nbguard.prediction.predict import predict
+    from nbguard.training.prediction.predict import predict
     from tests.prediction.fits import make
 
     found = ((case, predict(make(case, "cpu"))) for case in cases)

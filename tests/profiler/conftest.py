@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbguard.profiler import run_history
-from nbguard.scan.objects.compiled import has_compiled
+from nbguard.memory.scan.objects.compiled import has_compiled
+from nbguard.training.profiler import run_history
 from tests.frozen import frozen_libraries
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.report import (
+from nbguard.memory.core.facts import Unavailable
+from nbguard.training.profiler.analysis.report import (
     Category,
     Comparison,
     EpochRow,
@@ -27,7 +27,7 @@ from nbguard.profiler.analysis.report import (
     Timing,
     WorkerTrial,
 )
-from nbguard.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phases
 
 MiB = 1024**2
 GiB = 1024**3

@@ -26,18 +26,18 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.distributed.ranks import rank_report
-from nbguard.profiler.analysis.report import RankRow
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import PhaseLog
-from nbguard.profiler.distributed.ranks import RankWatch, pulse_of
-from nbguard.profiler.record.fastai_loop import FastaiLoop
-from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
-from nbguard.ranks.job_board import open_board
-from nbguard.ranks.job_folder import job_folder
-from nbguard.ranks.rank import current_rank
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.distributed.ranks import rank_report
+from nbguard.training.profiler.analysis.report import RankRow
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.training.profiler.distributed.ranks import RankWatch, pulse_of
+from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.profiler.record.torch_loop import TorchLoop
+from nbguard.training.ranks.job_board import open_board
+from nbguard.training.ranks.job_folder import job_folder
+from nbguard.training.ranks.rank import current_rank
 
 WORLD = 2
 BATCHES = 10

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from nbguard.profiler.instruments.instruments import Instrument
-from nbguard.profiler.record.fastai_loop import FastaiLoop
-from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.training.profiler.instruments.instruments import Instrument
+from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.profiler.record.torch_loop import TorchLoop
 
 
 @contextmanager

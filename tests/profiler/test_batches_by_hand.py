@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.batches import divide
-from nbguard.profiler.record.look_schedule import LookSchedule
-from nbguard.profiler.record.recorder import Event, Recorder
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.batches import divide
+from nbguard.training.profiler.record.look_schedule import LookSchedule
+from nbguard.training.profiler.record.recorder import Event, Recorder
 from tests.profiler.loops import BATCH, drawn, model, torch_loader, train
 from tests.profiler.recording import recording
 from tests.profiler.test_look_schedule import looked_at

@@ -14,9 +14,9 @@ import pytest
 import torch
 from fastai.basics import Callback, nn
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitFinding, FitReport, MemoryReport
-from nbguard.profiler.instruments.memory import growth, levels
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitFinding, FitReport, MemoryReport
+from nbguard.training.profiler.instruments.memory import growth, levels
 from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
 
 KiB = 1024
@@ -94,7 +94,7 @@ def test_text_that_a_callback_keeps_is_not_blamed_on_fastais_losses() -> None:
 RUNNING_SUM = """
 import cProfile, pathlib, nbguard, torch
 from torch import nn
-from nbguard.notebook.profile import profile_fit
+from nbguard.frontend.notebook.profile import profile_fit
 from torch.utils.data import DataLoader, TensorDataset
 
 ours = str(pathlib.Path(nbguard.__file__).parent)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from fastai.basics import Callback
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.profile import FitProfile
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.profile import FitProfile
 from tests.profiler.loops import learner, quiet_fit
 
 TAKES = 0.004

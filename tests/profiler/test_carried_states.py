@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.instruments.memory import growth
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.instruments.memory import growth
 
 HEAD = """
 import torch

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
 
 
 def value_by_value(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.checks.compiles import CompiledCode, CompileFacts, CompileWatch, compile_findings
+from nbguard.training.profiler.checks.compiles import CompiledCode, CompileFacts, CompileWatch, compile_findings
 from tests.profiler.recording import recording
 
 S = 10**9

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.profiler import run_history as kept
-from nbguard.profiler.analysis.compare import FitSamples
-from nbguard.profiler.files import check_path, write_json, write_text
+from nbguard.training.profiler import run_history as kept
+from nbguard.training.profiler.analysis.compare import FitSamples
+from nbguard.training.profiler.files import check_path, write_json, write_text
 
 
 def test_json_is_written_whole_and_nothing_else(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from fastai.basics import Callback, nn
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.fit_report import build_fit_report
-from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
-from nbguard.profiler.analysis.observations import FitObservations
-from nbguard.profiler.analysis.report import FitReport
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.fit_report import build_fit_report
+from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations
+from nbguard.training.profiler.analysis.observations import FitObservations
+from nbguard.training.profiler.analysis.report import FitReport
 from tests.profiler.loops import drawn, learner, loaders, model, quiet_fit, torch_loader, train
 
 

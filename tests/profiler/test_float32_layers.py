@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
+from nbguard.training.profiler.nonfinite.float32_layers import in_float32
 
 
 class Square(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.checks.fp16_range import RangeFacts, RangeWatch, range_findings
+from nbguard.training.profiler.checks.fp16_range import RangeFacts, RangeWatch, range_findings
 from tests.profiler.recording import generators, recording, seed
 
 

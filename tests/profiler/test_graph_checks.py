@@ -14,8 +14,8 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from nbguard.profiler.checks.retained_graphs import RetainWatch, retained_finding
-from nbguard.profiler.checks.unused_graphs import UnusedGraphWatch, unused_findings
+from nbguard.training.profiler.checks.retained_graphs import RetainWatch, retained_finding
+from nbguard.training.profiler.checks.unused_graphs import UnusedGraphWatch, unused_findings
 from tests.profiler.recording import recording
 
 BATCH, WIDTH = 64, 32

@@ -11,15 +11,15 @@ import pytest
 import torch
 from fastai.basics import Callback, Learner
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.fit_report import FitAnalysis
-from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.checks import CHECKS
-from nbguard.profiler.options import FitOptions
-from nbguard.profiler.profile import FitProfile
-from nbguard.profiler.record.fastai_loop import FastaiLoop
-from nbguard.profiler.record.recorder import Event, Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.fit_report import FitAnalysis
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.checks import CHECKS
+from nbguard.training.profiler.options import FitOptions
+from nbguard.training.profiler.profile import FitProfile
+from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.recorder import Event, Recorder
+from nbguard.training.profiler.record.torch_loop import TorchLoop
 from tests.profiler.loops import learner, quiet_fit, train
 from tests.profiler.recording import seed
 from tests.thorough import half_in_ci
@@ -225,26 +225,26 @@ def test_a_callback_whose_class_cannot_be_patched_runs_as_without() -> None:
 
 
 AFTER_THE_FIT = [
-    "nbguard.profiler.record.recorder.Recorder.stop",
-    "nbguard.profiler.record.log.Log.marks",
-    "nbguard.profiler.instruments.instruments.usable_cores",
-    "nbguard.profiler.record.fastai_loop.FastaiLoop.observe",
-    "nbguard.profiler.analysis.time.phase_log.PhaseLog.divided",
-    "nbguard.profiler.analysis.fit_report.divide",
-    "nbguard.profiler.analysis.fit_report.timing_of",
-    "nbguard.profiler.analysis.fit_report.first_steps",
-    "nbguard.profiler.analysis.fit_report.memory_report",
-    "nbguard.profiler.profile.ending_of",
-    "nbguard.profiler.profile.kept_graphs",
-    "nbguard.profiler.profile.least_kept",
-    "nbguard.profiler.profile._tune",
-    "nbguard.profiler.profile.run_history.keep",
-    "nbguard.profiler.distributed.ranks.RankWatch.exchange",
-    "nbguard.profiler.distributed.ranks.RankWatch.stop",
-    "nbguard.profiler.outputs.write_json",
-    "nbguard.profiler.outputs.Outputs.write",
+    "nbguard.training.profiler.record.recorder.Recorder.stop",
+    "nbguard.training.profiler.record.log.Log.marks",
+    "nbguard.training.profiler.instruments.instruments.usable_cores",
+    "nbguard.training.profiler.record.fastai_loop.FastaiLoop.observe",
+    "nbguard.training.profiler.analysis.time.phase_log.PhaseLog.divided",
+    "nbguard.training.profiler.analysis.fit_report.divide",
+    "nbguard.training.profiler.analysis.fit_report.timing_of",
+    "nbguard.training.profiler.analysis.fit_report.first_steps",
+    "nbguard.training.profiler.analysis.fit_report.memory_report",
+    "nbguard.training.profiler.profile.ending_of",
+    "nbguard.training.profiler.profile.kept_graphs",
+    "nbguard.training.profiler.profile.least_kept",
+    "nbguard.training.profiler.profile._tune",
+    "nbguard.training.profiler.profile.run_history.keep",
+    "nbguard.training.profiler.distributed.ranks.RankWatch.exchange",
+    "nbguard.training.profiler.distributed.ranks.RankWatch.stop",
+    "nbguard.training.profiler.outputs.write_json",
+    "nbguard.training.profiler.outputs.Outputs.write",
     *(
-        f"nbguard.profiler.instruments.{place}.{action}"
+        f"nbguard.training.profiler.instruments.{place}.{action}"
         for place in (
             "subject.Subject",
             "loader.loaders.LoaderWatch",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nbguard import profile_fit
-from nbguard.profiler.checks.amp import AmpFacts, AmpWatch, amp_findings, scale_settings
+from nbguard.training.profiler.checks.amp import AmpFacts, AmpWatch, amp_findings, scale_settings
 from tests.profiler.loops import model, torch_loader
 from tests.profiler.recording import recording
 

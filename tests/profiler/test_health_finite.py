@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.errors import StoppedAtNaN
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.health.nonfinite import NotFinite, nan_findings
-from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory
-from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.health.nonfinite import NotFinite, nan_findings
+from nbguard.training.profiler.nonfinite.loss_history import LossHistory
+from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from tests.profiler.recording import generators, recording, seed
 
 
@@ -433,10 +433,10 @@ def test_autocast_is_as_it_was() -> None:
 
 
 def test_nothing_of_the_users_is_kept() -> None:
-    from nbguard.profiler.checks.amp import AmpWatch
-    from nbguard.profiler.checks.optimizers import OptimizerWatch
-    from nbguard.profiler.checks.switches import SwitchWatch
-    from nbguard.profiler.checks.syncs import SyncWatch
+    from nbguard.training.profiler.checks.amp import AmpWatch
+    from nbguard.training.profiler.checks.optimizers import OptimizerWatch
+    from nbguard.training.profiler.checks.switches import SwitchWatch
+    from nbguard.training.profiler.checks.syncs import SyncWatch
 
     def run() -> list[weakref.ref[Any]]:
         model, loader = net(), data()

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.checks.optimizer_facts import OptimizersFacts, faster_step, optimizer_findings
-from nbguard.profiler.checks.optimizers import OptimizerWatch
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.checks.optimizer_facts import OptimizersFacts, faster_step, optimizer_findings
+from nbguard.training.profiler.checks.optimizers import OptimizerWatch
 from tests.profiler.recording import recording
 
 

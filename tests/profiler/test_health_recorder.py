@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.profiler.record.fastai_loop import FastaiLoop
-from nbguard.profiler.record.recorder import Recorder, StopFit
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.training.profiler.record.fastai_loop import FastaiLoop
+from nbguard.training.profiler.record.recorder import Recorder, StopFit
+from nbguard.training.profiler.record.torch_loop import TorchLoop
 from tests.profiler.recording import recording
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.checks.switches import SwitchWatch, settings, switch_findings
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.checks.switches import SwitchWatch, settings, switch_findings
 from tests.profiler.recording import recording
 
 

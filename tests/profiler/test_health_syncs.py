@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbguard.profiler.checks.syncs import SyncSite, SyncWatch, sync_findings
+from nbguard.training.profiler.checks.syncs import SyncSite, SyncWatch, sync_findings
 from tests.profiler.recording import recording, seed
 
 HERE = "test_health_syncs.py"

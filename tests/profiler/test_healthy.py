@@ -17,7 +17,7 @@ from fastai.tabular.all import Categorify, CategoryBlock, FillMissing, Normalize
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbguard.notebook.profile import profile_fit
+from nbguard.frontend.notebook.profile import profile_fit
 from tests.profiler.recording import generators, seed
 
 Fit = Callable[[], Any]  # trains, and returns what it has trained

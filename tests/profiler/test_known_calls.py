@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.time.known_calls import KNOWN_CALLS, known_call
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.time.known_calls import KNOWN_CALLS, known_call
 from tests.profiler.loops import train
 
 

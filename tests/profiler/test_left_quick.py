@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastai.basics import Callback
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.instruments.memory import growth
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.instruments.memory import growth
 from tests.profiler.loops import learner, quiet_fit, torch_loader, train
 
 pytestmark = pytest.mark.skipif(

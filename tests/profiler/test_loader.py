@@ -25,11 +25,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, dataloader
 from torch.utils.data._utils import fetch, worker
 
-from nbguard.profiler.analysis.loader.fetches import PythonRows, reading, slowest, training_loader
-from nbguard.profiler.instruments.loader import own_memory
-from nbguard.profiler.instruments.loader.fetching import FetchTimer
-from nbguard.profiler.instruments.loader.loaders import LoaderWatch
-from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
+from nbguard.training.profiler.analysis.loader.fetches import PythonRows, reading, slowest, training_loader
+from nbguard.training.profiler.instruments.loader import own_memory
+from nbguard.training.profiler.instruments.loader.fetching import FetchTimer
+from nbguard.training.profiler.instruments.loader.loaders import LoaderWatch
+from nbguard.training.profiler.instruments.loader.reading import BytesRead, ReadMeter
 from nbguard.units import MiB
 from tests.profiler.recording import recording
 from tests.profiler.sleepy_rows import SLEEP, SleepyRows
@@ -406,7 +406,7 @@ def test_workers_that_outlive_the_profile_take_the_clock_away() -> None:
     loader = torch_loader(Rows(look), 1, persistent_workers=True)
     with watched():
         fit(loader)
-        assert where.value.endswith(b"nbguard/profiler/instruments/loader/workers.py")
+        assert where.value.endswith(b"nbguard/training/profiler/instruments/loader/workers.py")
     fit(loader, epochs=2)
     assert where.value.endswith(b"torch/utils/data/_utils/fetch.py")
 

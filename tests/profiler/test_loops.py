@@ -20,11 +20,11 @@ from torch.optim import optimizer
 from torch.utils.data import dataloader
 
 from nbguard.errors import NbguardError
-from nbguard.notebook.monitor import FitMonitor
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.profile import FitProfile
+from nbguard.frontend.notebook.monitor import FitMonitor
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.profile import FitProfile
 from tests.profiler.loops import BATCH, ITEMS, Fails, items, learner, model, quiet_fit, torch_loader, train
 
 PATCHED = [
@@ -197,7 +197,7 @@ def test_all_frames_of_ours_are_hidden_where_the_users_code_fails(act: Any) -> N
         act()
 
     frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-    ours = [frame for frame in frames if "/nbguard/profiler/" in frame.f_code.co_filename]
+    ours = [frame for frame in frames if "/nbguard/training/profiler/" in frame.f_code.co_filename]
     assert ours
     assert [frame.f_code.co_name for frame in ours if not frame.f_locals.get("__tracebackhide__")] == []
 
@@ -406,7 +406,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing_up(monkeypatch: pytest.Monk
     def interrupted(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nbguard.profiler.record.fastai_loop.FastaiLoop.start", interrupted)
+    monkeypatch.setattr("nbguard.training.profiler.record.fastai_loop.FastaiLoop.start", interrupted)
 
     with pytest.raises(KeyboardInterrupt), profile_fit():
         pass

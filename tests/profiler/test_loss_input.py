@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.checks.loss_input import LossInputFacts, LossInputWatch, loss_input_findings
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.checks.loss_input import LossInputFacts, LossInputWatch, loss_input_findings
 from tests.profiler.recording import recording
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")

@@ -14,8 +14,8 @@ import torch
 from fastai.basics import AvgMetric, Callback, CrossEntropyLossFlat, DataLoaders, Learner
 from fastai.data.transforms import Transform
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
 from tests.profiler.loops import BATCH, items, learner, model, quiet_fit, torch_loader, train
 
 LONG = 0.05  # seconds of each planted call: many times the step of these fits, on a busy machine too

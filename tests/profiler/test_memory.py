@@ -15,18 +15,18 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import nbguard
-from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.memory.growth import growth_finding
-from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations, memory_report
-from nbguard.profiler.analysis.report import Growth, MemoryReport
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.instruments.memory import growth as growth_watch
-from nbguard.profiler.instruments.memory import levels
-from nbguard.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
-from nbguard.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
-from nbguard.profiler.instruments.memory.memory import MemoryWatch
-from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.memory.core.facts import Unavailable
+from nbguard.training.profiler.analysis.memory.growth import growth_finding
+from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, memory_report
+from nbguard.training.profiler.analysis.report import Growth, MemoryReport
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.instruments.memory import growth as growth_watch
+from nbguard.training.profiler.instruments.memory import levels
+from nbguard.training.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
+from nbguard.training.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
+from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.units import KiB, MiB
 from tests.profiler.recording import recording
 

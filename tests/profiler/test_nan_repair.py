@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.profiler.analysis.health.nonfinite import nan_findings
-from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
-from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
-from nbguard.profiler.nan_repair import finite_copy, nan_repair
+from nbguard.training.profiler.analysis.health.nonfinite import nan_findings
+from nbguard.training.profiler.nan_repair import finite_copy, nan_repair
+from nbguard.training.profiler.nonfinite.float32_layers import in_float32
+from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from tests.doctor.untouched import fingerprint
 from tests.profiler.recording import recording
 

@@ -18,22 +18,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nbguard.cli import main
 from nbguard.errors import NbguardError, ProfileFileError
-from nbguard.memory.facts import Unavailable
-from nbguard.notebook.profile import profile_fit
+from nbguard.frontend.cli import main
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.memory.core.facts import Unavailable
 from nbguard.plain_data import Within
-from nbguard.profiler.analysis.fit_report import build_fit_report
-from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
-from nbguard.profiler.analysis.observations import FitObservations
-from nbguard.profiler.analysis.time.batches import divide
-from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
-from nbguard.profiler.checks import CHECKS
-from nbguard.profiler.checks.amp import AmpWatch
-from nbguard.profiler.profile import FitProfile
-from nbguard.profiler.run_history import forget
 from nbguard.render.text import blocks_text
-from nbguard.runs.analysis.record import RunCell, RunRecord
+from nbguard.training.profiler.analysis.fit_report import build_fit_report
+from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations
+from nbguard.training.profiler.analysis.observations import FitObservations
+from nbguard.training.profiler.analysis.time.batches import divide
+from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
+from nbguard.training.profiler.checks import CHECKS
+from nbguard.training.profiler.checks.amp import AmpWatch
+from nbguard.training.profiler.profile import FitProfile
+from nbguard.training.profiler.run_history import forget
+from nbguard.training.runs.analysis.record import RunCell, RunRecord
 from tests.profiler.loops import Fails, learner, quiet_fit, torch_loader, train
 from tests.profiler.record_profiles import FITS, FOLDER
 
@@ -276,7 +276,7 @@ _WITHOUT_LIBRARIES = """
 import sys
 for name in ("torch", "fastai", "numpy", "IPython", "psutil", "pynvml"):
     sys.modules[name] = None
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

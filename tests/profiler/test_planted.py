@@ -12,9 +12,9 @@ import pytest
 import torch
 from fastai.basics import Callback, CrossEntropyLossFlat, DataLoaders, Learner, nn
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitFinding, FitReport, MemoryReport
-from nbguard.profiler.instruments.memory import growth
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitFinding, FitReport, MemoryReport
+from nbguard.training.profiler.instruments.memory import growth
 
 BATCH = 4
 WIDTH = 256

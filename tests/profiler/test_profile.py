@@ -13,10 +13,10 @@ from fastai.torch_core import set_seed
 
 import nbguard
 from nbguard.errors import NbguardError, StoppedAtNaN
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.profile import FitProfile
-from nbguard.profiler.run_history import forget
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.profile import FitProfile
+from nbguard.training.profiler.run_history import forget
 from tests.profiler.loops import Fails, items, learner, model, quiet_fit, torch_loader, train
 from tests.profiler.recording import generators
 
@@ -147,7 +147,7 @@ def test_tuning_workers_leaves_no_trace() -> None:
 
 
 def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
-    from nbguard.profiler.instruments.memory.counters import SimulatedCounter
+    from nbguard.training.profiler.instruments.memory.counters import SimulatedCounter
 
     net = model()
     with nbguard.simulate("1GiB") as simulation:
@@ -160,6 +160,6 @@ def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
             optimizer.zero_grad()
         report = profile.finish()
 
-    assert isinstance(report.memory, nbguard.profiler.analysis.report.MemoryReport)
+    assert isinstance(report.memory, nbguard.training.profiler.analysis.report.MemoryReport)
     assert report.memory.source == "simulated device"
     assert report.memory.capacity == 2**30

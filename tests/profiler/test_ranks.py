@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow
+from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow
 from tests.profiler.rank_fits import BATCHES, CHECKED, WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,7 +220,7 @@ def test_a_fit_that_accelerate_launches_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.profiler.distributed.ranks import RankWatch
+    from nbguard.training.profiler.distributed.ranks import RankWatch
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
@@ -233,9 +233,9 @@ def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    from nbguard.profiler.distributed.ranks import RankLiveness, pulse_of
-    from nbguard.ranks.job_board import open_board
-    from nbguard.ranks.rank import Rank
+    from nbguard.training.profiler.distributed.ranks import RankLiveness, pulse_of
+    from nbguard.training.ranks.job_board import open_board
+    from nbguard.training.ranks.rank import Rank
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     board = open_board(Rank(3, 4))
@@ -257,8 +257,8 @@ def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.ranks.job_folder import job_folder, leave
-    from nbguard.ranks.rank_file import RankFile
+    from nbguard.training.ranks.job_folder import job_folder, leave
+    from nbguard.training.ranks.rank_file import RankFile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])

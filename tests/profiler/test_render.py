@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.report import (
+from nbguard.memory.core.facts import Unavailable
+from nbguard.training.profiler.analysis.report import (
     Category,
     EpochRow,
     FitFinding,
@@ -25,7 +25,7 @@ from nbguard.profiler.analysis.report import (
     TimeRow,
     WorkerTrial,
 )
-from nbguard.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phases
 from tests.profiler.fit_reports import GiB, MiB, healthy, partial, points, rich
 from tests.render.test_render import _golden, _parsed
 from tests.test_units import seconds

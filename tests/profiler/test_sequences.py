@@ -19,7 +19,7 @@ from torch.utils.data._utils import fetch
 
 from nbguard import FitMonitor
 from nbguard.errors import NbguardError
-from nbguard.notebook.profile import profile_fit
+from nbguard.frontend.notebook.profile import profile_fit
 from tests.profiler.loops import Fails, learner, model, quiet_fit, train
 
 Weights = list[torch.Tensor]

@@ -19,11 +19,12 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.memory.counters import Counted, Reading
-from nbguard.memory.facts import Block, DeviceFacts, Segment
-from nbguard.profiler.analysis.figures import figures, summary
-from nbguard.profiler.analysis.memory_figures import cell_figures, reading_figures
-from nbguard.profiler.analysis.report import (
+from nbguard.memory.core.counters import Counted, Reading
+from nbguard.memory.core.facts import Block, DeviceFacts, Segment
+from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
+from nbguard.training.profiler.analysis.figures import figures, summary
+from nbguard.training.profiler.analysis.memory_figures import cell_figures, reading_figures
+from nbguard.training.profiler.analysis.report import (
     EpochRow,
     FitFinding,
     FitReport,
@@ -34,12 +35,11 @@ from nbguard.profiler.analysis.report import (
     TimeRow,
     Timing,
 )
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.sinks import open_sink
-from nbguard.profiler.sinks.sink import own_random
-from nbguard.reports.cell_ledger import CellRecord, DeviceChange, Share
-from nbguard.runs.analysis.record import record_from
-from nbguard.runs.comparing import compare, record_of
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.sinks import open_sink
+from nbguard.training.profiler.sinks.sink import own_random
+from nbguard.training.runs.analysis.record import record_from
+from nbguard.training.runs.comparing import compare, record_of
 from tests.runs.records import run
 
 MS = 1_000_000

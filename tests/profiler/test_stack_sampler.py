@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.instruments.loader.fetching import FetchTimer
-from nbguard.profiler.instruments.stack_sampler import StackSampler, _pause_after
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.instruments.loader.fetching import FetchTimer
+from nbguard.training.profiler.instruments.stack_sampler import StackSampler, _pause_after
 from tests.profiler.loops import model, torch_loader
 from tests.profiler.recording import recording
 

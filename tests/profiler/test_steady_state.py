@@ -14,9 +14,9 @@ from fastai.basics import Callback
 from torch import nn
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.analysis.time import phases
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
+from nbguard.training.profiler.analysis.time import phases
 from tests.profiler.loops import BATCH, learner, model, quiet_fit, torch_loader, train
 
 BATCHES = 60
@@ -42,7 +42,7 @@ class BytecodeCounter:
         return self.bytecodes / (LAST - FIRST)
 
     def _called(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        if "/nbguard/profiler/" not in frame.f_code.co_filename or "/tests/" in frame.f_code.co_filename:
+        if "/nbguard/training/profiler/" not in frame.f_code.co_filename or "/tests/" in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._count

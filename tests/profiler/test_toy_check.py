@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import nbguard
-from nbguard.profiler import checks
-from nbguard.profiler.analysis.fit_report import build_fit_report
-from nbguard.profiler.analysis.observations import FitObservations
-from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.checks.check import FitFigures
-from nbguard.profiler.record.recorder import Recorder
+from nbguard.training.profiler import checks
+from nbguard.training.profiler.analysis.fit_report import build_fit_report
+from nbguard.training.profiler.analysis.observations import FitObservations
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.checks.check import FitFigures
+from nbguard.training.profiler.record.recorder import Recorder
 from tests.profiler.loops import train
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from nbguard.profiler.analysis.fit_report import FitAnalysis
-from nbguard.profiler.analysis.loader.tried import LoaderRun, without_tried
-from nbguard.profiler.analysis.observations import FitObservations
-from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.profile import FitProfile
-from nbguard.scan.devices.cores import usable_cores
+from nbguard.memory.scan.devices.cores import usable_cores
+from nbguard.training.profiler.analysis.fit_report import FitAnalysis
+from nbguard.training.profiler.analysis.loader.tried import LoaderRun, without_tried
+from nbguard.training.profiler.analysis.observations import FitObservations
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.profile import FitProfile
 
 S = 10**9
 

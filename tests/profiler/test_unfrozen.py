@@ -13,10 +13,10 @@ from fastai.data.load import DataLoader as FastaiLoader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.memory.memory_report import MemoryObservations, Unfrozen, unfrozen_finding
-from nbguard.profiler.analysis.report import FitFinding
-from nbguard.profiler.instruments.memory import levels
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations, Unfrozen, unfrozen_finding
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.instruments.memory import levels
 from nbguard.units import MiB
 
 pytestmark = pytest.mark.usefixtures("_reads_at_any_cost")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.report import FitReport
+from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.training.profiler.analysis.report import FitReport
 from tests.profiler.recording import generators, seed
 
 Made = tuple[nn.Module, Any]  # a model and its optimizer

@@ -27,10 +27,10 @@ import torch._dynamo  # as DistributedDataParallel does when it is made: a secon
 import torch.distributed as dist
 
 import nbguard
-from nbguard.ranks import watchdog
-from nbguard.ranks.analysis import judge
-from nbguard.ranks.analysis.diagnosis import RankDiagnosis
-from nbguard.ranks.analysis.facts import JobFacts, to_text
+from nbguard.training.ranks import watchdog
+from nbguard.training.ranks.analysis import judge
+from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis
+from nbguard.training.ranks.analysis.facts import JobFacts, to_text
 from tests.ranks import faults
 from tests.ranks.planted import FAULTS
 from tests.thorough import THOROUGH

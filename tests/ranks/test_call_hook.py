@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.ranks.call_hook import CallHook
-from nbguard.ranks.call_log import KEPT, TABLE, CallLog
-from nbguard.ranks.rank_file import RankFile
+from nbguard.training.ranks.call_hook import CallHook
+from nbguard.training.ranks.call_log import KEPT, TABLE, CallLog
+from nbguard.training.ranks.rank_file import RankFile
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import nbguard
 from nbguard.errors import RankFactsError
-from nbguard.ranks.analysis.flight_dump import read_dump
+from nbguard.training.ranks.analysis.flight_dump import read_dump
 
 DATA = Path(__file__).parents[1] / "data" / "ranks"
 

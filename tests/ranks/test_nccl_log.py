@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.ranks.analysis.facts import JobFacts, RankFacts, from_text, to_text
-from nbguard.ranks.analysis.judge import diagnosed
-from nbguard.ranks.analysis.nccl_log import nccl_notes
-from nbguard.ranks.watchdog import notes_of_nccl
+from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts, from_text, to_text
+from nbguard.training.ranks.analysis.judge import diagnosed
+from nbguard.training.ranks.analysis.nccl_log import nccl_notes
+from nbguard.training.ranks.watchdog import notes_of_nccl
 
 HEALTHY = """host:12:34 [0] NCCL INFO cudaDriverVersion 12040
 host:12:34 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.ranks.analysis.facts import JobFacts, from_text, to_text
-from nbguard.ranks.analysis.judge import diagnosed
 from nbguard.render.text import blocks_text
+from nbguard.training.ranks.analysis.facts import JobFacts, from_text, to_text
+from nbguard.training.ranks.analysis.judge import diagnosed
 
 DATA = Path(__file__).parents[1] / "data" / "ranks"
 CASES = [json.loads(line) for line in gzip.decompress((DATA / "faults.jsonl.gz").read_bytes()).decode().splitlines()]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.ranks.analysis.diagnosis import RankPlace
-from nbguard.ranks.analysis.meeting_point import MeetingPoint, PortOwner, rendezvous_wait
+from nbguard.training.ranks.analysis.diagnosis import RankPlace
+from nbguard.training.ranks.analysis.meeting_point import MeetingPoint, PortOwner, rendezvous_wait
 
 _RANK = """
 import sys

@@ -10,11 +10,11 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.ranks.analysis.facts import CollectiveCall
-from nbguard.ranks.call_log import KEPT, NUMBERS
-from nbguard.ranks.job_board import open_board
-from nbguard.ranks.rank import Rank
-from nbguard.ranks.rank_file import RankFile
+from nbguard.training.ranks.analysis.facts import CollectiveCall
+from nbguard.training.ranks.call_log import KEPT, NUMBERS
+from nbguard.training.ranks.job_board import open_board
+from nbguard.training.ranks.rank import Rank
+from nbguard.training.ranks.rank_file import RankFile
 
 
 @pytest.fixture

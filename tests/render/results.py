@@ -5,40 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard import replay, what_if
-from nbguard.allocator.replay.replay import Difference, FileReplay
-from nbguard.cleanup.plan.parking import Unparked
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.cluster.analysis.cleanup import EngineCleanup, EnginesCleanup
-from nbguard.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, report_of
-from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
-from nbguard.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
-from nbguard.doctor.analysis.repairs import RepairedModel
-from nbguard.memory.advice import release_names
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.gpus import GpuReading, Gpus
-from nbguard.memory.processes import Zombies
-from nbguard.memory.recording import Recording
-from nbguard.memory.references.explain import explain
-from nbguard.memory.simulated import SimulationState
-from nbguard.profiler.analysis.health.float32 import Float32Trial
-from nbguard.profiler.analysis.health.nan_repair import NanRepair
-from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.analysis.memory_log import MemoryLogState
-from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
-from nbguard.ranks.analysis.launch_errors import LaunchErrors, RankError
+from nbguard.frontend.cluster.analysis.cleanup import EngineCleanup, EnginesCleanup
+from nbguard.frontend.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, report_of
+from nbguard.memory.allocator.replay.replay import Difference, FileReplay
+from nbguard.memory.cleanup.plan.parking import Unparked
+from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.advice import release_names
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.gpus import GpuReading, Gpus
+from nbguard.memory.core.processes import Zombies
+from nbguard.memory.core.recording import Recording
+from nbguard.memory.core.references.explain import explain
+from nbguard.memory.core.simulated import SimulationState
+from nbguard.memory.reports.memory_map import build_map
+from nbguard.memory.reports.notices.notice import Notice, Notices
+from nbguard.memory.reports.notices.rounds import Garbage, LeftByRounds, RoundsReport
+from nbguard.memory.reports.report import build_report
+from nbguard.memory.reports.switches import Switches
+from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
+from nbguard.memory.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
+from nbguard.memory.snapshots.report import SnapshotReport
+from nbguard.memory.snapshots.save import SnapshotFiles
+from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
-from nbguard.reports.memory_map import build_map
-from nbguard.reports.notices.notice import Notice, Notices
-from nbguard.reports.notices.rounds import Garbage, LeftByRounds, RoundsReport
-from nbguard.reports.report import build_report
-from nbguard.reports.switches import Switches
-from nbguard.runs.analysis.comparison import compare_records
-from nbguard.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
-from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
-from nbguard.snapshots.report import SnapshotReport
-from nbguard.snapshots.save import SnapshotFiles
-from nbguard.snapshots.whatif import WhatIfs
+from nbguard.training.doctor.analysis.deterministic import Deterministic, StepTimes
+from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
+from nbguard.training.doctor.analysis.repairs import RepairedModel
+from nbguard.training.profiler.analysis.health.float32 import Float32Trial
+from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
+from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
+from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError
+from nbguard.training.runs.analysis.comparison import compare_records
 from tests.profiler.fit_reports import rich
 from tests.render.test_history import _afternoon as _history
 from tests.render.test_map import afternoon as _mapped

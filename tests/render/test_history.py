@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
-from nbguard.notebook.bundle import line_bundle
-from nbguard.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
-from nbguard.reports.cell_lines import cell_line as line
-from nbguard.reports.cell_lines import released_line
-from nbguard.reports.switches import Switches
+from nbguard.frontend.notebook.bundle import line_bundle
+from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.memory.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
+from nbguard.memory.reports.cell_lines import cell_line as line
+from nbguard.memory.reports.cell_lines import released_line
+from nbguard.memory.reports.switches import Switches
 from tests.render.test_render import _golden, _parsed
 
 MiB = 1024**2

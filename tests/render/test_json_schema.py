@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from nbguard.cli import main
+from nbguard.frontend.cli import main
 from nbguard.render.result import Result
 from tests.cli.test_files import snapshot_file
 from tests.programs import docs_program

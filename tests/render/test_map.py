@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Block, DeviceFacts, Facts, PoolFact, Segment
-from nbguard.reports.map_rows import Paints, rows_of
-from nbguard.reports.memory_map import MemoryMap, build_map
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Block, DeviceFacts, Facts, PoolFact, Segment
+from nbguard.memory.reports.map_rows import Paints, rows_of
+from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
-from tests.memory.test_pinning import losses_in_every_segment
+from tests.core.test_pinning import losses_in_every_segment
 from tests.render.test_render import _golden, _parsed
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3

@@ -7,7 +7,7 @@ from html import escape
 
 import pytest
 
-from nbguard.prediction.prediction import (
+from nbguard.training.prediction.prediction import (
     CategoryBytes,
     CellPrediction,
     FitPhase,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
-from nbguard.cleanup.plan.verdict import verdict
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import DeviceFacts
-from nbguard.memory.processes import DeviceProcess, Judged, Process, Zombies
+from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.memory.cleanup.plan.verdict import verdict
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import DeviceFacts
+from nbguard.memory.core.processes import DeviceProcess, Judged, Process, Zombies
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20

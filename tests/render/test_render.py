@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.cleanup.plan.plan import Action, LeftHolder, Outcome, Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.advice import release_names
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
-from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
-from nbguard.memory.references.explain import explain
-from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.memory.cleanup.plan.plan import Action, LeftHolder, Outcome, Plan, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.advice import release_names
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
+from nbguard.memory.core.oom_facts import CodeLine, HostFacts, OomFact, OomNote
+from nbguard.memory.core.references.explain import explain
+from nbguard.memory.out_of_memory.card import OomCard, build_card
+from nbguard.memory.reports.report import build_report
 from nbguard.render.html import blocks_html
-from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from nbguard import what_if
-from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
-from nbguard.memory.recording import Recording
-from nbguard.notebook.magics import snapshots
-from nbguard.scan import progress
-from nbguard.snapshots.save import SnapshotFiles
-from nbguard.snapshots.whatif import WhatIfs
+from nbguard.frontend.notebook.magics import snapshots
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
+from nbguard.memory.core.recording import Recording
+from nbguard.memory.scan import progress
+from nbguard.memory.snapshots.save import SnapshotFiles
+from nbguard.memory.snapshots.whatif import WhatIfs
 
 MIB = 1024**2
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.counters import Counted
-from nbguard.reports.cell_ledger import (
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.counters import Counted
+from nbguard.memory.reports.cell_ledger import (
     NOTHING,
     NOTICED,
     PROCESS,

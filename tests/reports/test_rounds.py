@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbguard.memory.analysis import Analysis
-from nbguard.reports.notices.judge import HeldStorages, held_storages
-from nbguard.reports.notices.rounds import RoundsReport, compare_rounds
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
+from nbguard.memory.reports.notices.rounds import RoundsReport, compare_rounds
 from nbguard.testing import make_facts, make_graph
 
 MiB = 1024**2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.runs.analysis.record import MissingFact, RunCell, RunFact, RunRecord, Topic
+from nbguard.training.runs.analysis.record import MissingFact, RunCell, RunFact, RunRecord, Topic
 
 FACTS: dict[tuple[Topic, str], str] = {
     ("seeds", "torch"): "42",

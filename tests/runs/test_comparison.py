@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nbguard.errors import RunRecordError
-from nbguard.runs.analysis.comparison import RunComparison, compare_records
-from nbguard.runs.analysis.record import RunFact, Topic, record_from
+from nbguard.training.runs.analysis.comparison import RunComparison, compare_records
+from nbguard.training.runs.analysis.record import RunFact, Topic, record_from
 from tests.runs.records import CELLS, run
 
 

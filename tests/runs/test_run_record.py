@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import nbguard
 from nbguard.errors import NbguardError, RunRecordError
-from nbguard.runs.analysis.record import RunRecord, Topic
-from nbguard.runs.comparing import record_of, save_record
-from nbguard.runs.surroundings import imported_distributions
+from nbguard.training.runs.analysis.record import RunRecord, Topic
+from nbguard.training.runs.comparing import record_of, save_record
+from nbguard.training.runs.surroundings import imported_distributions
 from tests.doctor import learners
 from tests.doctor.untouched import fingerprint
 
@@ -177,7 +177,7 @@ def test_versions_are_those_of_the_distributions() -> None:
     versions = dict(imported_distributions())
     assert versions["numpy"] == np.__version__
     assert versions["PyYAML"] == yaml.__version__
-    assert not {"sys", "json", "tests", "nbguard.runs"} & versions.keys()
+    assert not {"sys", "json", "tests", "nbguard.training.runs"} & versions.keys()
 
 
 def test_what_is_neither_learner_nor_model_is_one_line() -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.runs.analysis.secrets import HIDDEN
-from nbguard.runs.analysis.source import clean_source
+from nbguard.training.runs.analysis.secrets import HIDDEN
+from nbguard.training.runs.analysis.source import clean_source
 
 _SECRETS = ("hunter2xY", "correct horse", "s3cr3t-Value", "pa/ss+w0rd")
 

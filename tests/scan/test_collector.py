@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nbguard.scan import collector
-from nbguard.scan.collector import keep_garbage
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.scan import collector
+from nbguard.memory.scan.collector import keep_garbage
+from nbguard.memory.scan.scan import Notebook, scan
 
 
 class _Cycle:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.memory.segments.fragmentation import fragmentation
-from nbguard.scan.devices import cuda
-from nbguard.scan.devices.nvml import NvmlReader
+from nbguard.memory.core.segments.fragmentation import fragmentation
+from nbguard.memory.scan.devices import cuda
+from nbguard.memory.scan.devices.nvml import NvmlReader
 
 UUID = "12345678-aaaa-bbbb-cccc-1234567890ab"
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 import nbguard
-from nbguard.cleanup.plan.plan import Outcome
-from nbguard.cleanup.plan.promises import promised
-from nbguard.memory.advice import release_stale
-from nbguard.memory.facts import Graph
-from nbguard.memory.references.holders import holders
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.cleanup.plan.plan import Outcome
+from nbguard.memory.cleanup.plan.promises import promised
+from nbguard.memory.core.advice import release_stale
+from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.references.holders import holders
+from nbguard.memory.scan.scan import Notebook, scan
 
 _BYTES = 4 * 50_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from nbguard.scan.roots.frames import running_frames
+from nbguard.memory.scan.roots.frames import running_frames
 
 
 def test_a_thread_that_goes_on_is_seen_as_it_was() -> None:

@@ -16,11 +16,11 @@ import torch.utils.checkpoint
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import nbguard
-from nbguard.cleanup.plan.plan import Outcome
-from nbguard.memory.facts import Facts
-from nbguard.memory.references.graph import reach, storages_of
-from nbguard.memory.references.holders import Holder, holders
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.cleanup.plan.plan import Outcome
+from nbguard.memory.core.facts import Facts
+from nbguard.memory.core.references.graph import reach, storages_of
+from nbguard.memory.core.references.holders import Holder, holders
+from nbguard.memory.scan.scan import Notebook, scan
 
 
 @pytest.fixture(autouse=True)

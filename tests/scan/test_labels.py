@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.scan.heap import compact
+from nbguard.memory.scan.heap import compact
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.scan.libraries import below_packages, framework_folders, library_paths
+from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 
 
 def test_what_is_installed_is_a_librarys() -> None:

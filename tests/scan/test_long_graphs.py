@@ -56,7 +56,7 @@ _LOOKS = {
     "why": "%gpumem why x",
     "dry-run": "%reset_gpu x --dry-run",
     "hub": (
-        "from nbguard.sidebar.hub import memory_states as m; "
+        "from nbguard.frontend.sidebar.hub import memory_states as m; "
         "m.MemoryStates(m.Notebook.current, 'boot', lambda: (None, None)).look()"
     ),
     "profile": "%%profile_fit\nfor _ in range(3): (torch.ones(1, requires_grad=True) * 2).sum().backward()",
@@ -128,7 +128,7 @@ def test_a_graph_of_any_size_can_be_let_go(graph: str, n: int, stack: int, look:
 
 _FREED_IN_A_THREAD = """
 import threading, torch, nbguard
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.scan.scan import Notebook, scan
 box = [{"x": torch.ones(4, requires_grad=True) * 1.}]
 for n in range(60_000):
     box[0]["x"] = box[0]["x"] * 1.
@@ -147,7 +147,7 @@ def test_many_looks_at_a_growing_graph_do_not_add_up() -> None:
 
 _LOOK = """
 import json, resource, time, torch, nbguard
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.scan.scan import Notebook, scan
 def rss(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
 scan(Notebook(None, {}))
 """
@@ -262,7 +262,7 @@ print(json.dumps([mib("shared"), mib("alone"), mib("held"), mib("shared", "many"
 
 def test_a_look_of_more_than_a_second_says_how_far_it_is() -> None:
     code = f"""{_PRELUDE}
-import nbguard.scan.progress as progress
+import nbguard.memory.scan.progress as progress
 progress._PATIENCE = 0.0
 run("class A: pass")
 run("many = [A() for _ in range(20_000)]\\nfor n, each in enumerate(many): each.me = n\\nmany[0].t = torch.ones(5)")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.scan.heap import walk
+from nbguard.memory.scan.heap import walk
 
 
 def test_a_plan_says_that_it_is_a_lower_bound_as_the_report_does(monkeypatch: pytest.MonkeyPatch) -> None:

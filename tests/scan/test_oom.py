@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from nbguard.cleanup.apply.oom_observer import attach, detach
-from nbguard.cleanup.apply.placeholders import Placeholder
-from nbguard.scan.devices.host import host_facts
-from nbguard.scan.oom.last_error import PLACEHOLDERS
-from nbguard.scan.oom.names import made_by, names_in, names_of_functions, reached_by
-from nbguard.scan.oom.notes import ran_out
-from nbguard.scan.roots.tracebacks import error_parts, error_roots
+from nbguard.memory.cleanup.apply.oom_observer import attach, detach
+from nbguard.memory.cleanup.apply.placeholders import Placeholder
+from nbguard.memory.scan.devices.host import host_facts
+from nbguard.memory.scan.oom.last_error import PLACEHOLDERS
+from nbguard.memory.scan.oom.names import made_by, names_in, names_of_functions, reached_by
+from nbguard.memory.scan.oom.notes import ran_out
+from nbguard.memory.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3

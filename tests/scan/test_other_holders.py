@@ -11,12 +11,12 @@ import numpy
 import pytest
 import torch
 
-from nbguard.cleanup.apply.apply import apply
-from nbguard.cleanup.plan.plan import Outcome, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.references.holders import holders
-from nbguard.scan.scan import Notebook, scan
-from nbguard.scan.targets import resolve_targets
+from nbguard.memory.cleanup.apply.apply import apply
+from nbguard.memory.cleanup.plan.plan import Outcome, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.references.holders import holders
+from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.memory.scan.targets import resolve_targets
 
 _BYTES = 4 * 50_000
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.memory.references.holders import holders
-from nbguard.scan.outside import outside_references, unreached
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.core.references.holders import holders
+from nbguard.memory.scan.outside import outside_references, unreached
+from nbguard.memory.scan.scan import Notebook, scan
 
 Use = Callable[..., Any]
 
@@ -293,7 +293,7 @@ def test_in_a_heap_of_millions_holders_are_followed_less_far_and_nothing_else_ch
     library.kept = [torch.ones(50_000)]
     for _ in range(3):
         library.kept = [itertools.repeat(library.kept), itertools.repeat(library.kept)]
-    monkeypatch.setattr("nbguard.scan.outside.referrers._MOST_OBJECTS", most)
+    monkeypatch.setattr("nbguard.memory.scan.outside.referrers._MOST_OBJECTS", most)
 
     rows = {row.label: row.retained for row in holders(scan(Notebook(None, {})).facts.graph)}
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.scan import pause
-from nbguard.scan.pause import pause_main_thread
+from nbguard.memory.scan import pause
+from nbguard.memory.scan.pause import pause_main_thread
 
 LOOKS = """
 import threading, time
@@ -216,7 +216,7 @@ def test_an_interrupt_is_never_lost(
 
 HOOKED = """
 import ctypes, os, signal, sys
-from nbguard.scan import pause
+from nbguard.memory.scan import pause
 
 armed, lost, state = [], [], "not raised"
 def hook(event, arguments):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, PinnedFacts
-from nbguard.reports.report import build_report
-from nbguard.scan.devices.kept_memory.pinned import pinned_of
+from nbguard.memory.cleanup.plan.plan import Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts, PinnedFacts
+from nbguard.memory.reports.report import build_report
+from nbguard.memory.scan.devices.kept_memory.pinned import pinned_of
 from nbguard.testing import make_facts, make_graph
 
 MIB = 2**20

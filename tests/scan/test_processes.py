@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from nbguard.cleanup.plan.orphans import judge
-from nbguard.scan.devices import processes as probe
+from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.scan.devices import processes as probe
 from tests.kernels import wait_until
 
 linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
@@ -200,8 +200,8 @@ def test_a_containers_first_process_may_be_the_parent(name: str) -> None:
     inside = f"""
 import os, subprocess, sys
 from dataclasses import replace
-from nbguard.cleanup.plan.orphans import judge
-from nbguard.scan.devices import processes as probe
+from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.scan.devices import processes as probe
 assert os.getpid() == 1
 child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)
 child.stdout.readline()

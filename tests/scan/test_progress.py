@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from nbguard.scan import progress
+from nbguard.memory.scan import progress
 
 
 def test_a_stage_is_reported_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

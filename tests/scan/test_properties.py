@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from nbguard.cleanup.apply.apply import apply
-from nbguard.cleanup.plan.plan import Outcome, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import Facts
-from nbguard.memory.references.holders import holders
-from nbguard.scan.scan import Notebook, scan
-from nbguard.scan.targets import resolve_targets
+from nbguard.memory.cleanup.apply.apply import apply
+from nbguard.memory.cleanup.plan.plan import Outcome, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.facts import Facts
+from nbguard.memory.core.references.holders import holders
+from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.memory.scan.targets import resolve_targets
 from tests.scan.containers import CARRYING, HOLDING, WEAK
 from tests.thorough import fewer_in_ci, half_in_ci
 

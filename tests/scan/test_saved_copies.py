@@ -13,9 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import nbguard
-from nbguard.memory.references.holders import holders
-from nbguard.scan.allocation_lines import AllocationLines
-from nbguard.scan.scan import Notebook, scan
+from nbguard.memory.core.references.holders import holders
+from nbguard.memory.scan.allocation_lines import AllocationLines
+from nbguard.memory.scan.scan import Notebook, scan
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

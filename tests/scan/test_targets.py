@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from nbguard.errors import TargetError
-from nbguard.notebook.magics.command_line import split
-from nbguard.scan.roots.namespace import Cells
-from nbguard.scan.targets import resolve_targets
+from nbguard.frontend.notebook.magics.command_line import split
+from nbguard.memory.scan.roots.namespace import Cells
+from nbguard.memory.scan.targets import resolve_targets
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

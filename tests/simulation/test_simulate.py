@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import nbguard
-from nbguard.simulation.simulation import SimulatedCudaOutOfMemoryError
+from nbguard.memory.simulation.simulation import SimulatedCudaOutOfMemoryError
 
 MIB = 2**20
 

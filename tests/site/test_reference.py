@@ -9,10 +9,10 @@ import sys
 import pytest
 
 import nbguard
-from nbguard.cli import command_parser
-from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
-from nbguard.notebook.magics.grammar import Grammar
-from nbguard.notebook.magics.switch import GRAMMAR as NBGUARD
+from nbguard.frontend.cli import command_parser
+from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.frontend.notebook.magics.grammar import Grammar
+from nbguard.frontend.notebook.magics.switch import GRAMMAR as NBGUARD
 from tests.programs import docs_program
 from tests.site.pages import DOCS, ROOT, blocks, files
 

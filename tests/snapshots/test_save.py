@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nbguard import load_snapshot, save_snapshot
-from nbguard.allocator.snapshot.snapshot import Sidecar
-from nbguard.snapshots import save
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar
+from nbguard.memory.snapshots import save
 from tests.snapshots.test_saved import MIB, _raw
 
 VIEWER_PROTOCOL = 4

@@ -196,7 +196,7 @@ def run_cell(shell: Any, source: str) -> str:
 
 def _json(analysis: Any) -> str:
     """Return the holders of a report as its JSON has them."""
-    from nbguard.reports.report import build_report
+    from nbguard.memory.reports.report import build_report
 
     text = build_report(analysis).json_bundle()
     return json.dumps(_holders_in(next(iter(text.values()))))
@@ -239,11 +239,11 @@ class Trial:
     def _printed(self, name: str) -> list[Command]:
         """Return the commands that nbguard prints here: of new notices and findings, of plans for all and for one name."""
         import nbguard
-        from nbguard.cleanup.plan.plan import Plan, Request
-        from nbguard.cleanup.plan.planner import plan_cleanup
-        from nbguard.reports.report import build_report
-        from nbguard.scan.scan import Notebook, scan
-        from nbguard.scan.targets import resolve_targets
+        from nbguard.memory.cleanup.plan.plan import Plan, Request
+        from nbguard.memory.cleanup.plan.planner import plan_cleanup
+        from nbguard.memory.reports.report import build_report
+        from nbguard.memory.scan.scan import Notebook, scan
+        from nbguard.memory.scan.targets import resolve_targets
 
         found: list[Command] = []
         for notice in (notice for notice in nbguard.notices() if notice.advice):
@@ -277,9 +277,9 @@ class Trial:
     def _figures(self, analysis: Any, name: str, planned: int) -> dict[str, int]:
         """Return what the release of a name frees, by each surface."""
         import nbguard
-        from nbguard.cleanup.plan.default import holders_of
-        from nbguard.reports.report import build_report
-        from nbguard.sidebar.protocol.memory_state import build_memory_state
+        from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+        from nbguard.memory.cleanup.plan.default import holders_of
+        from nbguard.memory.reports.report import build_report
 
         rows = [row for row in build_report(analysis).devices[0].holders if name in row.names]
         if not rows or len(rows[0].names) > 1:  # all names of one object have one row, and go together
@@ -382,7 +382,7 @@ def _living_bytes() -> int:
     """Return the bytes of all tensors that live and are not parked, counted apart from nbguard's own walk."""
     import torch
 
-    from nbguard.scan.objects.parked import parked_addresses
+    from nbguard.memory.scan.objects.parked import parked_addresses
 
     seen, storages, graph = set[Any](), dict[int, int](), type(torch.ones(1, requires_grad=True).exp().grad_fn).__mro__[-2]
     todo: list[Any] = [obj for obj in gc.get_objects() if isinstance(obj, (torch.Tensor, graph))]

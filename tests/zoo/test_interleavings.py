@@ -21,10 +21,10 @@ import contextlib, dataclasses, gc, io, json, random, re, types, warnings
 warnings.filterwarnings("ignore")
 from IPython.core.interactiveshell import InteractiveShell
 import nbguard, torch
-from nbguard.notebook.session import session_of
-from nbguard.scan.scan import Notebook
-from nbguard.sidebar.hub.memory_states import MemoryStates
-from nbguard.sidebar.hub.plans import OperationRequest, Plans
+from nbguard.frontend.notebook.session import session_of
+from nbguard.memory.scan.scan import Notebook
+from nbguard.frontend.sidebar.hub.memory_states import MemoryStates
+from nbguard.frontend.sidebar.hub.plans import OperationRequest, Plans
 from torch.multiprocessing.reductions import StorageWeakRef
 shell = InteractiveShell.instance(user_module=types.ModuleType("__main__"))
 shell.history_manager.enabled = False

@@ -68,7 +68,7 @@ def _after_cell():
         found[name] = (is_alive and not is_wanted, *told[name])
     return found
 import nbguard, builtins, re
-from nbguard.notebook.session import session_of
+from nbguard.frontend.notebook.session import session_of
 session_of(get_ipython()).notices._watch.least = 1
 builtins._before_cell, builtins._after_cell = _before_cell, _after_cell; del _before_cell, _after_cell
 builtins._is_part_of_a_name, builtins.re = _is_part_of_a_name, re; del _is_part_of_a_name, re

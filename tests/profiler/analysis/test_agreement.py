@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbguard.profiler.analysis.distributed.agreement import DIGEST, NONE, Feed, RankDigests, TensorName, disagreements
-from nbguard.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.analysis.distributed.agreement import DIGEST, NONE, Feed, RankDigests, TensorName, disagreements
+from nbguard.training.profiler.analysis.report import FitFinding
 
 TENSORS = (
     TensorName(name="0.weight", kind="parameter", module="Linear"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbguard.profiler.analysis.report import TimeRow, Timing
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.callbacks import slow_callbacks
+from nbguard.training.profiler.analysis.report import TimeRow, Timing
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.callbacks import slow_callbacks
 from tests.profiler.analysis.timings import MS, timing
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.profiler.analysis.compare import LIMIT, PEAK, FitSamples, compare, fit_samples, thinned, words
-from nbguard.profiler.analysis.report import Setting
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.bootstrap import ratio_interval, stretch
+from nbguard.training.profiler.analysis.compare import LIMIT, PEAK, FitSamples, compare, fit_samples, thinned, words
+from nbguard.training.profiler.analysis.report import Setting
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.bootstrap import ratio_interval, stretch
 
 MIB = 1 << 20
 

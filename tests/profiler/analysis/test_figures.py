@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.figures import Figure, figures, summary
-from nbguard.profiler.analysis.report import TimeRow
-from nbguard.profiler.analysis.time import phases
+from nbguard.memory.core.facts import Unavailable
+from nbguard.training.profiler.analysis.figures import Figure, figures, summary
+from nbguard.training.profiler.analysis.report import TimeRow
+from nbguard.training.profiler.analysis.time import phases
 from tests.profiler.fit_reports import healthy, rich
 
 

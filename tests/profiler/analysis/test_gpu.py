@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.gpu import GpuMark, gpu_facts, lags
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.gpu import GpuMark, gpu_facts, lags
 
 MS = 1_000_000
 LATENCY = 8_000  # ns from the end of the work before an event until it is done

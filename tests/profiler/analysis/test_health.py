@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from nbguard.profiler.analysis.health.health import health
-from nbguard.profiler.analysis.health.nonfinite import (
+from nbguard.training.profiler.analysis.health.health import health
+from nbguard.training.profiler.analysis.health.nonfinite import (
     BatchPosition,
     FiniteFacts,
     Kind,
@@ -19,15 +19,20 @@ from nbguard.profiler.analysis.health.nonfinite import (
     Origin,
     nan_findings,
 )
-from nbguard.profiler.analysis.remedies import RemedyContext, remedies, remedy_context
-from nbguard.profiler.analysis.report import Category, FitFinding, MemoryReport
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.checks.amp import AmpFacts, ScalerFacts, amp_findings
-from nbguard.profiler.checks.check import FitFigures
-from nbguard.profiler.checks.fp16_range import RangeFacts
-from nbguard.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients, optimizer_findings
-from nbguard.profiler.checks.switches import SwitchFacts, switch_findings
-from nbguard.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
+from nbguard.training.profiler.analysis.remedies import RemedyContext, remedies, remedy_context
+from nbguard.training.profiler.analysis.report import Category, FitFinding, MemoryReport
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.checks.amp import AmpFacts, ScalerFacts, amp_findings
+from nbguard.training.profiler.checks.check import FitFigures
+from nbguard.training.profiler.checks.fp16_range import RangeFacts
+from nbguard.training.profiler.checks.optimizer_facts import (
+    OptimizerFacts,
+    OptimizersFacts,
+    UnusedGradients,
+    optimizer_findings,
+)
+from nbguard.training.profiler.checks.switches import SwitchFacts, switch_findings
+from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.units import GiB, MiB
 
 MS = 1_000_000

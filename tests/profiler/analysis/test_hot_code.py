@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.profiler.analysis.report import Group, TimeRow
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.batches import Batch, Batches, Moment
-from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code
-from nbguard.profiler.analysis.time.libraries import LIBRARY_WORK, library_work
-from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
+from nbguard.training.profiler.analysis.report import Group, TimeRow
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.batches import Batch, Batches, Moment
+from nbguard.training.profiler.analysis.time.hot_code import HotCode, hot_code
+from nbguard.training.profiler.analysis.time.libraries import LIBRARY_WORK, library_work
+from nbguard.training.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
 from tests.profiler.analysis.timings import MS
 
 CELL = StackLine(name="<module>", file="In[3]", line=2, first=1, is_users=True)
@@ -152,7 +152,7 @@ def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
     [
         ((), False),
         ((library("torch/functional.py", "norm"),), False),
-        ((library("/home/me/nbguard/profiler/record/torch_loop.py", "__call__"),), False),
+        ((library("/home/me/nbguard/training/profiler/record/torch_loop.py", "__call__"),), False),
         ((library("nltk/tokenize/punkt.py", "tokenize"),), True),
     ],
 )
@@ -184,7 +184,7 @@ def test_looks_at_a_line_count_for_the_function_that_it_calls(looks: int, kinds:
 
 
 def test_a_mark_of_the_profile_is_no_time_of_its_line() -> None:
-    mark = library("/home/me/nbguard/profiler/record/torch_loop.py", "zero_grad")
+    mark = library("/home/me/nbguard/training/profiler/record/torch_loop.py", "zero_grad")
 
     assert hot(("batch", phases.OTHER, (CELL, replace(LOOP, line=12), mark))) == ()
 

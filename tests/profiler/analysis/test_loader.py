@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from nbguard.profiler.analysis.first_steps import first_steps
-from nbguard.profiler.analysis.loader.advice import starting_less
-from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, PythonRows, slowest
-from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
-from nbguard.profiler.analysis.loader.verdict import verdict
-from nbguard.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
-from nbguard.profiler.render.rows import loader_blocks
 from nbguard.render.text import blocks_text
+from nbguard.training.profiler.analysis.first_steps import first_steps
+from nbguard.training.profiler.analysis.loader.advice import starting_less
+from nbguard.training.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, PythonRows, slowest
+from nbguard.training.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
+from nbguard.training.profiler.analysis.loader.verdict import verdict
+from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
+from nbguard.training.profiler.render.rows import loader_blocks
 from nbguard.units import MiB
 
 MS = 1_000_000

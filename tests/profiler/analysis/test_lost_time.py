@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.batches import Batch, Batches
-from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
-from nbguard.profiler.analysis.time.libraries import LIBRARY_WORK
-from nbguard.profiler.analysis.time.lost_time import lost_time
-from nbguard.profiler.analysis.time.stacks import StackLine, StackSamples
+from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.batches import Batch, Batches
+from nbguard.training.profiler.analysis.time.hot_code import HotCode, HotKind
+from nbguard.training.profiler.analysis.time.libraries import LIBRARY_WORK
+from nbguard.training.profiler.analysis.time.lost_time import lost_time
+from nbguard.training.profiler.analysis.time.stacks import StackLine, StackSamples
 from tests.profiler.analysis.timings import MS
 
 Row = tuple[Group, str, int]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.memory.facts import Graph, Node, Root, StorageFact
-from nbguard.memory.references.graph import GRAPH
-from nbguard.profiler.analysis.memory import categories as memory
-from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
-from nbguard.profiler.analysis.memory.growth import (
+from nbguard.memory.core.facts import Graph, Node, Root, StorageFact
+from nbguard.memory.core.references.graph import GRAPH
+from nbguard.training.profiler.analysis.memory import categories as memory
+from nbguard.training.profiler.analysis.memory.categories import Shape, Stock, categories
+from nbguard.training.profiler.analysis.memory.growth import (
     KeptGraphs,
     Sample,
     graph_findings,
@@ -22,11 +22,11 @@ from nbguard.profiler.analysis.memory.growth import (
     growth_per_epoch,
     with_growth,
 )
-from nbguard.profiler.analysis.memory.holders import NESTED, Grown, HolderSizes, grown, holder_sizes, keepers
-from nbguard.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
-from nbguard.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.timing import Slowing
+from nbguard.training.profiler.analysis.memory.holders import NESTED, Grown, HolderSizes, grown, holder_sizes, keepers
+from nbguard.training.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
+from nbguard.training.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.timing import Slowing
 from nbguard.units import KiB, MiB
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import nbguard.profiler
-from nbguard.profiler.analysis.first_steps import first_steps
-from nbguard.profiler.analysis.report import SEVERITIES, FitFinding, LoaderVerdict, Severity, gravest_first
+import nbguard.training.profiler
+from nbguard.training.profiler.analysis.first_steps import first_steps
+from nbguard.training.profiler.analysis.report import SEVERITIES, FitFinding, LoaderVerdict, Severity, gravest_first
 from nbguard.units import MiB
 from tests.profiler.analysis.timings import MS, timing
 
@@ -39,7 +39,7 @@ def found(kind: str, severity: Severity = "problem", time: int | None = None) ->
 
 def calls_in_the_source() -> list[tuple[str, ast.Call]]:
     """Return the calls that make findings, by the function that is called."""
-    folder = Path(nbguard.profiler.analysis.__file__).parents[1]
+    folder = Path(nbguard.training.profiler.analysis.__file__).parents[1]
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py"))
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = [(call.func.id, call) for call in calls if isinstance(call.func, ast.Name)]

@@ -6,10 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, rank_report, to_text
-from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
-from nbguard.profiler.analysis.time import phases
-from nbguard.ranks.analysis.diagnosis import RankFault
+from nbguard.training.profiler.analysis.distributed.ranks import (
+    Pulse,
+    RankMessage,
+    RankObservations,
+    from_text,
+    rank_report,
+    to_text,
+)
+from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.ranks.analysis.diagnosis import RankFault
 
 MS = 1_000_000
 SECOND = 1_000 * MS

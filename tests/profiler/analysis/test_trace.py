@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.profiler.analysis.report import MemoryPoint
-from nbguard.profiler.analysis.time import phases, trace
-from nbguard.profiler.analysis.time.phase_log import PhaseLog
-from nbguard.profiler.analysis.time.trace import trace_events
-from nbguard.profiler.record.recorder import Recorder
+from nbguard.training.profiler.analysis.report import MemoryPoint
+from nbguard.training.profiler.analysis.time import phases, trace
+from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.training.profiler.analysis.time.trace import trace_events
+from nbguard.training.profiler.record.recorder import Recorder
 
 US = 1000
 
@@ -227,7 +227,7 @@ def test_a_real_loop_over_torch() -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader, TensorDataset
 
-    from nbguard.profiler.record.torch_loop import TorchLoop
+    from nbguard.training.profiler.record.torch_loop import TorchLoop
 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

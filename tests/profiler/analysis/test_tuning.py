@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbguard.profiler.analysis.loader.tuning import candidates, choose, is_enough, workers_words
-from nbguard.profiler.analysis.report import WorkerTrial
+from nbguard.training.profiler.analysis.loader.tuning import candidates, choose, is_enough, workers_words
+from nbguard.training.profiler.analysis.report import WorkerTrial
 
 MS = 1_000_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.profiler.analysis.report import TimeRow, Timing
+from nbguard.training.profiler.analysis.report import TimeRow, Timing
 
 MS = 10**6
 

@@ -55,7 +55,7 @@ def run(framework: str, names: list[str]) -> Iterator[Said]:
 
 
 def _first(shell: Any, preamble: str, case: Case) -> tuple[str, ...]:
-    from nbguard.profiler.profile import FitProfile
+    from nbguard.training.profiler.profile import FitProfile
 
     reports: list[Any] = []
     finish = FitProfile.finish

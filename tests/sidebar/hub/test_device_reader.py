@@ -9,10 +9,10 @@ import types
 import pytest
 import torch
 
-from nbguard.memory.counters import Reading as Counted
-from nbguard.memory.counters import TickReading
-from nbguard.sidebar.hub import device_reader as ticking
-from nbguard.sidebar.hub.device_reader import DeviceReader
+from nbguard.frontend.sidebar.hub import device_reader as ticking
+from nbguard.frontend.sidebar.hub.device_reader import DeviceReader
+from nbguard.memory.core.counters import Reading as Counted
+from nbguard.memory.core.counters import TickReading
 
 MIB = 2**20
 
@@ -20,7 +20,7 @@ MIB = 2**20
 def test_before_pytorch_is_imported_nothing_is_read_and_nothing_imported() -> None:
     code = """
 import sys
-from nbguard.sidebar.hub.device_reader import DeviceReader
+from nbguard.frontend.sidebar.hub.device_reader import DeviceReader
 reader = DeviceReader()
 assert reader.read().tracked == "" and reader.read().devices == ()
 reader.close()

@@ -16,8 +16,8 @@ from fastai.callback.schedule import Learner  # with fit_one_cycle, fine_tune an
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 
-from nbguard.sidebar.hub.fit_progress import FitProgress, _outwards
-from nbguard.sidebar.protocol.state import FitTick
+from nbguard.frontend.sidebar.hub.fit_progress import FitProgress, _outwards
+from nbguard.frontend.sidebar.protocol.state import FitTick
 
 BATCHES, ROWS = 6, 8
 Act = Callable[[], object]

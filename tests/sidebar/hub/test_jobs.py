@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.sidebar.hub.jobs import SUPERSEDED, Job, Jobs
+from nbguard.frontend.sidebar.hub.jobs import SUPERSEDED, Job, Jobs
 
 
 class _Kernel:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbguard.memory.counters import TickReading
-from nbguard.memory.facts import DeviceFacts, NvmlFacts, ProcessFact
-from nbguard.sidebar.hub.neighbours import Neighbours
+from nbguard.frontend.sidebar.hub.neighbours import Neighbours
+from nbguard.memory.core.counters import TickReading
+from nbguard.memory.core.facts import DeviceFacts, NvmlFacts, ProcessFact
 from nbguard.units import GiB
 
 KERNEL = "1b4f4f6e-9d4e-4a7e-8c1d-0123456789ab"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbguard.memory.counters import Counted, TickReading
-from nbguard.memory.facts import AllocatorStats, DeviceFacts
-from nbguard.memory.segments.requests import NewMemory, RequestLimits
+from nbguard.frontend.sidebar.hub.tick_source import TickSource
+from nbguard.frontend.sidebar.protocol.ticks import LastLook
+from nbguard.memory.core.counters import Counted, TickReading
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts
+from nbguard.memory.core.segments.requests import NewMemory, RequestLimits
 from nbguard.plain_data import to_plain
-from nbguard.sidebar.hub.tick_source import TickSource
-from nbguard.sidebar.protocol.ticks import LastLook
 from nbguard.units import GiB
 
 GOOD = TickReading(tracked="simulated", devices=(DeviceFacts(device="simulated:0", name="a device"),), pid=1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jupyter_client.session import Session
 
+from nbguard.frontend.sidebar.hub.channels.unasked import UnaskedSender
+from nbguard.frontend.sidebar.protocol.state import DevicePeak, JobStatus, TimeMark
 from nbguard.plain_data import to_plain
-from nbguard.sidebar.hub.channels.unasked import UnaskedSender
-from nbguard.sidebar.protocol.state import DevicePeak, JobStatus, TimeMark
 
 _MARK = TimeMark(kind="cell", label="In[3] µ", t=1.5, peaks=(DevicePeak("cuda:0", 7, True),))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbguard.sidebar.line.mark_store import CELLS, EPOCHS, AllocatorPeak, MarkStore
-from nbguard.sidebar.protocol.state import DevicePeak, LinePoint, TimeMark
+from nbguard.frontend.sidebar.line.mark_store import CELLS, EPOCHS, AllocatorPeak, MarkStore
+from nbguard.frontend.sidebar.protocol.state import DevicePeak, LinePoint, TimeMark
 from nbguard.units import GiB
 
 NOW = 1_790_000_000.0

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.counters import TickReading
-from nbguard.memory.facts import (
+from nbguard.frontend.sidebar.line.memory_line import MemoryLine
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+from nbguard.frontend.sidebar.protocol.state import FitTick, LineHistory, MemoryState, Tick
+from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.counters import TickReading
+from nbguard.memory.core.facts import (
     AllocatorStats,
     DeviceFacts,
     Facts,
@@ -22,13 +26,9 @@ from nbguard.memory.facts import (
     Segment,
     WorkersFact,
 )
-from nbguard.memory.oom_facts import CodeLine, OomFact, OomNote
-from nbguard.memory.processes import Process
-from nbguard.memory.segments.fragmentation import fragmentation
-from nbguard.sidebar.line.memory_line import MemoryLine
-from nbguard.sidebar.protocol.memory_state import build_memory_state
-from nbguard.sidebar.protocol.state import FitTick, LineHistory, MemoryState, Tick
-from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
+from nbguard.memory.core.oom_facts import CodeLine, OomFact, OomNote
+from nbguard.memory.core.processes import Process
+from nbguard.memory.core.segments.fragmentation import fragmentation
 from nbguard.testing import make_graph, make_segment
 from nbguard.units import GiB, MiB
 

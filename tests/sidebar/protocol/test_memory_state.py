@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.cleanup.plan.default import default_plan
-from nbguard.cleanup.plan.plan import Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, LearnerFact, ParkedFact
-from nbguard.memory.references.explain_unheld import is_explained
-from nbguard.memory.segments.fragmentation import fragmentation
-from nbguard.memory.target import Target
-from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.experiments import names_of_learners
-from nbguard.sidebar.protocol.memory_state import build_memory_state
-from nbguard.sidebar.protocol.rows import rows_of
-from nbguard.sidebar.protocol.segments import strips
-from nbguard.sidebar.protocol.state import MemoryState
-from nbguard.sidebar.protocol.truncation import truncate_utf8
+from nbguard.frontend.sidebar.protocol.experiments import names_of_learners
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
+from nbguard.frontend.sidebar.protocol.rows import rows_of
+from nbguard.frontend.sidebar.protocol.segments import strips
+from nbguard.frontend.sidebar.protocol.state import MemoryState
+from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
+from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.cleanup.plan.plan import Plan, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact
+from nbguard.memory.core.references.explain_unheld import is_explained
+from nbguard.memory.core.segments.fragmentation import fragmentation
+from nbguard.memory.core.target import Target
+from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts, make_graph, make_segment
 from nbguard.units import MiB
 from tests.sidebar.protocol.scenes import SCENES

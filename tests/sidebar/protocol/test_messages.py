@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.sidebar.protocol.messages import (
+from nbguard.frontend.sidebar.protocol.messages import (
     Apply,
     Ask,
     BadRequest,
@@ -23,7 +23,7 @@ from nbguard.sidebar.protocol.messages import (
     Refresh,
     parse,
 )
-from nbguard.sidebar.protocol.state import ActionName
+from nbguard.frontend.sidebar.protocol.state import ActionName
 
 RIGHT: list[tuple[dict[str, Any], Message]] = [
     ({"op": "hello", "client": "a-1", "visible": True}, Hello(client="a-1", visible=True)),

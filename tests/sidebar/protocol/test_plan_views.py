@@ -7,15 +7,22 @@ from typing import get_args
 
 import pytest
 
-from nbguard.cleanup.plan.parking import Unparked, plan_parking
-from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import Facts, LearnerFact, ParkedFact, PinnedFacts, PoolFact
-from nbguard.memory.processes import Process, WorkersFact
-from nbguard.memory.target import Target
-from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
-from nbguard.sidebar.protocol.requests import request_of, rest_of, waits_for_cell
-from nbguard.sidebar.protocol.state import ActionName, PlanView
+from nbguard.frontend.sidebar.protocol.plan_views import (
+    cache_view,
+    emptied_view,
+    outcome_view,
+    plan_view,
+    unpark_view,
+    unparked_view,
+)
+from nbguard.frontend.sidebar.protocol.requests import request_of, rest_of, waits_for_cell
+from nbguard.frontend.sidebar.protocol.state import ActionName, PlanView
+from nbguard.memory.cleanup.plan.parking import Unparked, plan_parking
+from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact, PinnedFacts, PoolFact
+from nbguard.memory.core.processes import Process, WorkersFact
+from nbguard.memory.core.target import Target
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import SCENES

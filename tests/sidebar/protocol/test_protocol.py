@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.breakdown import Part
+from nbguard.frontend.sidebar.protocol import answers, messages, state
+from nbguard.memory.core.breakdown import Part
 from nbguard.plain_data import to_plain
-from nbguard.sidebar.protocol import answers, messages, state
 from tests.programs import docs_program
 
 maker = docs_program("make_protocol")

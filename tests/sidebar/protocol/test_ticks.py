@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from nbguard.memory.analysis import Analysis
-from nbguard.memory.counters import Counted, TickReading
-from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts
-from nbguard.memory.segments.requests import Room
-from nbguard.reports.report import build_report
-from nbguard.sidebar.line.mark_store import AllocatorPeak, MarkStore
-from nbguard.sidebar.line.memory_line import MemoryLine
-from nbguard.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
-from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
+from nbguard.frontend.sidebar.line.mark_store import AllocatorPeak, MarkStore
+from nbguard.frontend.sidebar.line.memory_line import MemoryLine
+from nbguard.frontend.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
+from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.counters import Counted, TickReading
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts
+from nbguard.memory.core.segments.requests import Room
+from nbguard.memory.reports.report import build_report
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import NOW, PID, SCENES, counted, scene
 

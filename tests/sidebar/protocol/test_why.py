@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nbguard.memory.advice import Advice
-from nbguard.memory.references.explain import Path, Why
-from nbguard.sidebar.protocol.state import KeptPath, MorePaths
-from nbguard.sidebar.protocol.truncation import TEXT
-from nbguard.sidebar.protocol.why import why_view
+from nbguard.frontend.sidebar.protocol.state import KeptPath, MorePaths
+from nbguard.frontend.sidebar.protocol.truncation import TEXT
+from nbguard.frontend.sidebar.protocol.why import why_view
+from nbguard.memory.core.advice import Advice
+from nbguard.memory.core.references.explain import Path, Why
 
 
 def path(*steps: str, cell: int | None = None, stale: bool = False, release: str = "") -> Path:

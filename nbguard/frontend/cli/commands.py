@@ -1,0 +1,157 @@
+"""Commands on this machine, its notebooks, and scripts that train."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbguard.errors import NbguardError
+from nbguard.files import open_file, unreadable
+from nbguard.frontend.cli.progress import shown_stages
+from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result
+from nbguard.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from nbguard.training.prediction.code.target import Made
+
+_STATUS = {"problem": 3, "advice": 1}
+"""Exit status of `doctor --strict` by the severity of its gravest finding; a note is no reason to fail."""
+
+
+def startup(options: argparse.Namespace) -> int:
+    """Have nbguard loaded in every notebook, or no longer, and say how it is."""
+    from nbguard.frontend.notebook import startup
+
+    show(getattr(startup, options.change)(options.profile).sentence)
+    return 0
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it may not fit on one."""
+    try:
+        open_file(options.script).close()  # before PyTorch is imported, which takes seconds
+    except OSError as error:
+        raise NbguardError(unreadable(options.script, error)) from None
+    try:
+        from nbguard.training.prediction.code.script import predict_script
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+
+    with shown_stages():
+        foreseen = predict_script(
+            options.script, options.gpu or [None], options.settings, options.bs, options.arguments, largest=options.largest
+        )
+    show_result(foreseen, as_json=options.json)
+    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
+    from nbguard.memory.core import advice
+    from nbguard.render.in_calls import in_calls
+    from nbguard.training.doctor.analysis.diagnosis import chosen
+    from nbguard.training.doctor.diagnose import diagnose
+    from nbguard.training.doctor.diagnose_launch import diagnose_launch
+    from nbguard.training.doctor.target import import_torch
+
+    if options.target and ":" not in options.target:
+        raise NbguardError(
+            f"{options.target} is not a target; name a module and an object in it, as in  nbguard doctor train:learn"
+        )
+    if options.target:
+        _refuse_without_module(options.target)
+    import_torch()
+    if options.ranks or options.self_test:
+        diagnosis = diagnose_launch(self_test=options.self_test)
+    else:
+        made = _made(options.target)
+        with shown_stages():
+            diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
+        if made is not None and made.stopped:
+            note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
+            diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
+        target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
+        checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
+        diagnosis = replace(diagnosis, checks=tuple(checks))
+    if options.json:
+        show_json(diagnosis.to_data())
+    else:
+        show_blocks(in_calls(diagnosis.blocks(whole=options.all)))
+    return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
+
+
+def _refuse_without_module(target: str) -> None:
+    """Raise NbguardError where the module of a target is not there, before PyTorch is imported, which takes seconds."""
+    name = target.partition(":")[0].removesuffix(".py")
+    package = name.partition(".")[0]
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
+    if not package.isidentifier():
+        raise NbguardError(f"{name} is not the name of a module: write it as in  nbguard doctor train:learn")
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        question = did_you_mean(package, (file.stem for file in Path.cwd().glob("*.py")))
+        raise NbguardError(f"there is no module {package}, in this folder or installed" + (f": {question}" if question else ""))
+
+
+def _made(target: str | None) -> Made | None:
+    """Return what a target stands for; None for no target.
+
+    Raises:
+        NbguardError: it cannot be made.
+    """
+    if not target:
+        return None
+    try:
+        from nbguard.training.prediction.code.target import made_by
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no model to try") from None
+    return made_by(target)
+
+
+def list_gpus(options: argparse.Namespace) -> int:
+    """List the GPUs and what is on them; return 1 where the driver shows none."""
+    from nbguard.memory.cleanup.apply.processes import find_zombies
+    from nbguard.memory.core.gpus import Gpus
+    from nbguard.memory.scan.devices.gpus import read_gpus
+
+    gpus, driver, reason = read_gpus()
+    processes = find_zombies().judged if gpus else ()
+    shown = Gpus(gpus=gpus, driver=driver, unavailable=reason, processes=processes)
+    show_result(shown, as_json=options.json)
+    return int(not gpus)
+
+
+def lock(options: argparse.Namespace) -> int:
+    """Print the exact versions of what files import, or of all that is installed here."""
+    from nbguard.training.doctor.lock import lock_of
+
+    show(lock_of(options.sources), end="")
+    return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the schema of one kind of document, or the names of all kinds."""
+    folder = Path(__file__).parents[1] / "schemas"
+    kinds = sorted(file.stem for file in folder.glob("*.json"))
+    if options.kind is None:
+        show("\n".join(kinds))
+    elif options.kind in kinds:
+        show((folder / f"{options.kind}.json").read_text(encoding="utf-8"), end="")
+    else:
+        question = did_you_mean(options.kind, kinds)
+        raise NbguardError(f"there is no kind {options.kind!r}: {question or ' nbguard schema  lists them all'}")
+    return 0
+
+
+def completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print a script for a shell."""
+    try:
+        import shtab  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise NbguardError("completion needs shtab: run  pip install shtab  and try again") from None
+    show(shtab.complete(parser, shell))
+    return 0

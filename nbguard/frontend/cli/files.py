@@ -1,0 +1,169 @@
+"""Commands on files: memory snapshots of PyTorch's allocator, and saved profiles. None of them needs PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
+from nbguard.files import write_file
+from nbguard.frontend.cli.progress import progress
+from nbguard.frontend.cli.terminal import say, show_blocks, show_json, show_result
+from nbguard.memory.reports.memory_map import MemoryMap
+from nbguard.render.result import Result
+
+_LARGE = 32 * 1024**2
+"""Bytes of a file from which on reading it shows progress."""
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Say of each snapshot who held its memory, why it ran out, and what would have helped; 1 where one ran out."""
+    from nbguard.memory.snapshots.diagnosis import SnapshotDiagnosis, diagnose_snapshot
+
+    def each(name: str) -> int:
+        diagnosis: SnapshotDiagnosis = diagnose_snapshot(
+            name,
+            options.set,
+            torch_version=options.torch,
+            capacity=options.capacity,
+            fraction=options.fraction,
+            progress=progress("read", _LARGE),
+            trial_progress=progress("runs"),
+        )
+        _show(diagnosis, options, diagnosis.map)
+        return int(bool(diagnosis.refusals))
+
+    return _of_each(options.files, each)
+
+
+def show_map(options: argparse.Namespace) -> int:
+    """Show the map of each snapshot."""
+    from nbguard.memory.snapshots.report import snapshot_map
+
+    def each(name: str) -> int:
+        the_map = snapshot_map(name, progress("read", _LARGE))
+        _show(the_map, options, the_map)
+        return 0
+
+    return _of_each(options.files, each)
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Show growth between two snapshots."""
+    from nbguard.memory.snapshots.diff import snapshot_diff
+
+    _show(snapshot_diff(options.before, options.after, progress("read", _LARGE)), options)
+    return 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Replay the trace of each snapshot; 1 where one is not reproduced in full."""
+    from nbguard.memory.allocator.replay.replay import FileReplay
+    from nbguard.memory.allocator.replay.replay import replay as replayed
+    from nbguard.memory.allocator.snapshot.read import load_snapshot
+
+    def each(name: str) -> int:
+        snapshot = load_snapshot(name, progress("read", _LARGE))
+        with _about(name):
+            replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
+        show_result(replay, as_json=options.json)
+        return int(not replay.is_exact)
+
+    return _of_each(options.files, each)
+
+
+def whatif(options: argparse.Namespace) -> int:
+    """Replay the trace of each snapshot under other settings."""
+    from nbguard.memory.allocator.replay.view import whatif_blocks
+    from nbguard.memory.allocator.replay.whatif import what_if
+    from nbguard.memory.allocator.snapshot.read import load_snapshot
+
+    def each(name: str) -> int:
+        snapshot = load_snapshot(name, progress("read", _LARGE))
+        if not snapshot.devices:
+            raise SnapshotError(f"{name}: it holds no device, so there is nothing to run again.")
+        for device in snapshot.devices:
+            shown = progress("runs") if not options.json else None
+            with _about(name):
+                result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, shown)
+            if options.json:
+                show_json({**result.to_data(), "file": name})
+            else:
+                show_blocks(whatif_blocks(result, name), end="\n\n")
+        return 0
+
+    return _of_each(options.files, each)
+
+
+def profile(options: argparse.Namespace) -> int:
+    """Show the report of each saved profile."""
+    from nbguard.training.profiler.analysis.fit_report import build_fit_report
+    from nbguard.training.profiler.files import read_observations
+
+    def each(name: str) -> int:
+        observations = read_observations(name)
+        with _consistent(name):
+            show_result(build_fit_report(observations), as_json=options.json)
+        return 0
+
+    return _of_each(options.files, each)
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Name the file in an error that comes after it was read: there may be several."""
+    try:
+        yield
+    except SnapshotError as error:
+        raise SnapshotError(f"{Path(name).name}: {error}") from None
+
+
+@contextmanager
+def _consistent(name: str) -> Iterator[None]:
+    """Say that a saved profile is damaged where its report cannot be made: each field of it is right, and all of them not."""
+    try:
+        yield
+    except NbguardError:
+        raise
+    except (ArithmeticError, LookupError, ValueError, RuntimeError) as error:
+        where = f"{type(error).__name__} at {line_of(error)}"
+        raise ProfileFileError(f"{name} cannot be read: its figures contradict each other ({where})") from None
+
+
+def _of_each(names: list[str], do: Callable[[str], int]) -> int:
+    """Do it for each file; a file that cannot be used is a line, and the next one's turn. Return the gravest status."""
+    status = 0
+    for name in names:
+        try:
+            status = max(status, do(name))
+        except NbguardError as error:
+            say(error)
+            status = 2
+    return status
+
+
+def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None = None) -> None:
+    """Print a result as text, or as JSON on one line; write its page and the picture of its map where these were asked for."""
+    written = []
+    if the_map is not None and options.html is not None:
+        from nbguard.render.page import page
+
+        written.append(_write(options.html, page(result, limit=options.n)))
+    if the_map is not None and options.svg is not None:
+        from nbguard.memory.reports.map_svg import map_svg
+
+        written.append(_write(options.svg, map_svg(the_map, options.n)))
+    show_result(result, as_json=options.json, limit=options.n)
+    if written:
+        say(f"written to {' and '.join(written)}")
+
+
+def _write(file: str, text: str) -> str:
+    """Write a text file and return its name."""
+    try:
+        write_file(file, text)
+    except OSError as error:
+        raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
+    return file

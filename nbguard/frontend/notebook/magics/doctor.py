@@ -1,0 +1,160 @@
+"""`%nbguard doctor` and `%nbguard fix`: a Learner or a model by its name, and what to check or to fix."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from nbguard.errors import UndiagnosableError
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    from nbguard.frontend.notebook.session import Session
+    from nbguard.training.doctor.analysis.deterministic import Deterministic, Mode, StepTimes
+    from nbguard.training.doctor.analysis.diagnosis import Diagnosis
+    from nbguard.training.doctor.analysis.repairs import RepairedModel
+    from nbguard.training.doctor.subject import TrialSubject
+    from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
+
+
+def add_doctor(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard doctor`."""
+    from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
+
+    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model (default: only check the environment)")
+    options.add_argument("--batch", metavar="NAME", help="a batch to try, as the training loader yields it")
+    options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
+    options.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
+    options.add_argument("--loss", metavar="NAME", help="the loss function of a model without a Learner")
+    options.add_argument("--all", action="store_true", help="show each check with its figures")
+    for topic in DIAGNOSE_TOPICS:
+        options.add_argument(f"--{topic}", action="store_true", help=f"check {topic}; without any of these, all are checked")
+
+
+def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
+    """Return the diagnosis that a line asks for.
+
+    Raises:
+        NbguardError: a name does not exist, or stands for nothing that can be tried.
+    """
+    from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS, chosen
+    from nbguard.training.doctor.diagnose import diagnose
+    from nbguard.training.doctor.diagnose_launch import diagnose_launch
+
+    if options.ranks or options.self_test:
+        return diagnose_launch(self_test=options.self_test)
+    learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
+    topics = [topic for topic in DIAGNOSE_TOPICS if getattr(options, topic)]
+    cells, name = shell.user_ns.get("In", ()), options.name or "learn"
+    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, batch_name=options.batch or "", **chosen(topics))
+
+
+def add_fix(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard fix`."""
+    options.add_argument(
+        "fault",
+        choices=["determinism", "export", "nan"],
+        metavar="determinism|export|nan",
+        help="the fault to put right",
+    )
+    options.add_argument(
+        "name",
+        nargs="?",
+        metavar="LEARN",
+        help="a Learner whose loaders to seed, whose model to export, or whose NaN to find",
+    )
+    options.add_argument(
+        "--batch",
+        metavar="NAME",
+        help=(
+            "with nan: a batch that failed (default: the batch of the last profile's NaN); with export: a "
+            "batch for a model without a loader"
+        ),
+    )
+    options.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of all generators (0)")
+    options.add_argument("--warn-only", action="store_true", help="allow operations without a deterministic implementation")
+    options.add_argument("--undo", action="store_true", help="restore all settings")
+
+
+def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic | RepairedModel | NanRepair:
+    """Do what a line asks for.
+
+    Raises:
+        NbguardError: it cannot be done; the message says why.
+    """
+    if options.batch is not None and options.fault == "determinism":
+        raise UndiagnosableError("--batch works with nan and export, as in   %nbguard fix nan learn --batch xb")
+    if options.fault == "nan":
+        from nbguard.frontend.notebook.magics.nan import nan_repaired
+
+        return nan_repaired(shell, options, named(shell, options.name), named(shell, options.batch))
+    return _repaired(shell, options) if options.fault == "export" else _determined(shell, session, options)
+
+
+def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
+    """Put a copy of a model that exports into the variable of `-o`, and return what was replaced in it."""
+    from nbguard.training.doctor.analysis.repairs import RepairedModel
+    from nbguard.training.doctor.export.repair import repaired
+    from nbguard.training.doctor.subject import subject_of
+
+    if options.name is None:
+        raise UndiagnosableError("name the Learner or model to repair, as in  %nbguard fix export learn -o exportable")
+    model, replaced = repaired(subject_of(named(shell, options.name), named(shell, options.batch)))
+    target, options.output = options.output or "exportable", None
+    shell.user_ns[target] = model
+    return RepairedModel(name=target, replaced=replaced)
+
+
+def _determined(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic:
+    """Set what makes a run repeat, or put it back; with a Learner's name, measure the slow-down first.
+
+    An earlier fix is undone before that, so that steps without it are compared with steps in its mode.
+    """
+    from nbguard.training.doctor.deterministic import deterministic, refuse_unsettable
+    from nbguard.training.doctor.subject import subject_of
+
+    if options.undo:
+        if session.deterministic is None:
+            raise UndiagnosableError("there is nothing to undo; `%nbguard fix determinism` was not run")
+        state = session.deterministic.undo()
+        session.deterministic = None
+        return state
+    learn = named(shell, options.name)
+    refuse_unsettable(options.seed)
+    subject = None if learn is None else subject_of(learn)
+    if session.deterministic is not None:
+        session.deterministic.undo()
+        session.deterministic = None
+    times = None if subject is None else _times(subject, "warn only" if options.warn_only else "on")
+    session.deterministic = deterministic(options.seed, learn, warn_only=options.warn_only)
+    return session.deterministic.state.timed(times)
+
+
+def _times(subject: TrialSubject, mode: Mode) -> StepTimes | None:
+    """Return how long a step takes, without and in a deterministic mode; None if none can be run."""
+    from nbguard.training.doctor.determinism.batch import trial_batch
+    from nbguard.training.doctor.determinism.trial import step_times
+    from nbguard.training.doctor.fit_device import on_fit_device
+
+    try:
+        with on_fit_device(subject):
+            return step_times(subject, trial_batch(subject), mode)
+    except UndiagnosableError:
+        return None
+
+
+def named(shell: Any, name: str | None) -> Any:
+    """Return what a name or an expression such as `runs[0]` stands for in the notebook; None for no name.
+
+    Raises:
+        NbguardError: it does not exist, or could only be found by running the user's code.
+    """
+    if name is None:
+        return None
+    from nbguard.memory.scan.targets import is_computed, lookup, parse_target
+
+    value = lookup(parse_target(name), shell.user_ns)
+    if is_computed(value):
+        raise UndiagnosableError(f"{name} is computed by the user's code: give it a name first, as in  learn = {name}")
+    return value

@@ -1,0 +1,286 @@
+"""`%gpumem`: the holders of the device's memory, and why they hold it."""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+
+from nbguard.frontend.notebook.display import show_sentence
+from nbguard.frontend.notebook.magics import snapshots
+from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
+from nbguard.frontend.notebook.magics.engines import engines_report
+from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
+from nbguard.frontend.notebook.magics.predict import foreseen_on
+from nbguard.frontend.notebook.magics.simulate import switched
+from nbguard.frontend.notebook.session import history, session_of
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    from nbguard.memory.reports.cell_ledger import History
+    from nbguard.memory.reports.memory_map import MemoryMap
+    from nbguard.memory.reports.notices.rounds import RoundsReport
+    from nbguard.memory.reports.report import Report
+
+Shown = TypeVar("Shown", "Report", "History", "MemoryMap")
+
+
+def _add_device(options: argparse._ActionsContainer) -> None:
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+
+
+def _add_rows(options: argparse._ActionsContainer, rows: str = "holders per device") -> None:
+    options.add_argument("-n", type=_rows, default=12, metavar="ROWS", help=f"show at most this many {rows} (12)")
+
+
+def _rows(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows to show, as in  -n 20")
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("it takes the number of rows to show, 1 or more")
+    return int(text)
+
+
+def _add_report(options: MagicArgumentParser) -> None:
+    of = options.add_mutually_exclusive_group()
+    _add_device(of)
+    of.add_argument("--engines", action="store_true", help="of the engines of an ipyparallel cluster, in one table")
+    rows = options.add_mutually_exclusive_group()
+    _add_rows(rows)
+    rows.add_argument("--all", action="store_true", help="show every holder, the small ones too")
+
+
+def _add_why(options: MagicArgumentParser) -> None:
+    shown = "a name, a displayed result (Out[3]), an attribute or item of one, or a path as a report shows it"
+    options.add_argument("name", metavar="NAME", nargs="+", help=shown)
+
+
+def _add_map(options: MagicArgumentParser) -> None:
+    source = options.add_mutually_exclusive_group()
+    source.add_argument("--request", metavar="SIZE", help="names to release so that a request of 2GiB in one piece succeeds")
+    source.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
+    _add_device(options)
+    _add_rows(options, "segments per pool")
+
+
+def _add_leak(options: MagicArgumentParser) -> None:
+    rounds = _number("a number of runs")
+    options.add_argument("rounds", type=rounds, metavar="N", help="number of runs; three or more say most")
+    options.add_argument("code", nargs="+", metavar="CODE", help="the code to run, such as predict(x)")
+
+
+def _number(of: str) -> Callable[[str], int]:
+    """Return what reads a number above 0; a mistake is told with what it is a number of, such as "a number of runs"."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {of}")
+        return int(text)
+
+    return read
+
+
+def _add_history(options: MagicArgumentParser) -> None:
+    _add_device(options)
+    _add_rows(options, "cells")
+
+
+def _add_cells(options: MagicArgumentParser) -> None:
+    options.add_argument("state", choices=["on", "off"], metavar="on|off", help="show the line after each cell, or stop")
+
+
+def _add_simulate(options: MagicArgumentParser) -> None:
+    options.add_argument("size", nargs="*", metavar="GPU|SIZE|off", help="the device, such as T4 or 16GiB; off ends it")
+    options.add_argument("--all", action="store_true", help="show the assumptions of the simulation")
+    options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
+    options.add_argument("--context", metavar="SIZE", help="the device memory that CUDA itself takes (0)")
+
+
+def _add_predict(options: MagicArgumentParser) -> None:
+    options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
+    items = _number("a number of items, as in  --bs 32")
+    options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
+    gpu = "say whether it fits on this GPU: T4, A100, H100, … or 16GiB; given more than once, in a table"
+    options.add_argument("--gpu", action="append", default=[], metavar="NAME|SIZE", help=gpu)
+    options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
+    options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
+    options.add_argument("--savings", action="store_true", help="also list changes that save memory, with their code")
+
+
+GRAMMAR = Grammar(
+    "%gpumem",
+    Word(
+        usage="[--device N | --engines] [-n ROWS | --all]",
+        help="Who holds the memory of the devices.",
+        advice="",
+        add=_add_report,
+    ),
+    {
+        "why": Word(
+            usage="why NAME",
+            help="the reference paths that keep NAME (or Out[3]) alive",
+            advice="give one name, as in  %gpumem why learn",
+            add=_add_why,
+        ),
+        "oom": Word(
+            usage="oom", help="the last error that ran out of memory", advice="takes no name, it is about the last error"
+        ),
+        "map": Word(
+            usage="map",
+            help="segments and blocks by pool, and the names that pin free memory",
+            advice="takes no name; --device 1 shows one device, --request 2GiB the names to release for it, --file FILE a "
+            "snapshot (without --request)",
+            add=_add_map,
+        ),
+        "history": Word(
+            usage="history",
+            help="each cell's change of the memory",
+            advice="takes no name; --device 1 shows one device",
+            add=_add_history,
+        ),
+        "cells": Word(
+            usage="cells on|off",
+            help="a line after each cell that changed memory",
+            advice="say on or off, as in  %gpumem cells on",
+            add=_add_cells,
+        ),
+        "leak": Word(
+            usage="leak N CODE",
+            help="the memory that each of N runs of CODE leaves, and its holders",
+            advice="give a number of runs and what to run, as in  %gpumem leak 3 predict(x)",
+            add=_add_leak,
+        ),
+        "predict": Word(
+            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE … [--largest]] [--savings]",
+            help="the peak memory of the next fit, before it starts, and whether it fits",
+            advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
+            add=_add_predict,
+        ),
+        "simulate": Word(
+            usage="simulate 16GiB|off",
+            help="the cells that follow on a simulated GPU of that size",
+            advice="say the size of the device, or off, as in  %gpumem simulate 16GiB",
+            add=_add_simulate,
+        ),
+        **snapshots.WORDS,
+    },
+    word_of_name="why",
+)
+
+
+@magics_class
+class GpuMemMagics(Magics):
+    """The magic `%gpumem`."""
+
+    replaced: dict[tuple[str, str], Any]
+
+    @no_var_expand
+    @line_magic
+    @with_words(GRAMMAR)
+    def gpumem(self, line: str) -> Any:
+        """Show who holds the device's memory: per device its parts, and the holders in columns that add up.
+
+        `frees now` are the bytes freed if this holder alone is released, `reaches` the bytes that it leads to, `since` the
+        last cell that assigned it. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
+        Without an accelerator, CPU tensors are tracked. `%gpumem history` shows each cell's change of the memory since
+        `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows which
+        tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` checks the
+        cells that follow, which still run on the CPU, against a model of such a GPU's memory. `%gpumem --engines` shows the
+        engines of an ipyparallel cluster, if a variable of the notebook is its client: in one table what each engine holds,
+        and which of them share a GPU; an engine that is busy for ten seconds has a row that says so.
+        """
+        from nbguard import api
+
+        if line.split(None, 1)[:1] != ["leak"]:  # its code is Python's as it stands
+            line = with_names_expanded(self.shell, line)
+        options = GRAMMAR.parse(line, getattr(self.shell, "user_ns", {}))
+        if options is None:
+            return None
+        session = session_of(self.shell)
+        match options.word:
+            case None if options.engines:
+                return show(
+                    self.shell, options, guarded("%gpumem --engines", engines_report, getattr(self.shell, "user_ns", {}))
+                )
+            case None:
+                report = guarded("%gpumem", session.memory.report)
+                if options.device is not None:
+                    devices = [device.device for device in report.devices]
+                    report = _known(report.only(options.device), options.device, devices)
+                return show(self.shell, options, report, limit=None if options.all else options.n)
+            case "why":
+                name = " ".join(options.name)  # a path as a report shows it may have blanks
+                if len(options.name) > 1 and options.name[0] in getattr(self.shell, "user_ns", {}) and "→" not in name:
+                    GRAMMAR.misused("why", f"unrecognized arguments: {' '.join(options.name[1:])}")
+                left = guarded("%gpumem why", session.notices.why, name)
+                return show(self.shell, options, left or guarded("%gpumem why", api.why, name))
+            case "history":
+                recorded = guarded("%gpumem history", history)
+                if options.device is not None:
+                    recorded = _known(recorded.only(options.device), options.device, recorded.devices)
+                return show(self.shell, options, recorded, limit=options.n)
+            case "map":
+                if options.file is None:
+                    drawn = guarded("%gpumem map", session.memory.memory_map, options.request)
+                else:
+                    drawn = guarded("%gpumem map", snapshots.map_of, options.file)
+                if options.device is not None:
+                    drawn = _known(drawn.only(options.device), options.device, drawn.names)
+                return show(self.shell, options, drawn, limit=options.n)
+            case "cells":
+                guarded("%gpumem cells", session.recording.show_cells, on=options.state == "on")
+                return show(self.shell, options, session.switches)
+            case "oom":
+                card = guarded("%gpumem oom", session.memory.oom)
+                if card is None:
+                    show_sentence("No cell ran out of memory: there is no such error to explain.")
+                    return None
+                return show(self.shell, options, card)
+            case "leak":
+                __tracebackhide__ = True  # what the code raises is the user's
+                return show(self.shell, options, _leak(self.shell, " ".join(options.code), options.rounds))
+            case "predict":
+                names = getattr(self.shell, "user_ns", {})
+                asked = (options.learner, options.bs, options.gpu, options.settings)
+                prediction = guarded(
+                    "%gpumem predict", foreseen_on, names, *asked, largest=options.largest, savings=options.savings
+                )
+                return show(self.shell, options, prediction)
+            case "simulate":
+                state = guarded("%gpumem simulate", switched, session.memory, options.size, options.settings, options.context)
+                return show(self.shell, options, state, whole=options.all)
+            case _:
+                return snapshots.run(self.shell, options, GRAMMAR)
+
+
+def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
+    """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
+    from nbguard.memory.cells.rounds import Watch
+    from nbguard.memory.scan.progress import stage
+
+    __tracebackhide__ = True
+    linecache.cache["<leak>"] = len(code), None, [code], "<leak>"  # a traceback shows the line
+    try:
+        compiled = compile(code, "<leak>", "exec")
+    except SyntaxError as error:
+        raise UsageError(f"%gpumem leak: {code} is not valid Python: {error.msg}") from None
+    watched = Watch(code)
+    guarded("%gpumem leak", watched.look)
+    with showing_progress():
+        for number in range(1, rounds + 1):
+            stage(f"running {code}: run {number} of {rounds}")
+            with watched.round():
+                exec(compiled, shell.user_ns)  # noqa: S102 - the user's line in the user's names
+    return watched.report
+
+
+def _known(result: Shown, device: str, have: Iterable[str]) -> Shown:
+    """Return what concerns a device; UsageError if there is no such device."""
+    if not result.devices and not getattr(result, "without", ()):
+        raise UsageError(f"%gpumem: no device {device} here; there is: {', '.join(have) or 'none in use'}")
+    return result

@@ -1,0 +1,101 @@
+"""`%gpumem predict` and `%%profile_fit --predict`: the memory of fits, by the name of what is fitted, or by a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbguard.errors import NbguardError
+
+if TYPE_CHECKING:
+    from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, Prediction
+
+
+def foreseen(
+    namespace: dict[str, Any],
+    name: str,
+    size: int | None,
+    gpu: str | None,
+    settings: str | None,
+    *,
+    largest: bool = False,
+    savings: bool = False,
+) -> Prediction:
+    """Return the prediction for the Learner of that name.
+
+    Args:
+        namespace: the user's names.
+        name: of the Learner, or an expression such as `runs[0]`.
+        size: items of a batch; None: the loader's.
+        gpu: a GPU's name or size, also in quotes.
+        settings: of the allocator, also in quotes.
+        largest: also the largest batch that fits.
+        savings: also what would save memory.
+
+    Raises:
+        NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
+    """
+    try:
+        from nbguard.training.prediction.predict import predict
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
+    return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+
+
+def foreseen_on(
+    namespace: dict[str, Any],
+    name: str,
+    size: int | None,
+    gpus: Sequence[str],
+    settings: str | None,
+    *,
+    largest: bool = False,
+    savings: bool = False,
+) -> Prediction | GpuComparison:
+    """Return what `foreseen` does, for one of the `gpus` or none; for several a table of them.
+
+    Raises:
+        NbguardError: as of `foreseen`; or savings are asked for of several GPUs.
+    """
+    named = _unquoted(gpus)
+    if len(named) < 2:
+        gpu = named[0] if named else None
+        return foreseen(namespace, name, size, gpu, settings, largest=largest, savings=savings)
+    if savings:
+        raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
+    try:
+        from nbguard.training.prediction.predict import compare_gpus
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    settings = (settings or "").strip("'\"")
+    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings, largest=largest)
+
+
+def _named(namespace: dict[str, Any], name: str) -> Any:
+    from nbguard.memory.scan.targets import lookup, parse_target
+
+    return lookup(parse_target(name), namespace)
+
+
+def _unquoted(gpus: Sequence[str]) -> list[str]:
+    """Return each GPU once, without the quotes in which its name may stand."""
+    return list(dict.fromkeys(gpu.strip("'\"") for gpu in gpus))
+
+
+def foreseen_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction | GpuComparison:
+    """Return the prediction of the fits that a cell would start.
+
+    Args:
+        shell: IPython's, whose names are read.
+        cell: the cell's text below the line of the magic.
+        gpus: names or sizes, also in quotes; none: this kernel's device; several give a table.
+
+    Raises:
+        NbguardError: the cell starts no fit, or one that cannot be foreseen; the message says why.
+    """
+    try:
+        from nbguard.training.prediction.predict import predict_cell
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    return predict_cell(shell.transform_cell(cell), shell.user_ns, _unquoted(gpus) or [None])

@@ -1,0 +1,164 @@
+"""`%%profile_fit`: where a fit's time and memory go.
+
+The magic does not run the cell: that would change how errors, `await`, displayed results and `%debug` behave. The first line
+becomes a line magic that starts the profile, the rest is IPython's as without it, and the profile ends with the cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic, leading_indent
+from IPython.core.magic import Magics, magics_class
+from IPython.core.magic import line_cell_magic as line_and_cell_magic
+
+from nbguard.frontend.notebook.bundle import display_bundle
+from nbguard.frontend.notebook.magics.command_line import guarded, keep, parse, parser, split, with_options
+from nbguard.frontend.notebook.session import session_of
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+_NAME = "%%profile_fit"
+
+
+@cache
+def _options() -> MagicArgumentParser:
+    options = parser(_NAME, "Run the cell as it is, and report where a fit's time and memory go.", as_json=False)
+    options.add_argument(
+        "--memory", action="store_true", help="record the allocator's history of two batches, to explain the peak"
+    )
+    options.add_argument("--all", action="store_true", help="show all figures instead of one screen")
+    options.add_argument("--last", action="store_true", help="as %%profile_fit --last: show all figures of the last profile")
+    options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
+    options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
+    options.add_argument(
+        "--check-ranks", type=_steps, metavar="N", default=0, help="compare the ranks' models bit by bit at each Nth step"
+    )
+    options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
+    options.add_argument(
+        "--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
+    )
+    options.add_argument(
+        "--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
+    )
+    options.add_argument(
+        "--save", metavar="FILE", default="", help="save the profile; `nbguard profile FILE` shows its report again"
+    )
+    options.add_argument(
+        "--predict", action="store_true", help="do not run the cell; predict the memory that its fits will take"
+    )
+    gpu = "with --predict: on this GPU, empty, instead of this kernel's; given more than once, in a table"
+    options.add_argument("--gpu", action="append", default=[], metavar="NAME|SIZE", help=gpu)
+    options.add_argument(
+        "--log",
+        action="append",
+        metavar="LOG",
+        default=[],
+        help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
+    )
+    options.add_argument("--no-code", action="store_true", help="with --log: leave cells and changes since the commit out")
+    return options
+
+
+def _steps(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: it takes a number of steps, as in  --check-ranks 100")
+    return int(text)
+
+
+def _unquoted(path: str) -> str:
+    """Return a path without the quotes that one with blanks is written in."""
+    return path.strip("'\"")
+
+
+def _refuse_code(line: str) -> None:
+    """Raise UsageError where the code to profile stands in the line itself, as with `%time`, with the cell to write."""
+    words = split(line)
+    try:
+        _, unknown = _options().parse_known_args(words)
+    except (UsageError, argparse.ArgumentError):
+        return  # told by who reads the options
+    if unknown and not unknown[0].startswith("-"):
+        place = line.index(unknown[0])
+        first = " ".join([_NAME, *line[:place].split()])
+        raise UsageError(
+            f"{_NAME}: the code goes below the magic: write  {first}  and in the next line  {line[place:].strip()}"
+        )
+
+
+def as_line(lines: list[str]) -> list[str]:
+    """Return a cell that begins with `%%profile_fit` as one that begins with `%profile_fit`: an IPython input transformer."""
+    words = lines[0].split(None, 1) if lines else []
+    if not words or words[0] != _NAME or lines[0].rstrip().endswith("?"):
+        return lines
+    body = lines[1:]
+    if "--predict" in lines[0].split():
+        return lines  # a cell magic: the cell stays text
+    first = next((number for number, line in enumerate(body) if line.strip()), None)
+    if first is None:
+        return lines
+    body[first:] = leading_indent(body[first:])  # type: ignore[no-untyped-call]
+    return [lines[0][1:], *cell_magic(body)]  # type: ignore[no-untyped-call]
+
+
+@magics_class
+class ProfileFitMagics(Magics):
+    """The magic `%%profile_fit`."""
+
+    replaced: dict[tuple[str, str], Any]
+
+    @line_and_cell_magic
+    @with_options(_options)
+    def profile_fit(self, line: str, cell: str | None = None) -> None:
+        """Run the cell as it is and report where the time and the memory of its fits go, and what to change first.
+
+        With `--predict` nothing of the cell runs: the memory that its fits will take is predicted.
+
+        fastai's fits (`fit`, `fine_tune`, `lr_find`, `get_preds`, …) and any loop over PyTorch. The report comes after the
+        cell, also after an error or an interrupt: then it covers the time until then.
+        """
+        if cell is not None:
+            if not cell.strip():
+                raise UsageError(f"{_NAME}: the cell has nothing to run: write the fit below the first line")
+            shell: Any = self.shell
+            asked = parse(_options(), line)
+            if asked is not None and asked.predict:
+                from nbguard.frontend.notebook.magics.predict import foreseen_cell
+
+                prediction = guarded(_NAME, foreseen_cell, shell, cell, asked.gpu)
+                keep(shell, asked, prediction)
+                display_bundle(prediction.mimebundle())
+                return
+            shell.run_cell(f"%profile_fit {line}\n{cell}").raise_error()
+            return
+        from nbguard.training.profiler.options import FitOptions
+
+        _refuse_code(line)
+        options = parse(_options(), line)
+        if options is None:
+            return
+        if options.last:
+            from nbguard.frontend.notebook.profile import last_fit, show
+
+            show(guarded("%profile_fit --last", last_fit))
+            return
+        if options.predict or options.gpu:
+            raise UsageError(f"{_NAME}: write --predict, and --gpu after it, in the first line of the cell with the fits")
+        chosen = FitOptions(
+            memory=options.memory,
+            tune_workers=options.tune_workers,
+            stop_on_nan=options.stop_on_nan,
+            check_ranks=options.check_ranks,
+            compare=options.compare is not None,
+            trace=_unquoted(options.trace),
+            json=_unquoted(options.json),
+            save=_unquoted(options.save),
+            logs=tuple(map(_unquoted, options.log)),
+            code=not options.no_code,
+        )
+        profile = session_of(self.shell).profile
+        guarded(_NAME, profile, chosen, lambda report: keep(self.shell, options, report), whole=options.all)

@@ -1,0 +1,216 @@
+"""The words of `%gpumem` about the allocator's history and snapshot files: record, snapshot, load, diff, whatif."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from nbguard.frontend.notebook.magics.command_line import guarded, show
+from nbguard.frontend.notebook.magics.grammar import Word
+from nbguard.frontend.notebook.session import session_of
+from nbguard.units import format_bytes
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    from nbguard.frontend.notebook.magics.grammar import Grammar
+    from nbguard.memory.reports.memory_map import MemoryMap
+
+
+def _add_record(options: MagicArgumentParser) -> None:
+    options.add_argument(
+        "state",
+        nargs="?",
+        choices=["on", "off"],
+        metavar="on|off",
+        help="start or stop (default: say whether it is being recorded)",
+    )
+    options.add_argument("--entries", type=int, metavar="N", help="with on: entries to keep of each device (100000)")
+
+
+def _add_file(options: MagicArgumentParser) -> None:
+    options.add_argument("file", metavar="FILE", help="the file, in quotes where its name has blanks")
+
+
+def _add_load(options: MagicArgumentParser) -> None:
+    _add_file(options)
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+    options.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many holders per device (12)")
+
+
+def _add_diff(options: MagicArgumentParser) -> None:
+    options.add_argument("before", metavar="BEFORE", help="the earlier file")
+    options.add_argument("after", metavar="AFTER", help="the later file")
+    options.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many rows (12)")
+
+
+def _add_whatif(options: MagicArgumentParser) -> None:
+    options.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
+    options.add_argument(
+        "--set", action="append", nargs="+", metavar="CONF", help="settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
+    )
+    options.add_argument("--torch", metavar="VERSION", help="with --file: the PyTorch that recorded it, such as 2.13")
+    options.add_argument("--capacity", metavar="SIZE", help="memory to try it on, such as 16GiB")
+    options.add_argument("--fraction", type=float, metavar="X", help="share of it that the process may take")
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+
+
+WORDS = {
+    "record": Word(
+        usage="record on|off",
+        help="keep the allocator's history",
+        advice="say on or off, as in  %gpumem record on",
+        add=_add_record,
+    ),
+    "snapshot": Word(
+        usage="snapshot FILE",
+        help="write a memory snapshot for pytorch.org/memory_viz, and its names to a second file",
+        advice="give one file to write, as in  %gpumem snapshot before.pickle",
+        add=_add_file,
+    ),
+    "load": Word(
+        usage="load FILE", help="report on a snapshot", advice="give one file, as in  %gpumem load before.pickle", add=_add_load
+    ),
+    "diff": Word(
+        usage="diff BEFORE AFTER",
+        help="growth between two snapshots",
+        advice="give two files, the earlier one first, as in  %gpumem diff before.pickle after.pickle",
+        add=_add_diff,
+    ),
+    "whatif": Word(
+        usage="whatif",
+        help="the recorded run under other settings",
+        advice="takes no words; give a file after --file and settings after --set",
+        add=_add_whatif,
+    ),
+}
+
+
+def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
+    """Do what the line says, and show the result."""
+    _refuse_simulated(shell, options)
+    match options.word:
+        case "record":
+            if options.entries is not None and options.state != "on":
+                grammar.misused("record", "--entries needs record on, as in  %gpumem record on --entries 500000")
+            return show(shell, options, guarded("%gpumem record", _record, options.state, options.entries))
+        case "snapshot":
+            from nbguard.memory.snapshots.save import save_snapshot
+
+            return show(shell, options, guarded("%gpumem snapshot", save_snapshot, _unquoted(options.file)))
+        case "load":
+            from nbguard.memory.snapshots.report import snapshot_report
+
+            saved = guarded("%gpumem load", snapshot_report, _unquoted(options.file), _progress())
+            return show(shell, options, _only(saved, options), limit=options.n)
+        case "diff":
+            from nbguard.memory.snapshots.diff import snapshot_diff
+
+            before, after = _unquoted(options.before), _unquoted(options.after)
+            return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
+        case _:
+            return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options)))
+
+
+def _refuse_simulated(shell: Any, options: argparse.Namespace) -> None:
+    """Raise UsageError where a line is about the allocator of a GPU while the cells run on a simulated one."""
+    from nbguard.memory.core.advice import MAP, simulate_with
+
+    simulation = session_of(shell).memory.simulation
+    if simulation is None or options.word not in _OF_A_GPU or (options.word == "whatif" and options.file):
+        return
+    size = format_bytes(simulation.figures().capacity)
+    advice = f"run  {MAP.command}  for its segments"
+    if options.word == "whatif":
+        again = simulate_with(size, "expandable_segments:True").command
+        advice = f"run  {again} , or with other settings, then the cells again"
+    raise UsageError(f"%gpumem {options.word}: the cells run on a simulated device, whose history is not kept: {advice}")
+
+
+_OF_A_GPU = ("record", "snapshot", "whatif")
+"""Words about the allocator of a GPU that is in use."""
+
+
+def map_of(file: str) -> MemoryMap:
+    """Return the map of a snapshot file, whose reading shows how far it is."""
+    from nbguard.memory.snapshots.report import snapshot_map
+
+    return snapshot_map(_unquoted(file), _progress())
+
+
+def _record(state: str | None, entries: int | None) -> Any:
+    from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
+    from nbguard.memory.core.recording import DEFAULT_ENTRIES
+
+    match state:
+        case "on":
+            return start(DEFAULT_ENTRIES if entries is None else entries)
+        case "off":
+            return stop()
+    return recording()
+
+
+def _whatif(**what: Any) -> Any:
+    from nbguard.memory.snapshots.whatif import whatif_report
+
+    return whatif_report(**what, progress=_progress())
+
+
+def _what_to_try(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of whatif as `whatif_report` takes them; UsageError for one that means nothing."""
+    from nbguard.memory.allocator.model.policy import parse_version
+    from nbguard.units import parse_bytes
+
+    try:
+        capacity = None if options.capacity is None else parse_bytes(options.capacity)
+        if options.torch is not None:
+            parse_version(options.torch)
+    except ValueError as error:
+        raise UsageError(f"%gpumem whatif: {error}") from None
+    if options.fraction is not None and not 0 < options.fraction <= 1:
+        raise UsageError(f"%gpumem whatif: {options.fraction} is not a fraction; write it as 0.5")
+    return {
+        "path": None if options.file is None else _unquoted(options.file),
+        "confs": [",".join(map(_unquoted, conf)) for conf in options.set or ()],
+        "device": _number(options.device),
+        "torch_version": options.torch,
+        "capacity": capacity,
+        "fraction": options.fraction,
+    }
+
+
+def _number(device: str | None) -> int | None:
+    if device is None:
+        return None
+    digits = device.removeprefix("cuda:")
+    if not (digits.isascii() and digits.isdigit()):
+        raise UsageError(f"%gpumem whatif: no device {device}; write it as 1, or cuda:1")
+    return int(digits)
+
+
+def _only(saved: Any, options: argparse.Namespace) -> Any:
+    """Return the report of a file on the device that was asked for."""
+    if options.device is None:
+        return saved
+    from dataclasses import replace
+
+    report = saved.report.only(options.device)
+    if not report.devices:
+        have = ", ".join(device.device for device in saved.report.devices) or "none"
+        raise UsageError(f"%gpumem load: no device {options.device} in {saved.file}; there is: {have}")
+    return replace(saved, report=report)
+
+
+def _unquoted(word: str) -> str:
+    """Return a word without the quotes around it, which the line's reader leaves in place."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return a function that reports how far the reading of a file is."""
+    from nbguard.memory.scan.progress import stage
+
+    return lambda done, total: stage(f"reading: {format_bytes(done)} of {format_bytes(total)}")

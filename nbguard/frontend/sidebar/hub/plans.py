@@ -1,0 +1,198 @@
+"""Plans that a view has been shown, and what becomes of them: nothing is done that was not agreed to."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nbguard.errors import NbguardError
+from nbguard.frontend.sidebar.protocol.plan_views import (
+    cache_view,
+    emptied_view,
+    outcome_view,
+    plan_view,
+    unpark_view,
+    unparked_view,
+)
+from nbguard.frontend.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
+from nbguard.frontend.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
+from nbguard.memory.cleanup.apply.apply import apply, bring_back, uncover
+from nbguard.memory.cleanup.apply.kept_memory import empty_cache, note_left_pools
+from nbguard.memory.cleanup.plan.parking import plan_parking
+from nbguard.memory.cleanup.plan.plan import Plan
+from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.core.facts import Facts, PoolId
+from nbguard.memory.core.segments.pools import doubtful_pools, left_pools
+from nbguard.memory.reports.cell_ledger import names_of
+from nbguard.memory.scan.devices.counters import Counters
+from nbguard.memory.scan.objects.parked import fixed_storages, parked_facts
+from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, scan
+from nbguard.memory.scan.shown_targets import targets_of
+
+_KEPT = 20
+_VALID = 3600.0
+"""Seconds for which a plan can be agreed to."""
+_GONE = "this plan is no longer known; ask for a new one"
+
+Step = tuple[str, str, int]
+"""(kind, name, id of the object) of something that a plan does: ids tell that a name has another object since."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """An action that a view asks for, on the objects that `texts` name, without the steps that `keep` names."""
+
+    action: ActionName
+    texts: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenPlan:
+    """A plan that a view shows. Its ids serve only the comparison with a later plan."""
+
+    wanted: OperationRequest  # the request it was made for
+    promised: int  # bytes
+    since: float  # time.monotonic() of the showing
+    plan: Plan | None = None  # None where nothing is freed: the cache, unparking
+    steps: frozenset[Step] = frozenset()  # by which a later plan is compared
+    unkept: frozenset[PoolId] = frozenset()  # of the cache: private pools that nothing known keeps
+
+
+class Plans:
+    """Makes plans and applies them by the token under which they were shown.
+
+    Args:
+        notebook: returns where the names live, and whether a cell runs beside the thread that asks.
+    """
+
+    def __init__(self, notebook: Callable[[], Notebook]) -> None:
+        self._notebook = notebook
+        self._measured: TimedScan | None = None
+        self._shown: dict[str, _OpenPlan] = {}
+
+    def show(self, wanted: OperationRequest) -> PlanView:
+        """Return what `wanted` would do, with a token by which it can be done. Nothing is touched."""
+        token, unkept = secrets.token_urlsafe(12), frozenset[PoolId]()
+        match wanted.action:
+            case "empty_cache":
+                facts = scan(self._notebook()).facts
+                view, plan, steps = cache_view(facts, token), None, frozenset[Step]()
+                unkept = doubtful_pools(facts) | left_pools(facts)
+            case "unpark":
+                view = unpark_view(parked_facts(), wanted.texts, token, *self._when("unpark"), wanted.keep)
+                plan, steps = None, frozenset[Step]()
+            case action:
+                plan, seen, rest = self._make(wanted)
+                noted = replace(plan, skipped=plan.skipped + tuple(f"{label}: {why}" for label, why in rest))
+                view = plan_view(noted, action, token, *self._when(action, plan))
+                steps = _steps(plan, seen.facts)
+        if view.token:
+            self._remember(
+                token,
+                _OpenPlan(
+                    wanted=wanted,
+                    promised=view.promised,
+                    since=time.monotonic(),
+                    plan=plan,
+                    steps=steps,
+                    unkept=unkept,
+                ),
+            )
+        return view
+
+    def about(self, token: str) -> tuple[str, str]:
+        """Return what the plan of `token` does in two words, and why it waits while a cell runs (empty: it need not)."""
+        shown = self._shown.get(token)
+        if shown is None:
+            return "Apply", ""
+        action = shown.wanted.action
+        return " ".join([action.replace("_", " ").capitalize(), *shown.wanted.texts]), waits_for_cell(action, shown.plan)
+
+    def apply(self, token: str) -> OutcomeView | PlanView:
+        """Do what was agreed to, and return what came of it; the plan anew, if it would do anything else by now.
+
+        Raises:
+            NbguardError: there is no such plan, or it cannot be done; nothing was touched.
+        """
+        shown = self._shown.pop(token, None)
+        if shown is None or time.monotonic() > shown.since + _VALID:
+            raise NbguardError(_GONE)
+        match shown.wanted.action:
+            case "empty_cache":
+                before = _reserved()
+                empty_cache()
+                note_left_pools(shown.unkept)
+                return emptied_view(shown.promised, before, _reserved())
+            case "unpark":
+                names = shown.wanted.texts or tuple(dict.fromkeys(fact.label for fact in parked_facts()))
+                return unparked_view(bring_back([name for name in names if name not in shown.wanted.keep]), shown.promised)
+        return self._apply(shown)
+
+    def take_measured(self) -> TimedScan | None:
+        """Return the scan by which the outcome of the last `apply` was measured, if it needed one, and forget it."""
+        measured, self._measured = self._measured, None
+        return measured
+
+    def _apply(self, shown: _OpenPlan) -> OutcomeView | PlanView:
+        wanted, notebook = shown.wanted, self._notebook()
+        uncovered = 0 if notebook.is_running or wanted.action == "park" else uncover()
+        plan, seen, rest = self._make(wanted)
+        steps = _steps(plan, seen.facts)
+        if steps - shown.steps or (notebook.is_running and waits_for_cell(wanted.action, plan)):
+            return self.show(wanted)
+        cleaned = apply(plan, notebook, seen, uncovered)
+        self._measured = cleaned.after
+        outcome = replace(cleaned.outcome, undone=cleaned.outcome.undone + rest)
+        parked = {fact.label for fact in parked_facts()} if wanted.action == "park" else set()
+        return outcome_view(outcome, wanted.action, tuple(text for text in wanted.texts if text in parked))
+
+    def _make(self, wanted: OperationRequest) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
+        """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
+        notebook = self._notebook()
+        texts = tuple(text for text in wanted.texts if text not in wanted.keep)
+        if wanted.texts and not texts:
+            raise NbguardError("every step was left out, so there is nothing to do")
+        targets = targets_of(texts, notebook)
+        seen = scan(notebook, tensors=wanted.action == "park")
+        if wanted.action == "park":
+            parking = plan_parking(seen.facts, targets, fixed_storages(seen.tracker))
+            return replace(parking, request=replace(parking.request, keep=wanted.keep)), seen, ()
+        is_for_later = notebook.is_running and wanted.action == "release"
+        whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep), is_for_later=is_for_later)
+        if wanted.action == "clean_stale" and notebook.is_running:
+            beside = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep, while_busy=True))
+            if does_something(beside):
+                return beside, seen, rest_of(whole)
+        return whole, seen, ()
+
+    def _when(self, action: ActionName, plan: Plan | None = None) -> tuple[Now, str]:
+        why = waits_for_cell(action, plan) if self._notebook().is_running else ""
+        return ("cell_end", why) if why else ("now", "")
+
+    def _remember(self, token: str, shown: _OpenPlan) -> None:
+        self._shown[token] = shown
+        for old in list(self._shown)[:-_KEPT]:
+            self._shown.pop(old, None)
+
+
+def _steps(plan: Plan, facts: Facts) -> frozenset[Step]:
+    """Return what a plan does, step by step. Collecting garbage needs nobody's consent."""
+    names = names_of(facts.graph)
+    objects = {target.text: target.value or names.get(target.root, 0) for target in plan.request.targets}
+    steps = set[Step]()
+    for action in plan.actions:
+        if action.kind == "collect":
+            continue
+        refs = (0,) if action.kind in ("del", "park") else action.refs or (0,)
+        steps |= {(action.kind, name, objects.get(name, ref)) for name in action.names or ("",) for ref in refs}
+        steps |= {(action.kind, "process", process.pid) for process in action.processes}
+    return frozenset(steps)
+
+
+def _reserved() -> int:
+    """Return the bytes that the allocators of all devices have now."""
+    reading = Counters().read()
+    return 0 if reading is None else sum(each.reserved or 0 for each in reading.devices)

@@ -1,0 +1,174 @@
+"""The result of a scan for a sidebar: holders, experiments, segments, the last out-of-memory error."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import replace
+
+from nbguard.frontend.sidebar.protocol.experiments import experiments
+from nbguard.frontend.sidebar.protocol.rows import Rows, abilities, beside_running_code, frees_of, note_of, rows_of
+from nbguard.frontend.sidebar.protocol.segments import device_segments
+from nbguard.frontend.sidebar.protocol.state import FindingLine, FixRow, HolderRow, MemoryState, OomView, UnlistedHolders
+from nbguard.frontend.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
+from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.least_shown import least_shown
+from nbguard.memory.out_of_memory.card import OomCard, asked_words, build_card
+from nbguard.memory.out_of_memory.fixes import Fix
+from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, RerunVerdict
+from nbguard.memory.reports.findings import find
+from nbguard.memory.reports.notices.notice import Notice
+from nbguard.memory.reports.notices.view import notice_sentence
+from nbguard.units import format_bytes
+
+_MESSAGE = 60_000
+"""A heap is at most so many bytes as JSON: what is left of 64 kB goes to the message around it."""
+_HOLDERS = 150
+_EXPERIMENTS = 10_000
+_FINDINGS, _FIXES, _OTHERS, _NOTICES = 6, 6, 3, 4
+_SENTENCE = 400
+_SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
+"""Findings that a heap has a place of its own for."""
+
+
+def build_memory_state(
+    analysis: Analysis,
+    boot: str,
+    number: int,
+    *,
+    t: float,
+    seconds: float,
+    cell: int | None,
+    during: int | None = None,
+    over: Collection[int | None] = (),
+) -> tuple[MemoryState, Rows]:
+    """Return the memory state of a scan, and the meaning of its rows in requests.
+
+    It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`: after the cell `cell`, or in the middle of
+    the cell `during`. The card on a failure of a cell in `over` is left out: it has run through since, or would now.
+    """
+    rows = rows_of(analysis)
+    heap = MemoryState(
+        boot=boot,
+        heap=number,
+        t=t,
+        seconds=seconds,
+        cell=cell,
+        during=during,
+        stale=analysis.once(default_plan).promised,
+        least=max(rows.least, default=least_shown(0)),
+        experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
+        devices=device_segments(analysis.once(beside_running_code)),
+        findings=_findings(analysis),
+        oom=_oom(analysis.once(build_card), over),
+    )
+    listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
+    holders = fitting(listed, _MESSAGE - json_bytes(heap))
+    rest = rows.holders[len(holders) :]
+    return replace(heap, holders=holders, more=UnlistedHolders(len(rest), sum(row.retained for row in rest))), rows
+
+
+def _holder(rows: Rows, number: int) -> HolderRow:
+    row = rows.holders[number]
+    return HolderRow(
+        id=number,
+        label=truncate_utf8(row.label),
+        kind=row.kind,
+        what=truncate_utf8(row.what),
+        path=truncate_utf8(row.path),
+        short=truncate_utf8(rows.short[number], 60),
+        device=rows.devices[number],
+        nbytes=row.retained,
+        frees=frees_of(row),
+        reaches=row.reaches,
+        together=tuple(truncate_utf8(text, 60) for text in row.others[:_OTHERS]),
+        is_small=row.shown < rows.least[number],
+        cell=row.cell,
+        stale=row.stale,
+        stale_bytes=row.stale_bytes,
+        at_least=row.at_least,
+        parts=rows.parts[number],
+        is_running=rows.is_running[number],
+        note=note_of(rows, number),
+        can=abilities(rows, number),
+    )
+
+
+def _findings(analysis: Analysis) -> tuple[FindingLine, ...]:
+    findings = [finding for finding in find(analysis) if finding.kind not in _SHOWN_ELSEWHERE][:_FINDINGS]
+    return tuple(
+        FindingLine(
+            truncate_utf8(one.sentence, _SENTENCE),
+            truncate_utf8(one.command),
+            truncate_utf8(one.learner),
+            _key(one.kind, one.command, one.learner),
+            None,
+        )
+        for one in findings
+    )
+
+
+def notice_lines(notices: tuple[Notice, ...]) -> tuple[FindingLine, ...]:
+    """Return notices in words, the first of them; a command of several lines stands in none."""
+    commands = ("" if "\n" in notice.command else notice.command for notice in notices)
+    return tuple(
+        FindingLine(
+            truncate_utf8(notice_sentence(notice), _SENTENCE),
+            truncate_utf8(command),
+            "",
+            key_of_notice(notice),
+            notice.cell,
+        )
+        for notice, command in zip(notices[:_NOTICES], commands, strict=False)
+    )
+
+
+def key_of_notice(notice: Notice) -> str:
+    """Return the name of a notice in requests: that of its event."""
+    return _key("notice", *notice.fingerprint)
+
+
+def is_cured(card: OomCard) -> bool:
+    """Say whether the cell that failed has room now for all that it takes: nothing is left to do but to run it again."""
+    return bool(card.fixes) and card.fixes[0].verdict is RerunVerdict.RERUN and not card.fixes[0].commands
+
+
+def _key(*parts: object) -> str:
+    """Return the name of a finding, a notice or a card in requests: letters and digits that are its own."""
+    return hashlib.blake2s(repr(parts).encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _oom(card: OomCard | None, over: Collection[int | None]) -> OomView | None:
+    """Return the card in the words of a sidebar: what was asked for, what can be allocated now, what helps."""
+    if card is None or card.asked.cell in over:
+        return None
+    where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
+    sentence = asked_words(card.asked, card.device)
+    sentence = f"{sentence[:1].upper()}{sentence[1:]}{_at_the_failure(card)}"
+    if card.had is not None:
+        sentence += f"; afterwards, {format_bytes(card.had)} could be allocated"
+    return OomView(
+        title=f"Out of memory{where}",
+        sentence=f"{truncate_utf8(sentence, _SENTENCE)}.",
+        fixes=tuple(map(_fix, card.fixes[:_FIXES])),
+        key=_key("card", card.asked.cell, card.asked.requested),
+        cell=card.asked.cell,
+    )
+
+
+def _at_the_failure(card: OomCard) -> str:
+    """Return the memory at the time of the failure, and the cell's own share of it; empty where the error tells neither."""
+    note = card.asked.note
+    if note is None:
+        return ""
+    amounts = [(note.free, "free"), (note.allocated, "allocated")]
+    there = " and ".join(f"{format_bytes(nbytes)} were {word}" for nbytes, word in amounts if nbytes)
+    own = f", {format_bytes(card.cell_took)} of it taken by the cell itself" if card.cell_took else ""
+    return f" when {there}{own}" if there else ""
+
+
+def _fix(fix: Fix) -> FixRow:
+    first = "after this line, " if fix.commands and fix.is_of_smaller_run else ""
+    words = f"{VERDICT_TEXTS[fix.verdict]}: {first}{truncate_utf8(fix.words, _SENTENCE)}"
+    return FixRow(words, fix.nbytes, tuple(map(truncate_utf8, fix.commands)))

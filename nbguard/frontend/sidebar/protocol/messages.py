@@ -1,0 +1,237 @@
+"""Messages of a view, as they come from a browser: no field is believed before it has been checked.
+
+Every field is checked for its type and size; what is no message of ours is None, what is one but wrong is `Bad`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from nbguard.frontend.sidebar.protocol.state import ActionName
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ACTIONS = frozenset(get_args(ActionName))
+_LONGEST_LIST = 200
+_LONGEST_TEXT = 300
+_LARGEST = 2**53
+"""JavaScript's numbers are exact up to here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A view is there."""
+
+    client: str  # a random id of the view
+    visible: bool  # somebody can see it
+    boot: str = ""  # the run of the kernel of which it has a memory state; empty: it has none
+    heap: int = 0  # number of that state
+    glance: bool = False  # it shows a figure or two: a tick now and then, no scan
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """A view is gone."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Scan again."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRequest:
+    """Send the lines over the last seconds."""
+
+    rid: str
+    seconds: int  # of the span, from the last tick back; 0: all that is kept
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRequest:
+    """Send the picture that a saved notebook keeps of the sidebar."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Explain why a row is alive."""
+
+    rid: str
+    heap: int  # number of the memory state that has the row
+    id: int  # of the row
+
+
+@dataclass(frozen=True, slots=True)
+class ForeseeRequest:
+    """Foresee the memory of the next fit of a row's Learner."""
+
+    rid: str
+    heap: int  # number of the memory state that has the row
+    id: int  # of the row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """Plan an action; nothing is touched."""
+
+    rid: str
+    action: ActionName
+    heap: int | None = None  # number of the memory state that has the rows
+    ids: tuple[int, ...] = ()  # rows to release or park
+    names: tuple[str, ...] = ()  # of what is parked, to bring back; none: all
+    keep: tuple[str, ...] = ()  # keys of steps to leave out
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply a plan."""
+
+    rid: str
+    token: str  # of the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop a request that still waits."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Show a finding, a notice or a card no longer, in any view. The next event of its kind is shown again."""
+
+    key: str  # of the finding, notice or card
+
+
+@dataclass(frozen=True, slots=True)
+class BadRequest:
+    """A request that cannot be; the view that sent it gets the reason."""
+
+    rid: str
+    why: str  # the reason, in words
+
+
+Request = (
+    Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | ForeseeRequest | PlanRequest | Apply | Cancel | Dismiss
+)
+
+Question = Ask | ForeseeRequest | PlanRequest | Apply
+"""A request whose answer takes a scan, a trace or a cleanup."""
+
+Message = Request | BadRequest
+
+
+class _WrongError(Exception):
+    """A field has another type or size than it must have."""
+
+
+def parse(message: object) -> Message | None:
+    """Return a view's message; None for one that is no request and cannot be answered. Never raises."""
+    if type(message) is not dict or type(message.get("op")) is not str:
+        return None
+    read = _READERS.get(message["op"])
+    rid = message.get("rid")
+    has_rid = type(rid) is str and _TOKEN.fullmatch(rid) is not None
+    try:
+        if read is None:
+            raise _WrongError("there is no such request")
+        return read(message)
+    except _WrongError as error:
+        return BadRequest(rid, str(error)) if has_rid and type(rid) is str else None
+
+
+def _token(message: dict[Any, Any], name: str) -> str:
+    token = message.get(name)
+    if type(token) is not str or _TOKEN.fullmatch(token) is None:
+        raise _WrongError(f"{name} must be up to 64 letters and digits")
+    return token
+
+
+def _number(value: object, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise _WrongError(f"{name} must be a number from 0 on")
+    return value
+
+
+def _list(message: dict[Any, Any], name: str) -> list[Any]:
+    items = message.get(name, [])
+    if type(items) is not list or len(items) > _LONGEST_LIST:
+        raise _WrongError(f"{name} must be a list of at most {_LONGEST_LIST}")
+    return items
+
+
+def _texts(message: dict[Any, Any], name: str) -> tuple[str, ...]:
+    texts = _list(message, name)
+    if any(type(text) is not str or not 0 < len(text) <= _LONGEST_TEXT for text in texts):
+        raise _WrongError(f"{name} must be texts of at most {_LONGEST_TEXT} characters")
+    return tuple(texts)
+
+
+def _hello(message: dict[Any, Any]) -> Hello:
+    visible = message.get("visible")
+    if type(visible) is not bool:
+        raise _WrongError("visible must be true or false")
+    glance = message.get("glance", False)
+    if type(glance) is not bool:
+        raise _WrongError("glance must be true or false")
+    client = _token(message, "client")
+    if "boot" not in message:
+        return Hello(client=client, visible=visible, glance=glance)
+    boot, heap = _token(message, "boot"), _number(message.get("heap"), "heap")
+    return Hello(client=client, visible=visible, boot=boot, heap=heap, glance=glance)
+
+
+def _plan(message: dict[Any, Any]) -> PlanRequest:
+    action = message.get("action")
+    if type(action) is not str or action not in _ACTIONS:
+        raise _WrongError("there is no such action")
+    ids = tuple(_number(number, "ids") for number in _list(message, "ids"))
+    heap = message.get("heap")
+    if heap is not None or ids:
+        heap = _number(heap, "heap")
+    rid = _token(message, "rid")
+    return PlanRequest(rid=rid, action=action, heap=heap, ids=ids, names=_texts(message, "names"), keep=_texts(message, "keep"))  # type: ignore[arg-type]
+
+
+def _row(message: dict[Any, Any]) -> tuple[str, int, int]:
+    """Return (request, number of the memory state, row) of a request about one row."""
+    return _token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")
+
+
+_READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
+    "hello": _hello,
+    "bye": lambda message: Bye(_token(message, "client")),
+    "refresh": lambda message: Refresh(_token(message, "rid")),
+    "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
+    "picture": lambda message: PictureRequest(_token(message, "rid")),
+    "why": lambda message: Ask(*_row(message)),
+    "foresee": lambda message: ForeseeRequest(*_row(message)),
+    "plan": _plan,
+    "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
+    "cancel": lambda message: Cancel(_token(message, "rid")),
+    "dismiss": lambda message: Dismiss(_token(message, "key")),
+}
+
+REQUESTS: dict[str, type[Request]] = {
+    "hello": Hello,
+    "bye": Bye,
+    "refresh": Refresh,
+    "history": HistoryRequest,
+    "picture": PictureRequest,
+    "why": Ask,
+    "foresee": ForeseeRequest,
+    "plan": PlanRequest,
+    "apply": Apply,
+    "cancel": Cancel,
+    "dismiss": Dismiss,
+}
+"""The types of requests, by their `op`."""

@@ -1,0 +1,148 @@
+"""A tick: the counters now, and the newest reading of each device's line. Pure; `sidebar/hub/device_reader.py` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nbguard.frontend.sidebar.protocol.state import (
+    DeviceTick,
+    FitTick,
+    FittingRequest,
+    JobStatus,
+    LinePoint,
+    Neighbour,
+    Tick,
+    TimeMark,
+)
+from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
+from nbguard.memory.core.breakdown import NOT_OURS, DevicePart, Part, bound_of, parts_of
+from nbguard.memory.core.counters import Counted, TickReading
+from nbguard.memory.core.facts import DeviceFacts
+from nbguard.memory.core.segments.requests import RequestLimits
+
+_TALKATIVE = 2
+"""Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
+_SOURCES = {"malloc": "in use by malloc", "resident": "resident"}
+_OTHERS = NOT_OURS - {DevicePart.FREE}
+"""The parts that are neither this process's nor free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastLook:
+    """The last look at the heap, as far as a tick needs it to say what still holds."""
+
+    heap: int = 0  # number of the memory state
+    cell: int | None = None  # number of the last cell after whose end memory was found as that state has it
+    counted: tuple[Counted, ...] = ()  # the allocators' counters at the look
+    limits: Mapping[str, RequestLimits] = field(default_factory=dict)  # by device, while these counters stay the same
+
+    def limits_of(self, reading: TickReading, device: str) -> RequestLimits | None:
+        """Return the limits of the largest request on a device; None if blocks have changed since the look."""
+        return self.limits.get(device) if reading.counted == self.counted else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device of one reading, with its parts."""
+
+    facts: DeviceFacts
+    parts: tuple[Part, ...]
+
+
+def device_readings(reading: TickReading) -> tuple[DeviceReading, ...]:
+    """Return the devices of a reading, each with its parts."""
+    return tuple(DeviceReading(device, _parts(reading, device)) for device in reading.devices)
+
+
+def line_points(t: float, reading: TickReading, devices: tuple[DeviceReading, ...]) -> dict[str, LinePoint]:
+    """Return the reading of the time `t` as a point of each device's line; none of devices that this process has not used."""
+    in_use, t = reading.in_use, round(t, 2)
+    return {each.facts.device: _point(t, in_use[each.facts.device], each) for each in devices if each.facts.device in in_use}
+
+
+def build_tick(
+    boot: str,
+    n: int,
+    t: float,
+    reading: TickReading,
+    *,
+    devices: tuple[DeviceReading, ...],
+    points: Mapping[str, LinePoint],
+    look: LastLook,
+    busy: bool,
+    cell: int | None = None,
+    fit: FitTick | None = None,
+    jobs: tuple[JobStatus, ...] = (),
+    marks: tuple[TimeMark, ...] = (),
+    neighbours: tuple[Neighbour, ...] = (),
+) -> Tick:
+    """Return the `n`-th tick of the kernel `boot`, at time `t`: `devices` and `points` are those of `reading`."""
+    brief = len(devices) > _TALKATIVE
+    return Tick(
+        boot=boot,
+        n=n,
+        t=round(t, 3),
+        heap=look.heap,
+        heap_cell=look.cell,
+        tracked=reading.tracked,
+        busy=busy,
+        cell=cell,
+        devices=tuple([_device(reading, each, points.get(each.facts.device), look, brief) for each in devices]),
+        fit=fit,
+        jobs=jobs,
+        marks=marks,
+        neighbours=neighbours,
+    )
+
+
+def _point(t: float, in_use: int, device: DeviceReading) -> LinePoint:
+    stats, others, free = device.facts.allocator, 0, None
+    for part in device.parts:
+        if part.name == DevicePart.FREE:
+            free = part.nbytes
+        elif part.name in _OTHERS:
+            others += part.nbytes
+    reserved = None if stats is None else stats.reserved
+    return LinePoint(
+        since=t,
+        until=t,
+        low=in_use,
+        high=in_use,
+        allocated=in_use,
+        reserved=reserved,
+        others=None if free is None else others,
+        free=free,
+    )
+
+
+def _device(reading: TickReading, device: DeviceReading, point: LinePoint | None, look: LastLook, brief: bool) -> DeviceTick:
+    facts, parts = device.facts, device.parts
+    if brief:
+        some = (part for part in parts if part.nbytes)
+        parts = tuple(p if p.name == DevicePart.OTHERS else replace(p, note=bound_of(facts, p.name)) for p in some)
+    return DeviceTick(
+        device=facts.device,
+        name=truncate_utf8(facts.name, 60),
+        total=facts.total,
+        parts=parts,
+        peak=None if facts.allocator is None else facts.allocator.peak_allocated,
+        line=point,
+        fits=_fits(look.limits_of(reading, facts.device), facts.free),
+    )
+
+
+def _fits(limits: RequestLimits | None, free: int | None) -> FittingRequest | None:
+    """Return the largest request that would succeed now; None where that is not known."""
+    if limits is None or free is None:
+        return None
+    largest = limits.largest(free)
+    return None if largest.now is None or largest.flushed is None else FittingRequest(largest.now, largest.flushed)
+
+
+def _parts(reading: TickReading, device: DeviceFacts) -> tuple[Part, ...]:
+    if reading.process is not None:
+        source = _SOURCES.get(reading.source, reading.source)
+        return (Part(DevicePart.PROCESS, reading.process, f"tensors and everything else in this process ({source})"),)
+    allocated = 0 if device.allocator is None else device.allocator.allocated
+    return parts_of(device, allocated, reading.pid, ())

@@ -1,0 +1,164 @@
+"""Rollback of a snapshot through its trace, to the segments and blocks at the start of the trace."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nbguard.errors import SnapshotError
+from nbguard.memory.allocator.model.policy import DEFAULT_POOL, LARGE_SEGMENT, SMALL_SEGMENT, PoolId
+from nbguard.memory.allocator.replay.page_owners import Owner, page_owners
+from nbguard.memory.allocator.snapshot.events import Event
+from nbguard.memory.allocator.snapshot.snapshot import SnapshotSegment, Trace
+
+
+class Intervals:
+    """A set of addresses, kept as stretches [start, end) in order."""
+
+    def __init__(self) -> None:
+        self._edges: list[int] = []  # start, end, start, end, …
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._edges[::2], self._edges[1::2], strict=True)
+
+    def __len__(self) -> int:
+        return len(self._edges) // 2
+
+    def add(self, start: int, end: int) -> bool:
+        """Add a stretch, joined with the stretches it touches; return whether all of it was absent."""
+        first, last = bisect_right(self._edges, start), bisect_left(self._edges, end)
+        is_absent = first == last and first % 2 == 0
+        if is_absent:
+            self._edges[first:last] = [start, end]
+            self._join(first + 1)
+            self._join(first - 1)
+        return is_absent
+
+    def _join(self, index: int) -> None:
+        if 0 < index < len(self._edges) - 1 and self._edges[index] == self._edges[index + 1]:
+            del self._edges[index : index + 2]
+
+    def remove(self, start: int, end: int) -> bool:
+        """Remove a stretch; return whether all of it was there."""
+        first, last = bisect_right(self._edges, start), bisect_left(self._edges, end)
+        was_there = first == last and first % 2 == 1
+        if was_there:
+            self._edges[first:last] = [start, end]
+            self._drop_empty(first + 1)
+            self._drop_empty(first - 1)
+        return was_there
+
+    def _drop_empty(self, index: int) -> None:
+        if self._edges[index] == self._edges[index + 1]:
+            del self._edges[index : index + 2]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """A block in use when the trace began."""
+
+    address: int
+    requested: int  # bytes of the request
+    size: int | None = None  # bytes; None where only the request is known, as the block was freed before the snapshot
+    is_pending: bool = False  # freed already, and waiting for another stream
+
+
+@dataclass(slots=True, kw_only=True)
+class InitialState:
+    """The allocator's state at the start of a trace."""
+
+    segments: dict[int, tuple[int, Owner]] = field(default_factory=dict)  # classic ones: (bytes, owner) by address
+    mapped: dict[Owner, Intervals] = field(default_factory=dict)  # stretches of expandable segments that have memory
+    ever_mapped: dict[Owner, set[int]] = field(default_factory=dict)  # addresses at which pages were mapped, then or later
+    blocks: dict[int, LiveBlock] = field(default_factory=dict)  # by address
+    pools: dict[int, PoolId] = field(default_factory=dict)  # private pool of a segment_alloc event, by position, if known
+
+    @property
+    def reserved(self) -> int:
+        """Bytes from the driver at the start."""
+        stretches = sum(end - start for intervals in self.mapped.values() for start, end in intervals)
+        return sum(size for size, _ in self.segments.values()) + stretches
+
+
+def roll_back(
+    segments: Sequence[SnapshotSegment], trace: Trace, large_segment: int = LARGE_SEGMENT, reach: int = 2**38
+) -> InitialState:
+    """Return the state before the first event of a trace that ends with `segments`. Both are of one device.
+
+    Args:
+        segments: at the end of the trace.
+        trace: the events that led there.
+        large_segment: the large segment size, bytes.
+        reach: bytes of address space that one expandable segment takes.
+
+    Raises:
+        SnapshotError: trace and segments contradict each other.
+    """
+    start = InitialState()
+    owners = page_owners(segments, trace, large_segment, reach)
+    for segment in segments:
+        owner = (segment.pool, segment.is_small, segment.stream)
+        if segment.is_expandable:
+            start.mapped.setdefault(owner, Intervals()).add(segment.address, segment.address + segment.total_size)
+            start.ever_mapped.setdefault(owner, set()).add(segment.address)
+        else:
+            start.segments[segment.address] = (segment.total_size, owner)
+        for block in segment.blocks:
+            if block.state != "inactive":
+                is_pending = block.state != "active_allocated"
+                start.blocks[block.address] = LiveBlock(block.address, block.requested, block.size, is_pending)
+    _undo_all(start, trace, owners)
+    return start
+
+
+def _undo_all(start: InitialState, trace: Trace, owners: dict[int, Owner]) -> None:
+    """Undo the trace from its end. Meanwhile a block is a tuple (requested, size, whether it is pending): that is quicker."""
+    blocks = {block.address: (block.requested, block.size, block.is_pending) for block in start.blocks.values()}
+    events, pools = trace.events, trace.pools
+    for index in range(len(events) - 1, -1, -1):
+        event = events[index]
+        action, address, size, _ = event
+        if action == "alloc":
+            if blocks.pop(address, None) is None:
+                raise _contradiction(index, event, "nothing was allocated there later")
+        elif action == "free_completed":
+            if address in blocks:
+                raise _contradiction(index, event, "it was in use afterwards")
+            blocks[address] = (size, None, True)
+        elif action == "free_requested":
+            requested, actual, is_pending = blocks.get(address, (0, 0, False))
+            if not is_pending:
+                raise _contradiction(index, event, "it never became free")
+            blocks[address] = (requested, actual, False)
+        else:
+            _undo_driver(start, event, index, None if pools is None else pools[index], owners.get(index))
+    start.blocks = {address: LiveBlock(address, *block) for address, block in blocks.items()}
+
+
+def _undo_driver(start: InitialState, event: Event, index: int, pool: PoolId | None, owner: Owner | None) -> None:
+    action, address, size, stream = event
+    match action:
+        case "segment_alloc":
+            segment = start.segments.pop(address, None)
+            if segment is None or segment[0] != size:
+                raise _contradiction(index, event, "there was no such segment afterwards")
+            if segment[1][0] != DEFAULT_POOL:
+                start.pools[index] = segment[1][0]
+        case "segment_free":
+            if address in start.segments:
+                raise _contradiction(index, event, "the segment was there afterwards")
+            start.segments[address] = (size, (pool or DEFAULT_POOL, size <= SMALL_SEGMENT, stream))
+        case "segment_map" | "segment_unmap":
+            assert owner is not None
+            stretches, addresses = start.mapped.setdefault(owner, Intervals()), start.ever_mapped.setdefault(owner, set())
+            addresses.add(address)
+            done = stretches.remove if action == "segment_map" else stretches.add
+            if not done(address, address + size):
+                raise _contradiction(index, event, "those pages were not so afterwards")
+            if not stretches:
+                addresses.clear()  # the range is new here; one before it lay elsewhere
+
+
+def _contradiction(index: int, event: Event, why: str) -> SnapshotError:
+    return SnapshotError(f"trace and segments contradict each other: event {index} is {event[0]} at {event[1]}, and {why}.")

@@ -1,0 +1,148 @@
+"""Large pickles are read by Python's own unpickler, in a process of its own that may neither look up a global nor grow at will.
+
+Python's unpickler is ten times as fast as ours, but a hostile file can make it fill memory, hang or crash: here that ends the
+process that reads, and nothing else. What it has read is checked there and comes back as numbers and texts. (ADR 0016)
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from nbguard.errors import SnapshotError
+from nbguard.memory.allocator.snapshot.schema import parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
+from nbguard.memory.allocator.snapshot.unpickle import DAMAGED, Progress, UnreadablePickle, asks_for, unreadable
+from nbguard.memory.allocator.snapshot.wire import read_snapshot, write_snapshot
+
+_MEMORY = 16
+"""Bytes of memory that reading may take for each byte of the file; honest ones take some 8."""
+LEAST_MEMORY = 1 << 29
+_SPEED = 2 << 20
+"""Bytes that are read in a second of processor time at least; honest files some 40 MB."""
+LEAST_SECONDS = 20
+_PERIOD = 0.1  # seconds between two reports of progress
+_READ, _REFUSED = b"+", b"-"
+_MAIN = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from nbguard.memory.allocator.snapshot import reader_process as r; r.main()"
+)
+_DAMAGES = (pickle.UnpicklingError, EOFError, struct.error, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Errors of Python's unpickler at a damaged pickle."""
+
+
+def is_available() -> bool:
+    """Return whether this system bounds the memory of a process, and has a Python to start."""
+    return sys.platform == "linux" and bool(sys.executable)
+
+
+def read_pickle(file: BinaryIO, size: int, sidecar: Sidecar, progress: Progress | None = None) -> Snapshot:
+    """Return the snapshot in an open file that holds a pickle of `size` bytes and nothing else.
+
+    Raises:
+        SnapshotError: the pickle is no snapshot, is damaged, or asks for more than plain data.
+        OSError: no process can be started.
+    """
+    os.lseek(file.fileno(), 0, os.SEEK_SET)  # the process shares this position, which tells how far it is
+    folder = str(Path(__file__).parents[3])
+    limits = max(LEAST_MEMORY, _MEMORY * size), LEAST_SECONDS + size // _SPEED
+    process = subprocess.Popen(  # noqa: S603 - this Python, with code of ours
+        [sys.executable, "-I", "-S", "-c", _MAIN, folder, str(size), *map(str, limits)],
+        stdin=file,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        try:
+            if progress is not None:
+                progress(0, size)
+            answers = process.stdout
+            assert answers is not None
+            while not select.select([answers], [], [], _PERIOD)[0]:
+                if progress is not None:
+                    progress(os.lseek(file.fileno(), 0, os.SEEK_CUR), size)
+            answer = answers.read(1)
+            if answer == _READ:
+                snapshot = _without_collecting(lambda: read_snapshot(answers, sidecar))
+                if progress is not None:
+                    progress(size, size)
+                return snapshot
+            text = answers.read().decode() if answer == _REFUSED else ""
+            raise SnapshotError(text or _why_it_died(process.wait()))
+        except EOFError:
+            raise SnapshotError(_why_it_died(process.wait())) from None
+        finally:
+            process.kill()
+
+
+def _why_it_died(status: int) -> str:
+    if status == -getattr(signal, "SIGXCPU", 0):
+        return "not a readable snapshot: reading it takes far longer than its size explains."
+    return DAMAGED
+
+
+def _without_collecting(make: Callable[[], Snapshot]) -> Snapshot:
+    """Return what `make` returns; millions of new tuples would set off garbage collections that find nothing."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return make()
+    finally:
+        if collects:
+            gc.enable()
+
+
+# --- in the process that reads ----------------------------------------------------------------------------------------------
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles plain data; whatever asks for more ends it."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise asks_for(f"{module}.{name}"[:120])
+
+    def persistent_load(self, _pid: Any) -> NoReturn:
+        raise asks_for("an object")
+
+
+def main() -> None:
+    """Read a pickle from standard input and write the snapshot, or why it is none, to standard output.
+
+    The arguments are nbguard's folder, the bytes of the pickle, and the bytes of memory and the seconds that reading may take.
+    """
+    size, memory, seconds = map(int, sys.argv[2:])
+    _limit(memory, seconds)
+    gc.disable()
+    out = sys.stdout.buffer
+    try:
+        snapshot = parse_snapshot(_PlainUnpickler(sys.stdin.buffer).load(), size, consume=True)
+    except SnapshotError as error:
+        out.write(_REFUSED + str(error).encode())
+    except UnreadablePickle as bad:
+        out.write(_REFUSED + unreadable(bad).encode())
+    except MemoryError:
+        out.write(_REFUSED + b"not a readable snapshot: it would fill far more memory than its size explains.")
+    except _DAMAGES:
+        out.write(_REFUSED + DAMAGED.encode())
+    else:
+        out.write(_READ)
+        write_snapshot(snapshot, out)
+    out.flush()
+    os._exit(0)  # freeing millions of objects one by one would take as long as reading them
+
+
+def _limit(memory: int, seconds: int) -> None:
+    """Bound what this process may take, so that a hostile file ends it and nothing else."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

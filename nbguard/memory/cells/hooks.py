@@ -1,0 +1,187 @@
+"""Hooks around the user's cells: one pair of IPython callbacks for all listeners of nbguard.
+
+A cell is what the user ran and IPython numbered. Not counted: what a comm message runs (a widget's callback: IPython fires only
+`pre_execute` and `post_execute` for it, or the request it belongs to is no `execute_request`), silent requests and those that
+leave no history (inspectors, `user_expressions`), cells inside cells, and cells of other threads (subshells) than the one in
+which nbguard was loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nbguard.errors import line_of
+from nbguard.memory.cells.cell_counters import CellCounters
+from nbguard.memory.cells.cell_scan import CellScan
+
+
+@dataclass(frozen=True, slots=True)
+class CellFact:
+    """One of the user's cells that has ended."""
+
+    number: int  # as IPython counts: In[number]
+    raised: bool  # an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result)
+    scan: CellScan = field(compare=False)  # of what it has left, for all listeners that need one
+
+
+class Listener(Protocol):
+    """A part of nbguard that acts before and after cells."""
+
+    name: str  # as messages to the user call it
+    rank: int  # its place among the others: the lowest is called first
+
+    def before(self) -> None:
+        """Act before a cell of the user's."""
+
+    def after(self, cell: CellFact) -> None:
+        """Act after a cell of the user's."""
+
+
+_LONGEST_REST = 63
+"""Cells that a listener sits out at most."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """A listener that failed, and when it is tried again."""
+
+    causes: set[str] = field(default_factory=set)  # that were reported
+    in_a_row: int = 0  # cells at which it failed, with none between them at which it did not
+    rest: int = 0  # cells that it sits out from now on
+
+
+class Hooks:
+    """Calls listeners before and after the user's cells. IPython knows of it only while there are any.
+
+    A listener that fails is called again at the next cell, and more and more seldom if it goes on failing. Each cause is
+    reported once, in one line; the user's cell never notices. An interrupt that falls into a listener counts as one of the
+    cell: the cells queued behind it are not run.
+    """
+
+    def __init__(self, shell: Any, report: Callable[[str], None]) -> None:
+        self._shell = shell
+        self._report = report
+        self._listeners: tuple[Listener, ...] = ()
+        self._open: list[Any] = []
+        self._informed: tuple[Listener, ...] = ()  # the listeners that the cell which runs is told to
+        self._failures: dict[int, _Failures] = {}  # by the listener's id
+        self._former_error = 0
+        self.source = ""  # of the cell that runs, as the user typed it
+        self.counters = CellCounters()  # for all listeners
+        self._thread = threading.get_ident()
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """Return the listeners in the order in which they are called."""
+        return self._listeners
+
+    def add(self, listener: Listener) -> None:
+        """Call `listener` from the next cell on."""
+        if not self._listeners:
+            self._shell.events.register("pre_run_cell", self._before_cell)
+            self._shell.events.register("post_run_cell", self._after_cell)
+        self._listeners = tuple(sorted((*self._listeners, listener), key=lambda added: added.rank))
+
+    def remove(self, listener: Listener) -> None:
+        """Take a listener off, if it is there."""
+        if listener not in self._listeners:
+            return
+        self._listeners = tuple(other for other in self._listeners if other is not listener)
+        self._failures.pop(id(listener), None)
+        if not self._listeners:
+            self._shell.events.unregister("pre_run_cell", self._before_cell)
+            self._shell.events.unregister("post_run_cell", self._after_cell)
+            self._open.clear()
+
+    def _before_cell(self, info: Any) -> None:
+        if threading.get_ident() != self._thread or not _is_users(info, self._shell):
+            return
+        if self._open and cells_on_stack() < 2:
+            self._open.clear()  # IPython never announced the end of an earlier cell
+        self._open.append(info)
+        if len(self._open) == 1:
+            self._informed = tuple(listener for listener in self._listeners if not self._rests(listener))
+            self.source = info.raw_cell if type(info.raw_cell) is str else ""
+            self._former_error = _shown_error()
+            self.counters.forget()
+            self._call(lambda listener: listener.before(), "before a cell", has_ended=False)
+
+    def _after_cell(self, result: Any) -> None:
+        info = getattr(result, "info", None)
+        if not any(opened is info for opened in self._open):
+            return
+        while self._open.pop() is not info:
+            pass
+        if self._open:  # it ran inside another cell
+            return
+        raised = result.error_before_exec is not None or result.error_in_exec is not None
+        has_shown_one = raised or _shown_error() not in (0, self._former_error)
+        cell = CellFact(result.execution_count, has_shown_one, CellScan(self._shell))
+        self.counters.forget()
+        if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]", has_ended=True) and not raised:
+            result.error_in_exec = KeyboardInterrupt()
+
+    def _call(self, act: Callable[[Listener], None], when: str, *, has_ended: bool) -> bool:
+        """Call the listeners of this cell; return whether the user interrupted one. What they raise ends here."""
+        for listener in self._listeners:
+            if listener not in self._informed:  # added by this cell: it was not called before it
+                continue
+            failed = ""
+            try:
+                act(listener)
+                if has_ended and id(listener) in self._failures:
+                    self._failures[id(listener)].in_a_row = 0
+            except KeyboardInterrupt:
+                return True
+            except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
+                failed = f"{type(error).__name__} at {line_of(error)}"
+            if failed:
+                self._note_failure(listener, when, failed)
+        return False
+
+    def _note_failure(self, listener: Listener, when: str, cause: str) -> None:
+        self._informed = tuple(other for other in self._informed if other is not listener)
+        failures = self._failures.setdefault(id(listener), _Failures())
+        failures.in_a_row += 1
+        failures.rest = min(2 ** (failures.in_a_row - 1) - 1, _LONGEST_REST)
+        if cause not in failures.causes:
+            failures.causes.add(cause)
+            with suppress(Exception):  # nowhere to show it
+                self._report(f"nbguard: {listener.name} failed {when} ({cause}) and tries again later: please report it")
+
+    def _rests(self, listener: Listener) -> bool:
+        """Say whether a listener that has failed sits out the cell that begins."""
+        failures = self._failures.get(id(listener))
+        if failures is None or not failures.rest:
+            return False
+        failures.rest -= 1
+        return True
+
+
+def _is_users(info: Any, shell: Any) -> bool:
+    """Say whether an execution is a cell that the user ran."""
+    if info.silent or not info.store_history:
+        return False
+    parent = getattr(shell, "parent_header", None)  # of ipykernel; a terminal has none
+    kind = parent.get("header", {}).get("msg_type", "execute_request") if type(parent) is dict else "execute_request"
+    return bool(kind == "execute_request")
+
+
+def cells_on_stack() -> int:
+    """Return how many cells this is called from: two from a cell inside a cell, as `%rerun` makes it."""
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        depth += frame.f_code.co_name == "run_cell_async" and frame.f_globals.get("__name__") == "IPython.core.interactiveshell"
+    return depth
+
+
+def _shown_error() -> int:
+    """Return the id of the error that was shown last, or 0. It lives until another one is shown, whose id thus differs."""
+    error = sys.__dict__.get("last_value")
+    return 0 if error is None else id(error)

@@ -1,0 +1,166 @@
+"""The names of the notebook and weak references to what they lead to, so that a deletion which frees nothing is seen.
+
+After each cell the names are compared with what they were bound to before: a few µs for hundreds of them. Before a cell that
+deletes or binds anew a name (its source says so) what this name leads to is looked at, from this one object on; never the heap.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbguard.cell_names import cell_names
+from nbguard.memory.cells.aliases import alias_of
+from nbguard.memory.core.facts import StorageFact
+from nbguard.memory.reports.notices.notice import Departure
+from nbguard.memory.scan.heap.kinds import name_of
+from nbguard.memory.scan.objects.weak_references import weak_reference
+from nbguard.memory.scan.scan import Notebook
+from nbguard.memory.scan.weak_holdings import WeakHoldings, WeakLook
+
+_PLAIN = frozenset(
+    map(id, (type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType))
+)
+"""Ids of types whose instances lead to no memory of a device."""
+_OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "_iii", "In", "Out"})
+_WORD = re.compile(r"[^\W\d]\w*")
+_LONGEST = 100_000
+"""Characters of a cell up to which its source is read: longer ones are data."""
+_DELETED = 200
+"""Deleted names for which `why` can still be asked."""
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The object that a name is bound to, by its id and weakly."""
+
+    ref: int  # its id
+    weak: weakref.ref[Any] | None  # None: its class has no weak references (lists, dicts, tuples, streams)
+    type_name: str
+    cell: int | None  # number of the cell that bound the name
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether the object is known to be gone: its id may be another object's by now."""
+        return self.weak is not None and self.weak() is None
+
+
+class NameWatch:
+    """Knows what the names of a notebook are bound to, and tells which of them have left something behind."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._names: dict[str, _Bound] = {}
+        self._holdings: dict[str, WeakHoldings] = {}  # of the names that the cell which runs deletes or binds anew
+        self._deleted: OrderedDict[str, tuple[Departure, WeakHoldings]] = OrderedDict()  # the latest last
+
+    def look_before(self, source: str) -> None:
+        """Look at what the names lead to that a cell with this source deletes or binds anew."""
+        self._holdings.clear()
+        namespace = self._notebook.namespace
+        suspects = self._suspects(source)
+        if not suspects:
+            return
+        names, look = {bound.ref for bound in self._names.values()}, WeakLook(self._notebook)
+        for name in suspects:
+            if id(namespace.get(name)) == self._names[name].ref:
+                self._holdings[name] = look.holdings(namespace[name], names)
+
+    def _suspects(self, source: str) -> set[str]:
+        if len(source) > _LONGEST:
+            return set()
+        mentioned = self._names.keys() & set(_WORD.findall(source))
+        return mentioned & _unbound_by(source, frozenset(mentioned)) if mentioned else set()
+
+    def note(self, cell: int | None) -> None:
+        """Take note of the names that were bound by the cell with this number; None: by one that is not known."""
+        namespace, hidden, known = self._notebook.namespace, self._notebook.hidden, self._names
+        for name, value in list(namespace.items()):
+            if id(type(value)) in _PLAIN or name in known or _is_internal(name, value, hidden):
+                continue
+            known[name] = _Bound(id(value), weak_reference(value), name_of(type(value)), cell)
+
+    def departures(self, cell: int, least: int) -> Iterator[tuple[Departure, WeakHoldings]]:
+        """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive.
+
+        With it goes what tells later whether that memory is freed.
+        """
+        namespace = self._notebook.namespace
+        gone = [(name, bound) for name, bound in self._names.items() if _has_gone(bound, namespace.get(name, _MISSING))]
+        look = WeakLook(self._notebook)
+        for name, bound in gone:
+            del self._names[name]
+            holdings = self._holdings.get(name) or self._afterwards(bound, look)
+            if holdings is None:
+                continue
+            alive = holdings.alive()
+            departure = _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace)
+            if not departure.is_rebound:
+                self._note_deleted(departure, holdings)
+            if departure.nbytes >= least:
+                yield replace(departure, alias_of=self._alias_of(name, bound)), holdings
+        self._holdings.clear()
+
+    def _note_deleted(self, departure: Departure, holdings: WeakHoldings) -> None:
+        self._deleted.pop(departure.name, None)
+        self._deleted[departure.name] = departure, holdings
+        if len(self._deleted) > _DELETED:
+            self._deleted.popitem(last=False)
+
+    def deleted(self, name: str) -> Departure | None:
+        """Return the departure of a name that a cell has deleted, with what is alive of it now; None if it is not known."""
+        if name not in self._deleted or name in self._notebook.namespace:
+            return None
+        departure, holdings = self._deleted[name]
+        alive = holdings.alive()
+        storages = frozenset(fact.key for fact in alive) & departure.storages
+        return replace(departure, storages=storages, nbytes=sum(fact.nbytes for fact in alive))
+
+    def _alias_of(self, name: str, bound: _Bound) -> str:
+        """Return the name by whose parts a name was bound; empty if it was bound to something new, or nobody knows."""
+        inputs = self._notebook.inputs
+        return alias_of(inputs[bound.cell], name) if bound.cell is not None and bound.cell < len(inputs) else ""
+
+    def _afterwards(self, bound: _Bound, look: WeakLook) -> WeakHoldings | None:
+        """Return what an object leads to now that its name has gone, if it is alive; nobody saw that coming."""
+        obj = None if bound.weak is None else bound.weak()
+        return None if obj is None else look.holdings(obj, {other.ref for other in self._names.values()})
+
+
+def _departure(
+    name: str, bound: _Bound, alive: tuple[StorageFact, ...], holdings: WeakHoldings, cell: int, *, is_rebound: bool
+) -> Departure:
+    return Departure(
+        name=name,
+        ref=0 if bound.is_dead else bound.ref,
+        type_name=bound.type_name,
+        bound=bound.cell,
+        cell=cell,
+        is_rebound=is_rebound,
+        storages=frozenset(fact.key for fact in alive),
+        nbytes=sum(fact.nbytes for fact in alive),
+        named=holdings.named,
+    )
+
+
+def _has_gone(bound: _Bound, value: Any) -> bool:
+    return id(value) != bound.ref or bound.is_dead
+
+
+def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
+    """Say whether a name is IPython's own, or its alias of a displayed result."""
+    if type(name) is not str or name in _OUTPUT_NAMES or (name[:1] == "_" and name[1:].isdigit()):
+        return True
+    return name in hidden and hidden[name] is value
+
+
+def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
+    """Return the names that a cell deletes or binds anew; of a cell that is no plain Python (magics), all it mentions."""
+    names = cell_names(source)
+    return mentioned if names is None else names.bound | names.deleted

@@ -1,0 +1,170 @@
+"""The listener that speaks up: after a cell, one line on what it has deleted, bound anew or piled up and is still in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nbguard.memory.cells.left_behind import LeftBehind
+from nbguard.memory.reports.notices.notice import Notice, Notices, is_part_of
+from nbguard.units import MiB
+
+if TYPE_CHECKING:
+    from nbguard.memory.cells.cell_counters import CellCounters
+    from nbguard.memory.cells.hooks import CellFact
+    from nbguard.memory.cells.name_watch import NameWatch
+    from nbguard.memory.cells.repeats import Repeats
+    from nbguard.memory.cells.told import ToldNotices
+    from nbguard.memory.core.analysis import Analysis
+    from nbguard.memory.core.references.explain import Why
+    from nbguard.memory.reports.notices.notice import Departure, StorageKey
+    from nbguard.memory.scan.weak_holdings import WeakHoldings
+
+ALL = "*"
+"""Stands among the quiet names for all of them."""
+
+
+class NoticeWatch:
+    """Shows a line after a cell that leaves something behind: one for each event, and the next accident is as loud.
+
+    The heap is looked at when a name has gone whose memory, at least `least` bytes or a hundredth of all, is alive, when a cell
+    that is run again has left more each time, and when counters say that a cell which failed or took its time has left more
+    (`LeftBehind`). One scan is shared by all listeners. Before PyTorch is imported nothing is looked at.
+    """
+
+    name = "notices"
+    rank = 40
+
+    def __init__(self, shell: Any, show: Callable[[Notice], None], source: Callable[[], str], counters: CellCounters) -> None:
+        self.least = MiB
+        self._shell = shell
+        self._show = show
+        self._source = source
+        self._watched: tuple[NameWatch, Repeats] | None = None  # None: no cell has been seen since PyTorch was imported
+        self._told: ToldNotices | None = None  # None: nothing has been noticed yet
+        self._quiet: set[str] = set()
+        self._has_cleaned = False
+        self._counters = counters
+        self._left_behind = LeftBehind(counters)
+
+    def made(self, *, on: bool) -> Notices:
+        """Return all notices so far, as they hold now: the heap is looked at if memory that one is about is alive."""
+        told = self._told
+        analysis = self._scan() if told is not None and told.may_have_changed else None
+        notices = () if told is None else tuple(notice for notice, _ in self._as_of(told, analysis))
+        return Notices(notices=notices, on=on, quiet=tuple(sorted(self._quiet)))
+
+    def current(self, analysis: Analysis) -> tuple[Notice, ...]:
+        """Return the notices on names that hold by a scan made now, the latest first, without those on quiet names."""
+        if self._told is None or not self._told.may_have_changed:
+            return ()
+        is_quiet = self._quiet.intersection
+        made = [notice for notice, is_of_names in self._as_of(self._told, analysis) if is_of_names and notice.is_left]
+        return tuple(notice for notice in reversed(made) if not is_quiet((ALL, *notice.names)))
+
+    def why(self, name: str) -> Why | None:
+        """Return what is left of the object that a deleted name was bound to; None if nobody knows of it."""
+        from nbguard.memory.reports.notices.judge import explain_departure
+
+        gone = None if self._watched is None else self._watched[0].deleted(name)
+        return None if gone is None else explain_departure(self._scan(), gone, self._views())
+
+    def _as_of(self, told: ToldNotices, analysis: Analysis | None) -> Iterator[tuple[Notice, bool]]:
+        views = self._views() if analysis is not None else {}
+        return told.as_of(analysis, self._left_behind.least(self.least), views)
+
+    def _scan(self) -> Analysis:
+        from nbguard.memory.scan.scan import Notebook, scan
+
+        return scan(Notebook(self._shell, self._shell.user_ns)).analysis
+
+    def _views(self) -> dict[str, int]:
+        from nbguard.memory.scan.objects.named_tensors import named_tensors
+
+        return named_tensors(self._shell.user_ns)
+
+    def be_quiet(self, *names: str) -> None:
+        """Show no notices about these names; without any, none at all. They are made all the same."""
+        self._quiet.update(names or (ALL,))
+
+    def speak(self) -> None:
+        """Show notices about all names again."""
+        self._quiet.clear()
+
+    def forget_names(self) -> None:
+        """Forget what the names were bound to: cells that are not told of change it."""
+        self._watched = None
+
+    def expect_cleanup(self) -> None:
+        """Make no notice of what the cell that runs deletes: a cleanup has said itself what it left."""
+        self._has_cleaned = True
+
+    def before(self) -> None:
+        """Look at what the cell is about to delete or bind anew."""
+        self._has_cleaned = False
+        if "torch" not in sys.modules:
+            return
+        names, repeats = self._watched = self._watched or self._begin()
+        self._left_behind.before()
+        source = self._source()
+        names.note(None)
+        names.look_before(source)
+        repeats.before(source)
+
+    def _begin(self) -> tuple[NameWatch, Repeats]:
+        from nbguard.memory.cells.name_watch import NameWatch
+        from nbguard.memory.cells.repeats import Repeats
+        from nbguard.memory.scan.scan import Notebook
+
+        return NameWatch(Notebook(self._shell, self._shell.user_ns)), Repeats(self._counters)
+
+    def after(self, cell: CellFact) -> None:
+        """Compare the names with those before it; where one has gone and its memory has not, see who holds it."""
+        if self._watched is None:
+            return
+        names, repeats = self._watched
+        least = self._left_behind.least(self.least)
+        gone = dict(names.departures(cell.number, least))
+        names.note(cell.number)
+        grows = repeats.after(least)
+        growth = repeats.judge(cell, least) if grows else None
+        if gone and not self._has_cleaned:
+            self._of_names(cell, gone, growth, least)
+        elif growth is not None:
+            self._tell(cell, growth)
+        left = self._left_behind.after(cell, least)
+        if left is not None and not self._has_cleaned:
+            self._tell(cell, left)
+
+    def _of_names(self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int) -> None:
+        """Tell of the names that have gone; of those that are about what the cell piles up, in the notice on that."""
+        from nbguard.memory.reports.notices.judge import judge_departures
+
+        made = list(judge_departures(cell.scan.get().analysis, gone, least, self._views()))
+        if growth is not None:
+            parts = [notice for notice, _ in made if is_part_of(notice, growth)]
+            names = (name for notice in (*parts, growth) for name in notice.names)
+            self._tell(cell, replace(growth, names=tuple(dict.fromkeys(names))))
+            made = [(notice, departures) for notice, departures in made if notice not in parts]
+        for notice, departures in made:
+            weak = ((fact.key, ref) for one in departures for fact, ref in gone[one].storages)
+            self._keep(notice, weak, departures)
+
+    def _tell(self, cell: CellFact, notice: Notice) -> None:
+        """Tell of what the cell has left, by the weak references of the scan that has seen it."""
+        scan = cell.scan.get()
+        storages = zip(scan.facts.graph.storages, scan.tracker.storages, strict=True)
+        self._keep(notice, ((fact.key, ref) for fact, ref in storages))
+
+    def _keep(self, notice: Notice, weak: Iterable[tuple[StorageKey, Any]], departures: tuple[Departure, ...] = ()) -> None:
+        """Keep a notice, and show it if it is news and its names are not quiet."""
+        if self._told is None:
+            from nbguard.memory.cells.told import ToldNotices
+
+            self._told = ToldNotices()
+        if departures and self._told.has_told(notice):
+            return
+        if self._told.tell(notice, weak, departures) and not self._quiet & {notice.name, *notice.beside, ALL}:
+            self._show(notice)

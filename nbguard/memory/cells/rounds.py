@@ -1,0 +1,74 @@
+"""Rounds of an action, each followed by a scan: what every one of them leaves in memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
+from nbguard.memory.reports.notices.notice import StorageKey
+from nbguard.memory.reports.notices.rounds import Garbage, RoundsReport, compare_rounds, garbage_of
+from nbguard.memory.scan.collector import keep_garbage
+from nbguard.memory.scan.scan import Notebook, scan
+
+
+class Watch:
+    """The rounds of one action so far. It refers to nothing of the user's."""
+
+    def __init__(self, action: str) -> None:
+        self.action = action
+        self._held: list[HeldStorages] = []
+        self._garbage: list[Garbage] = []
+        self._last: Analysis | None = None
+        self._lines: dict[StorageKey, str] = {}  # that allocated the storages at these addresses last
+
+    def look(self) -> None:
+        """Note what is held now and what only waits for the collector, and then have that collected: each round has its own."""
+        self._last = scan(Notebook.current()).analysis
+        self._held.append(held_storages(self._last))
+        self._garbage.append(garbage_of(self._last))
+        gc.collect()
+
+    @contextmanager
+    def round(self) -> Iterator[Watch]:
+        """Note what is held before the first round and after this one, and which lines allocate in it."""
+        from nbguard.memory.scan.allocation_lines import AllocationLines
+
+        if not self._held:
+            self.look()
+        with AllocationLines() as allocations:
+            yield self
+        with keep_garbage():
+            self._lines |= allocations.lines
+            self.look()
+
+    @property
+    def report(self) -> RoundsReport | None:
+        """Return what the rounds have left; None before the first has ended."""
+        return (
+            None
+            if self._last is None or len(self._held) < 2
+            else compare_rounds(self.action, self._held, self._garbage[1:], self._last, self._lines)
+        )
+
+
+_watches: dict[str, Watch] = {}
+_MOST = 20
+
+
+@contextmanager
+def watch(action: str) -> Iterator[Watch]:
+    """Watch a block that is run again and again under one name: `with nbguard.watch("predict") as rounds: …`.
+
+    `rounds.report` says after each of them what the rounds so far have left in memory, and who holds it.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+    """
+    watched = _watches.setdefault(action, Watch(action))
+    while len(_watches) > _MOST:
+        del _watches[next(iter(_watches))]
+    with watched.round():
+        yield watched

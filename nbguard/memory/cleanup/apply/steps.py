@@ -1,0 +1,196 @@
+"""The steps of a cleanup, one function for each kind of action. Only references are removed, never contents."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
+from nbguard.memory.cleanup.apply.kept_memory import FreedBytes, clear_workspaces, empty_cache, return_pinned_memory
+from nbguard.memory.cleanup.apply.loaders import end_workers
+from nbguard.memory.cleanup.apply.parking import park
+from nbguard.memory.cleanup.apply.placeholders import Placeholders
+from nbguard.memory.cleanup.apply.references import break_cycles_of, objects_by_id, take_away
+from nbguard.memory.cleanup.apply.tracebacks import release_objects, release_variables
+from nbguard.memory.cleanup.plan.plan import Action
+from nbguard.memory.scan.heap.walk import WeakTracker
+from nbguard.memory.scan.objects.learners import LEFTOVERS
+from nbguard.memory.scan.roots.namespace import output_places
+from nbguard.memory.scan.roots.tracebacks import ErrorParts, error_parts, kept_debuggers, parts_by_id, traced_frames
+from nbguard.memory.scan.scan import Notebook
+from nbguard.memory.scan.targets import module_named
+
+_PASSES = 5
+"""Passes of the collector: cycles behind objects that it cannot see through (arrays of objects, DataFrames) take one more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """Everything that one step of a cleanup needs."""
+
+    action: Action  # the step of the plan
+    notebook: Notebook  # whose names and outputs it may delete
+    tracker: WeakTracker  # weak references to what the scan before the plan has met
+    promised: frozenset[int]  # numbers of the storages that the whole plan frees
+    interrupts: Interrupts  # of the whole cleanup
+    freed: FreedBytes  # to which a step adds what the tracker cannot count
+
+
+def _delete(step: StepContext) -> None:
+    (text,) = step.action.names
+    code = compile(f"del {text}", "<%reset_gpu>", "exec")
+    modules = {name: module for name in code.co_names[:1] if (module := module_named(name)) is not None}
+    exec(code, modules, step.notebook.namespace)  # noqa: S102 - `del` as the user would; names come before modules
+
+
+def _take_away(step: StepContext) -> None:
+    """Take away the reference that the action names by the ids of its owner and its object."""
+    *owners, value = step.action.refs
+    found = objects_by_id({*owners, value})
+    known = [owner for owner in owners if {owner, value} <= found.keys()]
+    taken = sum(take_away(found[owner], found[value], step.action.names[1]) for owner in known)
+    if not taken:
+        raise LookupError("it changed since the scan; run it again")
+
+
+def _run_line(step: StepContext) -> None:
+    """Run the line that ends a registration; a context variable's also where ipykernel keeps the values between two cells."""
+    code = compile(step.action.names[1], "<%reset_gpu>", "exec")
+    exec(code, step.notebook.namespace)  # noqa: S102 - as it is advised
+    context = getattr(getattr(step.notebook.shell, "kernel", None), "_shell_context", None)
+    if type(context) is contextvars.Context and step.action.names[1].endswith(".set(None);"):
+        context.run(exec, code, step.notebook.namespace)
+
+
+def _forget_output(step: StepContext) -> None:
+    """Take a displayed object out of every place where IPython keeps it; other results stay where they are."""
+    refs = set(step.action.refs)
+    for number in [number for number, value in step.notebook.out.items() if id(value) in refs]:
+        aliases = [
+            (space, name)
+            for space, name in output_places(step.notebook.shell)
+            if name == f"_{number}" and id(space[name]) in refs
+        ]
+        del step.notebook.out[number]
+        for space, name in aliases:
+            del space[name]
+    empty = {"result": None}
+    for space, name in [(space, name) for space, name in output_places(step.notebook.shell) if id(space[name]) in refs]:
+        space[name] = empty.get(name, "")
+
+
+def _release_error(step: StepContext) -> None:
+    _release_parts(step, error_parts(step.notebook.shell))
+
+
+def _release_kept_error(step: StepContext) -> None:
+    _release_parts(step, parts_by_id(set(step.action.refs[::2])))
+
+
+def _release_parts(step: StepContext, error: ErrorParts) -> None:
+    """Put placeholders in place of the objects that the action names, (owner, object) pairs by id, in frames and exceptions."""
+    pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
+    placeholders = Placeholders()
+    release_variables(error.frames, pairs, placeholders)
+    release_objects(error.errors, pairs, placeholders)
+
+
+def _drop_compiled(_: StepContext) -> None:
+    sys.modules["torch._dynamo"].reset()
+
+
+def _empty_function_cache(step: StepContext) -> None:
+    """Empty the caches of the functions that the action names by id: nothing has made or freed one since the plan."""
+    wrapper = functools._lru_cache_wrapper
+    for function in [obj for obj in gc.get_objects() if type(obj) is wrapper and id(obj) in step.action.refs]:
+        wrapper.cache_clear(function)
+
+
+def _forget_copy(step: StepContext) -> None:
+    """Take objects out of the cache that the action names: copies that their owner can do without."""
+    shell, cache, refs = step.notebook.shell, step.action.cache, set(step.action.refs)
+    if cache == "garbage":
+        gc.garbage.clear()
+    elif cache == "cycle":
+        for tensor in objects_by_id(refs).values():
+            break_cycles_of(tensor)
+    elif cache == "run":
+        _drop(shell._main_mod_cache, {path for path, module in shell._main_mod_cache.items() if id(module.__dict__) in refs})
+    elif cache == "store":
+        _drop(shell.db.cache, {path for path, entry in shell.db.cache.items() if id(entry[0]) in refs})
+    else:
+        figures = sys.modules["matplotlib._pylab_helpers"].Gcf
+        for number in [number for number, manager in figures.figs.items() if id(manager) in refs]:
+            figures.destroy(number)
+
+
+def _drop(cache: dict[Any, Any], keys: set[Any]) -> None:
+    for key in keys:
+        del cache[key]
+
+
+def _forget_debugger(_: StepContext) -> None:
+    for frame in traced_frames():
+        frame.f_trace = None
+    if kept_debuggers():
+        sys.modules["pdb"].Pdb._last_pdb_instance = None  # its breakpoints are the class's
+
+
+def _clear_leftovers(step: StepContext) -> None:
+    for ref in step.action.refs:
+        known = step.tracker.objects.get(ref)
+        learner = None if known is None else known()
+        if learner is not None:
+            for name in step.action.names:
+                if name in LEFTOVERS:
+                    learner.__dict__[name] = LEFTOVERS[name]
+                else:  # an attribute of one of its callbacks
+                    callback, _, attribute = name.partition(".")
+                    learner.__dict__[callback].__dict__.pop(attribute, None)
+
+
+def park_storages(step: StepContext) -> str:
+    """Park, and return why some of it was left, or an empty string. Stops by itself, between storages, when interrupted."""
+    failure = park(step.action.names[0], step.action.refs, step.tracker, lambda: step.interrupts.happened)
+    empty_cache()
+    return failure
+
+
+def _collect(step: StepContext) -> None:
+    """Run the collector; what it is to leave alone, by the ids of the step, is held until it has run."""
+    held = objects_by_id({*step.action.refs}) if step.action.refs else {}
+    debug = gc.get_debug()
+    gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage
+    try:
+        for _ in range(_PASSES):
+            gc.collect()
+            if step.promised <= step.tracker.expired():
+                break
+    finally:
+        gc.set_debug(debug)
+    held.clear()
+    empty_cache()
+
+
+STEPS: dict[str, Callable[[StepContext], None]] = {
+    "del": _delete,
+    "cut": _take_away,
+    "line": _run_line,
+    "out": _forget_output,
+    "error": _release_error,
+    "debugger": _forget_debugger,
+    "leftovers": _clear_leftovers,
+    "cache": _forget_copy,
+    "collect": _collect,
+    "kept_error": _release_kept_error,
+    "compiled": _drop_compiled,
+    "function_cache": _empty_function_cache,
+    "workers": lambda step: end_workers(step.action, step.tracker, step.freed),
+    "pinned": lambda step: return_pinned_memory(step.freed),
+    "workspaces": lambda step: clear_workspaces(step.freed),
+}

@@ -1,0 +1,149 @@
+"""Cleanups as plain data: the request, the plan, the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from nbguard.memory.cleanup.plan.verdict import Verdict
+from nbguard.memory.core.advice import NONE, Advice
+from nbguard.memory.core.facts import DEBUGGER, CacheKind, PoolId
+from nbguard.memory.core.processes import Process, Zombies
+from nbguard.memory.core.references.kept_targets import KeptTarget
+from nbguard.memory.core.target import Target
+from nbguard.render.result import Result
+
+ActionKind = Literal[
+    "del",
+    "cut",
+    "line",
+    "out",
+    "error",
+    "kept_error",
+    "debugger",
+    "leftovers",
+    "cache",
+    "collect",
+    "park",
+    "compiled",
+    "function_cache",
+    "workers",
+    "pinned",
+    "workspaces",
+]
+
+
+_KEYS: dict[str, str] = {"error": "last error", "debugger": DEBUGGER}
+"""The label of the root that a step lets go of, by the kind of the step: it stays the same whatever else the step says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request to clean up. No targets and not `everything`: all that is stale."""
+
+    targets: tuple[Target, ...] = ()  # names and expressions to release
+    keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay, and keys of steps to leave out
+    everything: bool = False  # every name that leads to device memory, and what is stale
+    errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
+    compiled: bool = False  # also the code that torch.compile has compiled
+    caches: bool = False  # also the caches of functions (lru_cache) that alone keep device memory; they cannot be filled again
+    only_error: bool = False  # nothing but the memory that only the last error holds, and its fit's leftovers on its Learner
+    workers: bool = False  # also idle workers of DataLoaders and unused pinned host memory
+    hard: bool = False  # also what a library keeps and can make anew, and a verdict on the rest
+    only_workers: bool = False  # nothing but workers and pinned host memory
+    while_busy: bool = False  # code of the user's runs meanwhile: only the last error, displayed results, debuggers, cycles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One step of a plan."""
+
+    kind: ActionKind  # by which the step that does it is chosen
+    subject: str  # the object of the step in words: `last error: 2 variables of 1 frame`
+    participle: str  # the verb of the step: `released`
+    label: str = field(init=False)  # the step once it is taken: `last error: 2 variables of 1 frame released`
+    future: str = field(init=False)  # the step before it is taken: `last error: 2 variables of 1 frame will be released`
+    nbytes: int | None  # bytes that come back by it, after the steps before it; None: cannot be known before
+    detail: str = ""  # the consequence in words
+    refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
+    names: tuple[str, ...] = ()  # attributes, variables or labels concerned
+    host: int | None = 0  # bytes of host memory that come back besides, as counted before; None: not known
+    processes: tuple[Process, ...] = ()  # worker processes to end
+    cache: CacheKind = ""  # of a step that forgets a cache's object: which cache
+
+    def __post_init__(self) -> None:
+        """Make the two sentences that are shown of the subject and the verb."""
+        object.__setattr__(self, "label", f"{self.subject} {self.participle}")
+        object.__setattr__(self, "future", f"{self.subject} will be {self.participle}")
+
+    @property
+    def key(self) -> str:
+        """Return the words by which a request leaves the step out (`Request.keep`)."""
+        if self.names and self.kind in ("del", "cut", "line", "out", "park", "cache"):
+            return self.names[0]
+        return _KEYS.get(self.kind, self.subject)
+
+    @property
+    def undone(self) -> str:
+        """Return the step that was not taken, in words: `2 workers of dls not ended`."""
+        return f"{self.subject} not {self.participle}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Result):
+    """The steps of a cleanup, and the bytes that it promises."""
+
+    kind: ClassVar[str] = "plan"
+    view: ClassVar[str] = "nbguard.memory.cleanup.plan.plan_view:plan_blocks"
+
+    request: Request  # that it meets
+    actions: tuple[Action, ...] = ()  # steps in the order in which they will run
+    storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
+    promised: int = 0  # bytes of these storages, and of workspaces that are cleared
+    at_least: bool = False  # what goes leads to something that was not looked into: `promised` is a lower bound
+    at_most: int | None = None  # bytes that may come back then, by the allocator's count; None: not known
+    reserved: int | None = None  # bytes that go back to the device; None where segments are not known
+    reserved_at_most: int | None = None  # the same, if private pools are free of which nothing tells whether they are in use
+    stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
+    skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
+    pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use, as far as is known
+    doubtful: frozenset[PoolId] = frozenset()  # those of `pools` that nothing known keeps then: they may be in use and may not
+    kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
+    also_stale: int = 0  # bytes that are stale besides and that a plan for targets leaves alone: the default cleanup frees them
+
+
+LEFT_SHOWN = 3
+"""Holders left alone that a cleanup shows, each with its way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftHolder:
+    """A holder that a cleanup has left alone."""
+
+    label: str  # what the user calls it
+    nbytes: int  # bytes that no other holder has; 0: others have all of them
+    what: str  # the object in a few words
+    advice: Advice = NONE  # its way out; only the `LEFT_SHOWN` largest have one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Result):
+    """The outcome of a cleanup, measured. All sizes are bytes."""
+
+    kind: ClassVar[str] = "outcome"
+    view: ClassVar[str] = "nbguard.memory.cleanup.plan.plan_view:outcome_blocks"
+
+    plan: Plan  # that was carried out
+    done: tuple[Action, ...]  # steps that ran
+    undone: tuple[tuple[str, str], ...]  # (label, reason) of steps that did not
+    realised: int  # promised storages that are really gone: their weak references expired
+    extra: int  # storages that are gone besides
+    before: int  # tensors' storages before it
+    after: int  # tensors' storages after it
+    reserved: tuple[int, int] | None = None  # (before, after) of the allocator (memory_reserved); None without CUDA
+    survivors: tuple[tuple[str, int], ...] = ()  # (holder, bytes) of promised storages that are still there
+    left: tuple[LeftHolder, ...] = ()  # the rest, the largest first
+    interrupted: bool = False  # by the user, in the midst of it
+    host: int | None = None  # host memory that came back besides; None: not asked for
+    verdict: Verdict | None = None  # comes with `--hard`
+    zombies: Zombies | None = None  # comes with `--hard`

@@ -1,0 +1,311 @@
+"""Facts of one scan, as frozen plain data: ints, strings and tuples of them, never a user's object.
+
+All sizes are bytes. A reading that could not be made is None, with an `Unavailable` that says why; never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nbguard.memory.core.oom_facts import OomFact
+from nbguard.memory.core.processes import WorkersFact
+
+RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage", "library"]
+"""Where references start. The first three are the user's own; a cleanup may release `out`, `error`, `cache` and `garbage`;
+`library` stands for other code that holds on to objects."""
+
+CacheKind = Literal["", "garbage", "run", "store", "figure", "cycle"]
+"""The cache that a root of the kind `cache` stands for: gc.garbage, IPython's of `%run`'s scripts, its `%store` database's,
+pyplot's open figures; a cycle through C++ that nothing else leads to, and that Python's collector cannot see."""
+
+Registry = Literal["", "atexit", "task", "timer", "thread"]
+"""The part of Python that a root of the kind `library` stands for: a function registered with `atexit`, a task or timer of an
+event loop, or the context of a thread."""
+
+HolderSource = Literal["python", "workspaces", "graphs", "site", "unknown", "pending", "changed", "unrecorded"]
+"""Source of a holder: a Python object; or, of blocks without one, cuBLAS as a workspace, a CUDA graph's pool, a known line of
+C++ code, unknown C++ code, a stream that still uses them, another thread that allocated meanwhile; or the file does not say."""
+
+NodeKind = Literal[
+    "learner",
+    "model",
+    "optimizer",
+    "loader",
+    "iterator",
+    "tensor",
+    "pool",
+    "graph",
+    "frame",
+    "locals",
+    "traceback",
+    "cell",
+    "code",
+    "data",
+    "object",
+]
+ModulePart = Literal["", "parameters", "buffers", "modules"]
+"""The dict of a torch module that an object is: all else that a module refers to is no part of the model."""
+
+OwnEnd = Literal["", "reset", "delete_adapter"]
+"""The method by which an object of a library itself clears its collected values."""
+
+DEBUGGER = "ended debugger"
+"""Label of the root that stands for a debugger whose session has ended and that running frames still know."""
+
+EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
+KEPT_KINDS: frozenset[str] = EXPERIMENT_KINDS | {"pool"}
+"""Kinds that stay in a graph even where they lead to no storage; a `pool` is a CUDAGraph or MemPool."""
+
+
+PoolId = tuple[int, int]
+"""How torch numbers a pool of the allocator; (0, 0) is everybody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A reading that could not be made, and why, in words for the user."""
+
+    probe: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A piece of a segment, as `torch.cuda.memory._snapshot()` lists them."""
+
+    address: int  # on the device
+    size: int  # bytes
+    state: str  # as torch spells it: active_allocated, active_pending_free, inactive
+    requested: int = 0  # bytes asked for, before rounding (requested_size); 0 where this torch does not tell
+    site: str = ""  # line that allocated it, in words, where the allocator's history is recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One driver allocation of the caching allocator."""
+
+    address: int  # on the device
+    total_size: int  # bytes
+    is_small: bool  # it serves requests of up to 1 MiB (segment_type "small")
+    is_expandable: bool  # it grows and shrinks by pages
+    blocks: tuple[Block, ...]  # by address, without gaps
+    stream: int = 0  # address of the stream that it serves; 0: the default one
+    pool: PoolId = (0, 0)  # segment_pool_id; other than (0, 0) only of CUDA graphs and MemPools
+
+    @property
+    def is_private(self) -> bool:
+        """Return whether only a CUDA graph or a MemPool may use it."""
+        return self.pool != (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorStats:
+    """Counters of the caching allocator on one device, in bytes, from `torch.cuda.memory_stats`."""
+
+    allocated: int  # allocated_bytes.all.current
+    reserved: int  # reserved_bytes.all.current
+    peak_allocated: int | None = None  # allocated_bytes.all.peak
+    peak_reserved: int | None = None  # reserved_bytes.all.peak
+    active: int | None = None  # active_bytes.all.current; None where nobody asked: segments tell more
+    inactive_split: int | None = None  # inactive_split_bytes.all.current; None likewise
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFact:
+    """A process that uses the device, as the driver sees it. `used` is None where the driver does not say."""
+
+    pid: int
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFacts:
+    """The driver's figures of one device: bytes of all its processes together."""
+
+    total: int
+    used: int
+    processes: tuple[ProcessFact, ...] | None
+    is_mig: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One device as this process sees it. All sizes are bytes."""
+
+    device: str  # name in torch: `cuda:0`
+    name: str  # name of the product
+    total: int | None = None  # its size (cudaMemGetInfo, or NVML)
+    free: int | None = None  # free on it (cudaMemGetInfo, or NVML)
+    allocator: AllocatorStats | None = None  # None until torch has used the device
+    segments: tuple[Segment, ...] | None = None  # None where this torch does not tell them
+    nvml: NvmlFacts | None = None  # the driver's view; None without NVML
+    settings: str = ""  # of the allocator, as PYTORCH_ALLOC_CONF writes them
+    workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS, one for each handle and stream
+    lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None: this torch keeps none
+    has_context: bool = True  # False: this process has not opened the device
+    limit: int | None = None  # what torch may reserve (its memory fraction); None where torch does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedFacts:
+    """Page-locked host memory of torch's pinned allocator (`torch.cuda.host_memory_stats`)."""
+
+    active: int | None  # bytes in use by tensors or copies; None: this torch does not tell
+    reserved: int  # bytes held in all, also those that are kept for later
+
+    @property
+    def unused(self) -> int | None:
+        """Return the bytes that are kept for later; None where torch does not tell."""
+        return None if self.active is None else self.reserved - self.active
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFact:
+    """Memory that tensors share, counted once. `nbytes` is what the allocator set aside for it, where that is known.
+
+    A storage on a device whose blocks are known, and that lies in none of them, is not of torch's allocator: 0 bytes.
+    """
+
+    device: str
+    nbytes: int
+    address: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return what tells it from others that are alive at the same time: (device, address)."""
+        return self.device, self.address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A place where references start."""
+
+    kind: RootKind  # by which its bytes are the user's own, stale, or a library's
+    label: str  # what the user calls it: `learn`, `Out[12]`, `last error`
+    nodes: tuple[int, ...]  # numbers of the graph's nodes that it refers to
+    cell: int | None = None  # number of the cell that it stems from
+    what: str = ""  # the object in a few words
+    ended_by: str = ""  # line of code that ends a library's hold on it; empty where there is none
+    module: str = ""  # module whose import makes the label an expression; empty: none is needed, or none does
+    is_class: bool = False  # it is the attributes of a library's class
+    thread: str = ""  # of a running function: the thread that runs it, if another than the one that scanned; or it is a thread
+    registry: Registry = ""  # of a library: the part of Python that it stands for
+    cache: CacheKind = ""  # of a cache: which one
+    source: HolderSource = "python"  # who holds its bytes: another source only in a graph drawn from a snapshot file
+    is_shown: bool = True  # False: something holds its objects that Python does not show
+    is_ending: bool = False  # it lets go by itself, at the next turn of the event loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One Python object on a path to a tracked storage."""
+
+    kind: NodeKind  # by which it is told in words and plans
+    type_name: str  # name of its class
+    ref: int  # its id while it lived; it is never dereferenced
+    children: tuple[int, ...] = ()  # numbers of the nodes that it refers to
+    labels: tuple[str, ...] = ()  # how each child is reached: `.model`, `[3]`
+    storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
+    repeated: tuple[int, ...] = field(default=(), metadata={"json": False})  # children, for each reference but the first
+
+    module_part: ModulePart = field(default="", metadata={"json": False})  # of the module that refers to it
+    own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that clears its collected values
+
+    @property
+    def references(self) -> Iterator[tuple[int, str]]:
+        """Return (child, label) of each reference."""
+        return zip(self.children, self.labels, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The references between objects, among the objects that lead to a tracked storage or an experiment.
+
+    `rest` is the number of the node that stands for all objects that were not looked into, None if all were. A node that leads
+    to it may hold more than is known. A storage that the rest leads to is freed only if the rest goes, too.
+    """
+
+    roots: tuple[Root, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    storages: tuple[StorageFact, ...] = ()
+    rest: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnwalkedFact:
+    """The part of the heap that one scan left out, so that its figures are lower bounds."""
+
+    graphs_cut: int = 0  # places where the walk of an autograd graph ended before the graph did
+    operations: int = 0  # nodes of autograd graphs that were walked
+    operations_at_most: int = 0  # a bound of all nodes of these graphs, by `_sequence_nr()` of the latest; 0: not known
+    tensors: int = 0  # tensors that were looked into
+    tensors_left: int = 0  # references to tensors that were not
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadFact:
+    """Objects of one type that the scan could not look into, because PyTorch or their class refused."""
+
+    type_name: str  # name of their class
+    count: int  # of objects
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFact:
+    """A fastai Learner: its node, whether a fit runs on it now, and what it is made of."""
+
+    node: int
+    is_running: bool
+    names: tuple[str, ...]  # of its type, then of its parts: `("Learner", "Sequential", "Adam", "8 workers")`
+    leftovers: tuple[str, ...] = ()  # attributes that its last batch or fit has left on it
+
+    @property
+    def summary(self) -> str:
+        """Return the Learner and its parts in words: `Learner · Sequential · Adam · 8 workers`."""
+        return " · ".join(self.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFact:
+    """A private pool and the nodes of the objects (CUDAGraph, MemPool) that keep it in use: its segments stay until they go."""
+
+    pool: PoolId
+    keepers: tuple[int, ...]
+    unnamed: tuple[int, ...] = ()  # those of the keepers that only libraries lead to, or garbage without memory of its own
+    is_shared: bool = False  # more than named keepers may use it: PyTorch counts more, or a graph has captured nothing
+    is_left: bool = False  # an empty cache gave nothing back of it though nothing named kept it, as after a capture that failed
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedFact:
+    """Tensors moved to host memory under one name (`--park learn`): bytes, and how many tensors share them."""
+
+    label: str
+    device: str
+    nbytes: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All facts that one scan of the process found."""
+
+    tracked: str  # kind of device whose tensors are tracked: `cuda`, `cpu`, `simulated`
+    devices: tuple[DeviceFacts, ...] = ()  # of that kind
+    graph: Graph = field(default_factory=Graph)  # of references from roots to storages
+    learners: tuple[LearnerFact, ...] = ()  # fastai's Learners in the graph
+    unavailable: tuple[Unavailable, ...] = ()  # readings that could not be made
+    pid: int = 0  # this process's
+    frozen_objects: int = 0  # number of objects that gc.freeze() hides
+    is_autocast_on: bool = False  # in the thread that scanned
+    pools: tuple[PoolFact, ...] = ()  # private pools that are known to be in use; nothing tells of the others
+    pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use
+    oom: OomFact | None = None  # the last error, where it ran out of memory
+    parked: tuple[ParkedFact, ...] = ()  # what `--park` has moved to host memory
+    changed: bool = False  # another thread allocated or freed during the scan
+    has_compiled: bool = False  # torch.compile has been used in this process
+    workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
+    unwalked: UnwalkedFact | None = None  # what the scan did not look into; None: it looked into all
+    unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into

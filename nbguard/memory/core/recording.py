@@ -1,0 +1,29 @@
+"""The recording of PyTorch's allocator history: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from nbguard.render.result import Result
+
+DEFAULT_ENTRIES = 100_000
+"""Entries that a history keeps of each device, the latest."""
+
+ENTRY_BYTES = 270
+"""Host memory that an entry takes, as `tests/benchmarks/recording.py` measures it on the fake device."""
+
+State = Literal["on", "waiting", "theirs", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Result):
+    """The state of the allocator's recorded history."""
+
+    kind: ClassVar[str] = "recording"
+    view: ClassVar[str] = "nbguard.memory.core.views.recording:recording_blocks"
+
+    state: State  # `on` by nbguard, `waiting` for CUDA, `theirs` by someone else, or `off`
+    entries: int | None = None  # kept of each device at most; None: not known
+    since: int | None = None  # number of the cell in which it began; None: not known
+    changed: bool = False  # the call that returned this has changed something

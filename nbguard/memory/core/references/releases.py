@@ -1,0 +1,281 @@
+"""Releases: the line that cuts a way from a root where least is lost, and the references that it takes away."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from nbguard.memory.core import advice
+from nbguard.memory.core.advice import Advice, is_python
+from nbguard.memory.core.facts import Graph, Root
+from nbguard.memory.core.references.function_caches import cached_edges, is_function_cache
+from nbguard.memory.core.references.graph import (
+    CONTEXT,
+    STALE_KINDS,
+    Edge,
+    path_text,
+    reach,
+)
+from nbguard.memory.core.references.shown_paths import (
+    ANY,
+    HOOK,
+    WAITING,
+    is_callback,
+    last_reference,
+    place_to_cut,
+    reference_to_cut,
+    way_without,
+    ways_written,
+)
+
+_MOST = 20
+"""Lines that are made for one root."""
+_FEW = 2
+"""Paths that a line names one by one."""
+_FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
+_PENDING = "pending_work_items"
+"""How an executor of processes, and the thread that serves it, name the work that waits or runs."""
+_FINALIZER = "_Info"
+"""What `weakref.finalize` keeps of each finalizer in its registry."""
+_EXECUTORS = frozenset({"ThreadPoolExecutor", "ProcessPoolExecutor", "_ReusablePoolExecutor"})
+"""Keep work that waits in a queue of their own, which their threads have as well: deleting the executor lets nothing go.
+
+The last is joblib's (loky).
+"""
+_EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
+"""Containers of a library or a class that are emptied by `clear()`."""
+_NEVER_EMPTIED = frozenset(sys.stdlib_module_names) | {"IPython", "ipykernel", "matplotlib", "numpy", "torch", "traitlets"}
+"""Libraries whose registries others live by: the loggers, the modules, the magics."""
+
+
+def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
+    """Return the line that cuts a way from a root where least is lost: before the experiment, or the thing itself."""
+    if root.kind == "out":
+        return advice.release_output(root.label)
+    if root.kind in STALE_KINDS:
+        return advice.release_stale()
+    if root.kind == "frame":
+        return advice.WAIT
+    if (value := _value_of_context(graph, root, way)) is not None:
+        return value
+    if (ending := _end_of_waiting(graph, root, way)) is not None:
+        return ending
+    if root.ended_by:
+        return replace(advice.end_registration(root.ended_by), ends=root.label)
+    if root.registry == "atexit":
+        return advice.unregister(root.label)
+    if root.registry == "thread":
+        return advice.ONLY_WITH_THREAD
+    if root.thread:
+        return _end_of_thread(graph, way)
+    if not root.is_shown:
+        return advice.ONLY_WITH_KERNEL
+    if (root.kind in ("name", "module") or root.module) and (cleared := _cleared(graph, root, way)):
+        return cleared
+    if root.kind in ("name", "module"):
+        return _deleted(graph, root, way)
+    return _emptied_cache(graph, way) or _released(graph, root, way)
+
+
+def releases_of_root(graph: Graph, root: Root) -> tuple[Advice, ...]:
+    """Return the lines after which a root leads to no memory any more, as far as there are such, each where least is lost."""
+    cut, lines = set[Edge](), list[Advice]()
+    for _ in range(_MOST):
+        carriers = {node for node in reach(graph, root.nodes, cut) if graph.nodes[node].storages}
+        way = way_without(graph, root, carriers, cut)
+        line = release_of_way(graph, root, way) if way else advice.NONE
+        if not line.is_code or (line.cut and line.cut <= cut):
+            break
+        lines.append(line)
+        if not line.cut:
+            break
+        cut |= line.cut
+    return tuple(lines)
+
+
+def release_of_alike(graph: Graph, root: Root) -> Advice | None:
+    """Return the line that lets go of all the models that a root keeps in places written alike; None where these are few.
+
+    A study keeps one model for each trial: the models go, the study with its results stays.
+    """
+    models = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model")}
+    lines = [line for line in releases_of_root(graph, root) if line.targets and any(child in models for _, child in line.cut)]
+    line = joined(graph, lines) if len(lines) > _FEW else None
+    return line if line is not None and len(line.targets) == 1 else None
+
+
+def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> Advice:
+    """Return one line for several: with all their targets, or the first where that is a line of Python.
+
+    Many that differ by one key are one, `study.trials[*].model`, where that stands for them and for nothing else.
+    """
+    if not lines[0].targets or len(lines) == 1:
+        return replace(lines[0], frees=frees)
+    with_targets = [line for line in lines if line.targets]
+    targets = tuple(dict.fromkeys(text for line in with_targets for text in line.targets))
+    cut = frozenset[Edge]().union(*(line.cut for line in with_targets))
+    for pattern in _patterns(targets) if len(targets) > _FEW else ():
+        edges = {last_reference(graph, root, way) for root, way in ways_written(graph, pattern)}
+        if cut == edges:
+            targets = (pattern,)
+            break
+    return replace(advice.release_names(targets, frees), cut=cut, ends=lines[0].ends if len(lines) == 1 else "")
+
+
+def _patterns(targets: Sequence[str]) -> Iterator[str]:
+    """Yield the first of some paths with one of its keys left open, where all others are that path with another key."""
+    for key in re.finditer(r"\[[^\[\]]*\]", targets[0]):
+        before, after = targets[0][: key.start()], targets[0][key.end() :]
+        if all(text.startswith(before) and text.endswith(after) for text in targets):
+            yield before + ANY + after
+
+
+def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that empties the cache of a function on the way, or the container of a library or a class."""
+    for place, number in enumerate(way):
+        text, node = path_text(graph, root, way[: place + 1]), graph.nodes[number]
+        if not is_python(text):
+            return None
+        if is_function_cache(graph, number):
+            return replace(advice.empty_cache_of(root.module, text), cut=cached_edges(graph, number))
+        if node.own_end and (own := _own_end(graph, root, way, place)) is not None:
+            return own
+        cut = frozenset((number, child) for child in node.children)
+        if node.type_name in _EXECUTORS and root.kind in ("name", "module") and not root.module:
+            line = advice.cancel_work(text, node.type_name)
+            queue = _waiting_work(graph, number)
+            return replace(line, cut=queue) if queue else None
+        is_of_class = any(graph.nodes[n].type_name == "type" for n in way[:place])
+        is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
+        is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED and (place > 0 or root.is_class)
+        is_private = root.kind == "library" and ("._" in text or is_needed)
+        if node.type_name in _EMPTIED and is_written and cut and (is_of_class or root.kind == "library") and not is_private:
+            if place == 0 and root.is_class:  # the attributes of the class itself
+                continue
+            return replace(advice.empty_container(root.module, text), cut=cut)
+    return None
+
+
+def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
+    """Return the line by which an object on a way lets go itself of what piles up in it there; None where it does not."""
+    owner, method = way[place], graph.nodes[way[place]].own_end
+    text = path_text(graph, root, way[: place + 1])
+    steps = list(zip(way[place:], way[place + 1 :], strict=False))
+    if method == "reset":
+        lists = {parent for parent, _ in steps if graph.nodes[parent].type_name == "list"}
+        if not lists:
+            return None
+        own = reach(graph, (owner, *(child for child, label in graph.nodes[owner].references if not label)))
+        states = {n for n in own if graph.nodes[n].type_name == "list"}
+        cut = frozenset((state, child) for state in states for child in graph.nodes[state].children)
+        return replace(advice.call_own_end(root.module, text, method), cut=cut)
+    keys = [label[1:-1] for parent, child in steps if (label := dict(graph.nodes[parent].references)[child])[:2] == "['"]
+    if not keys:
+        return None
+    below = reach(graph, (owner,))
+    cut = frozenset((n, c) for n in below for c, label in graph.nodes[n].references if label == f"[{keys[0]}]")
+    return replace(advice.call_own_end(root.module, text, method, keys[0]), cut=cut)
+
+
+def _waiting_work(graph: Graph, executor: int) -> frozenset[Edge]:
+    """Return the references from an executor's queues, and its threads', to work that waits."""
+    below = reach(graph, (executor,))
+    queues = {n for n in below if graph.nodes[n].type_name == "SimpleQueue"}
+    queues |= {child for n in below for child, label in graph.nodes[n].references if label.endswith(_PENDING)}
+    return frozenset((queue, child) for queue in queues for child in graph.nodes[queue].children)
+
+
+def _value_of_context(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that gives a variable another value in a context that something keeps; None where none is on the way."""
+    at = [place for place, node in enumerate(way) if graph.nodes[node].type_name == "Context"]
+    if not at or not root.is_shown or root.registry == "thread":
+        return None
+    edges = zip(way[at[-1] :], way[at[-1] + 1 :], strict=False)
+    edge = next((edge for edge in edges if dict(graph.nodes[edge[0]].references)[edge[1]].startswith(CONTEXT)), None)
+    if edge is None:
+        return None
+    text = path_text(graph, root, way[: way.index(edge[1]) + 1])
+    return replace(advice.let_go((text,)), cut=frozenset({edge}))
+
+
+def _end_of_waiting(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that cancels the task or timer on a way; None where there is none.
+
+    A task that is cancelled keeps its last error, and with it its variables: a name of it goes, too.
+    """
+    waiting = {node: each for each in graph.roots if each.registry in WAITING for node in each.nodes}
+    place = next((place for place, node in enumerate(way) if node in waiting), None)
+    if place is None or root.kind not in ("name", "module", "library"):
+        return None
+    node = way[place]
+    text = path_text(graph, root, way[: place + 1]) if root.kind == "name" else ""
+    if root.kind == "library":
+        text = next((each.label for each in graph.roots if each.kind == "name" and each.nodes == (node,)), "")
+    elif place and not can_delete(graph, root, way[: place + 1]):
+        text = ""
+    cut = frozenset((node, child) for child in graph.nodes[node].children)
+    return replace(advice.cancel(waiting[node].ended_by, text, is_task=waiting[node].registry == "task"), cut=cut)
+
+
+def _end_of_thread(graph: Graph, way: tuple[int, ...]) -> Advice:
+    """Return the line that ends what a thread keeps: that of the executor with a name whose thread it is, if it is one's."""
+    for pool in graph.roots:
+        executor = pool.nodes[0]
+        if pool.kind != "name" or graph.nodes[executor].type_name not in _EXECUTORS:
+            continue
+        below = reach(graph, (executor,))
+        work = _waiting_work(graph, executor)
+        if any(edge in work for edge in pairwise(way)):
+            return replace(advice.cancel_work(pool.label, graph.nodes[executor].type_name), cut=work)
+        if way[0] in below:
+            return replace(
+                advice.end_threads(pool.label), cut=frozenset((way[0], child) for child in graph.nodes[way[0]].children)
+            )
+    return advice.ONLY_WITH_THREAD
+
+
+def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
+    """Return the advice that empties the cache of a function on a way that one cannot write; None where there is no cache."""
+    caches = [number for number in way if is_function_cache(graph, number)]
+    return replace(advice.empty_caches(), cut=cached_edges(graph, caches[0])) if caches else None
+
+
+def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
+    """Return the command that takes one reference on a way away, by the path as a report shows it."""
+    edge = reference_to_cut(graph, root, way)
+    if edge is None:
+        return advice.ONLY_WITH_KERNEL
+    is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED
+    if is_needed and not is_callback(graph.nodes[edge[1]]):  # what it lives by itself, such as the threads that run
+        return advice.NONE
+    text = path_text(graph, root, way[: way.index(edge[1]) + 1])
+    if graph.nodes[edge[1]].type_name == _FINALIZER:
+        return replace(advice.detach_finalizer(text), cut=frozenset({edge}))
+    return replace(advice.let_go((text,)), cut=frozenset({edge}))
+
+
+def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
+    """Return the line that deletes the thing on the way whose loss costs least."""
+    pool = next((place for place, n in enumerate(way) if graph.nodes[n].type_name in _EXECUTORS), None)
+    entry = place_to_cut(graph, way) if pool is None else pool  # what a pool has of its own it cannot do without
+    while entry and not can_delete(graph, root, way[: entry + 1]):
+        entry -= 1
+    text = path_text(graph, root, way[: entry + 1])
+    cut = frozenset({(way[entry - 1], way[entry])}) if entry else frozenset[Edge]()
+    return replace(advice.release_names((text,)), cut=cut, ends="" if entry else root.label)
+
+
+def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
+    """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure.
+
+    Nor one of a list that has the thing twice: it would still have it then. A hook goes as often as it is registered.
+    """
+    text = path_text(graph, root, way)
+    is_left = way[-1] in graph.nodes[way[-2]].repeated and not HOOK.search(text)
+    if is_left or not is_python(f"del {text}"):
+        return False
+    label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
+    return label not in ("", ".__self__") and graph.nodes[way[-2]].type_name not in _FIXED

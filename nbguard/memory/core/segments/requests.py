@@ -1,0 +1,259 @@
+"""Requests for memory: whether one would succeed now, and the largest that would. PyTorch's rules, apart from their model.
+
+`memory` knows live segments and who holds them, `allocator` the model: neither may import the other, and a model built from
+live segments would have to guess what they do not tell (ages, address space). The rule needs none of that, and a test asks
+the model on copied states whether it is right (docs/adr/0009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nbguard.memory.core.facts import DeviceFacts, PoolId, Segment
+from nbguard.memory.core.segments.fragmentation import EXPANDABLE_PAGE, fragmentation, free_runs, returnable_part
+
+SMALL_MAX = 1024**2
+"""A request of at most this many bytes is served by the small pool."""
+_SMALL_SEGMENT = 2 * 1024**2
+_MIN_LARGE = 10 * 1024**2
+"""Requests from here on get a segment of their own size, in steps of 2 MiB; smaller ones one of 20 MiB."""
+_LARGE_SEGMENT = 20 * 1024**2
+_STEP = 2 * 1024**2
+_MINIMUM = 512
+_NO_LIMIT = 1 << 62
+_OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cudamalloc_oom")
+"""Settings under which a request may need more than is computed here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestRequest:
+    """The largest request of the default stream that would succeed, in bytes; None: the device's free memory is not known."""
+
+    cached: int  # bytes of the largest free block that it can get: served without asking the device
+    now: int | None  # bytes, also with new memory from the device's free bytes (cudaMemGetInfo)
+    flushed: int | None  # bytes, also after PyTorch has emptied its cache, as it does by itself before it gives up
+    is_bound: bool = False  # a setting rounds requests otherwise: it may be less
+    is_growth_bound: bool = False  # `now`, `flushed` may be less: nothing tells where an expandable segment's addresses end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMemory:
+    """The new memory that the device can give a request, apart from what is free on it now. Sizes are bytes."""
+
+    back: int  # the device gets back first, less what is taken before
+    allowed: int  # the memory fraction leaves (`torch.cuda.set_per_process_memory_fraction`)
+    is_expandable: bool  # it extends a segment page by page
+    tail: int  # free at the end of the last stretch of an expandable segment of the large pool
+    small_tail: int  # the same of the small pool
+
+    def largest(self, free: int) -> int:
+        """Return the largest request that it serves while `free` bytes of the device are free."""
+        device = free + self.back
+        if self.is_expandable:
+            page = EXPANDABLE_PAGE["large"]
+            largest = min(self.tail + max(device, 0) // page * page, max(self.allowed, 0) // _STEP * _STEP)
+            if largest > SMALL_MAX and self.fits(largest, free):
+                return largest
+            return SMALL_MAX if self.fits(SMALL_MAX, free) else 0
+        room = min(device, self.allowed)
+        if room >= _MIN_LARGE:
+            return room // _STEP * _STEP
+        return SMALL_MAX if room >= _SMALL_SEGMENT else 0
+
+    def fits(self, rounded: int, free: int) -> bool:
+        """Say whether it serves a request of `rounded` bytes while `free` bytes of the device are free."""
+        need = segment_size(rounded)
+        if need > self.allowed:
+            return False
+        is_small = rounded <= SMALL_MAX
+        page, tail = (EXPANDABLE_PAGE["small"], self.small_tail) if is_small else (EXPANDABLE_PAGE["large"], self.tail)
+        return (-(-(rounded - tail) // page) * page if self.is_expandable else need) <= free + self.back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The limits of the largest request, apart from what is free on the device: they hold until a segment or block changes.
+
+    With them a tick says what fits now, though other processes take and free memory, without a look at the segments.
+    """
+
+    cached: int  # bytes of the largest free block that a request can get
+    as_it_is: NewMemory
+    flushed: NewMemory  # after PyTorch has emptied its cache
+    is_bound: bool  # a setting rounds requests otherwise: they may have less
+
+    def largest(self, free: int | None) -> LargestRequest:
+        """Return the largest request, by each way of serving it, while `free` bytes of the device are free; None: not known."""
+        if free is None:
+            return LargestRequest(cached=self.cached, now=None, flushed=None, is_bound=self.is_bound)
+        now = max(self.cached, self.as_it_is.largest(free))
+        return LargestRequest(
+            cached=self.cached,
+            now=now,
+            flushed=max(now, self.flushed.largest(free)),
+            is_bound=self.is_bound,
+            is_growth_bound=bool(self.as_it_is.tail or self.flushed.tail),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory that a request on one device can have, by its free blocks and by what the device can still give.
+
+    The one rule on requests that would succeed: everything that says how large one may be asks it.
+    """
+
+    device: DeviceFacts  # with its segments and free bytes
+    in_use: Collection[PoolId] = ()  # private pools that keep their segments
+    freed: Collection[int] = ()  # addresses of live blocks that are free in this room
+    stream: int = 0  # address of the stream that the request is made on; 0: the default one
+    is_emptied: bool = False  # the cache has been emptied since: releasable bytes are the device's
+    taken: int = 0  # bytes, allocated before the request: neither a free block nor the device has them any more
+    is_pinned: bool = False  # what is taken may lie in any free segment of now, which no emptying gives back then
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the device; none where they are not known."""
+        return self.device.segments or ()
+
+    @property
+    def is_expandable(self) -> bool:
+        """Say whether new memory extends a segment page by page."""
+        return "expandable_segments:True" in self.device.settings or any(segment.is_expandable for segment in self.segments)
+
+    def largest(self) -> LargestRequest:
+        """Return the largest request, by each way of serving it."""
+        return self.limits().largest(self.device.free)
+
+    def limits(self) -> RequestLimits:
+        """Return the limits of the largest request, which hold while segments and blocks stay as they are."""
+        return RequestLimits(
+            cached=self._cached(),
+            as_it_is=self._new(flush=False),
+            flushed=self._new(flush=True),
+            is_bound=any(key in self.device.settings for key in _OTHER_RULES),
+        )
+
+    def fits(self, nbytes: int, *, is_new: bool = False) -> bool | None:
+        """Say whether a request would succeed, the cache emptied if need be; None: not known.
+
+        `is_new` says that no free block serves it: only what the device can still give does.
+        """
+        rounded = rounded_to_blocks(nbytes)
+        small = rounded <= SMALL_MAX
+        if not is_new and any(size >= rounded for size in self._free_blocks(small=small)):
+            return True
+        if self.device.free is None:
+            return None
+        flushes = (False, True) if self.is_expandable else (True,)  # else an empty cache never makes room for less
+        return any(self._new(flush=flush).fits(rounded, self.device.free) for flush in flushes)
+
+    def fits_on_any_stream(self, nbytes: int, *, is_new: bool = False) -> bool | None:
+        """Say whether a request would succeed whichever stream it is made on: a free block serves its own stream only."""
+        streams = {0} | {segment.stream for segment in self.segments if not segment.is_private}
+        answers = [replace(self, stream=stream).fits(nbytes, is_new=is_new) for stream in sorted(streams)]
+        return False if False in answers else None if None in answers else True
+
+    def releasable(self) -> int:
+        """Return the bytes that `empty_cache` gives back."""
+        return fragmentation(self.segments, self._freed(flush=True), self.in_use).releasable
+
+    def missing(self, need: int) -> int:
+        """Return how many bytes more must come back for a new segment of `need` bytes; 0 or less: none."""
+        back, allowed = self._budget(flush=True)
+        return need - min((self.device.free or 0) + back, allowed)
+
+    def serving(self, *, small: bool) -> Sequence[Segment]:
+        """Return the segments whose free blocks a request can get."""
+        return [
+            segment
+            for segment in self.segments
+            if (segment.pool, segment.stream, segment.is_small) == ((0, 0), self.stream, small)
+        ]
+
+    def _free_blocks(self, *, small: bool) -> Iterator[int]:
+        """Yield the bytes of each free block that a request can get, less those `taken` before."""
+        freed = self._freed(self.is_emptied)
+        for segment in self.serving(small=small):
+            for start, size in free_runs(segment, freed):
+                at, back = returnable_part(segment, start, size) if self.is_emptied else (start, 0)
+                yield from (part - self.taken for part in ((at - start, start + size - at - back) if back else (size,)))
+
+    def _cached(self) -> int:
+        """Return the largest request that a free block serves."""
+        large, small = (max(self._free_blocks(small=small), default=0) for small in (False, True))
+        return large if large > SMALL_MAX else max(0, min(small, SMALL_MAX))
+
+    def _budget(self, flush: bool) -> tuple[int, int]:
+        """Return (bytes the device gets back less those taken before, bytes the memory fraction allows)."""
+        flush |= self.is_emptied
+        space = fragmentation(self.segments, self._freed(flush), self.in_use)
+        back = space.releasable if flush and (self.is_emptied or not self.is_pinned) else 0
+        limit, total = self.device.limit, self.device.total
+        is_limited = limit is not None and (total is None or limit < total)
+        return back - self.taken, (limit or 0) - space.reserved - self.taken + back if is_limited else _NO_LIMIT
+
+    def _freed(self, flush: bool) -> Collection[int]:
+        """Return the addresses of blocks that are free then: emptying the cache waits for blocks that other streams use."""
+        if not flush:
+            return self.freed
+        waiting = {
+            block.address for segment in self.segments for block in segment.blocks if block.state == "active_pending_free"
+        }
+        return waiting | set(self.freed)
+
+    def _tail(self, flush: bool, *, small: bool) -> int:
+        """Return the free bytes at the end of the last stretch of an expandable segment: a request starts there."""
+        if not self.is_expandable:
+            return 0
+        flush |= self.is_emptied
+        page, freed = EXPANDABLE_PAGE["small" if small else "large"], self._freed(flush)
+        for segment in sorted(self.serving(small=small), key=lambda segment: -segment.address):
+            start, size = list(free_runs(segment, freed))[-1:][0] if segment.blocks and _ends_free(segment, freed) else (0, 0)
+            if not segment.is_expandable or (flush and size == segment.total_size):
+                continue
+            return min(size, -(start - segment.address) % page) if flush else size
+        return 0
+
+    def _new(self, *, flush: bool) -> NewMemory:
+        """Return the new memory that the device can give, after the cache was emptied or as it is."""
+        back, allowed = self._budget(flush)
+        return NewMemory(
+            back=back,
+            allowed=allowed,
+            is_expandable=self.is_expandable,
+            tail=self._tail(flush, small=False),
+            small_tail=self._tail(flush, small=True),
+        )
+
+
+def rounded_to_blocks(nbytes: int) -> int:
+    """Return the size of the block that a request needs."""
+    return max(_MINIMUM, -(-nbytes // _MINIMUM) * _MINIMUM)
+
+
+def segment_size(rounded: int) -> int:
+    """Return the bytes that PyTorch asks of the device for a rounded request."""
+    if rounded <= SMALL_MAX:
+        return _SMALL_SEGMENT
+    return _LARGE_SEGMENT if rounded < _MIN_LARGE else -(-rounded // _STEP) * _STEP
+
+
+def largest_request_in(segment: int) -> int:
+    """Return the largest request that PyTorch may have asked the device for `segment` bytes for, as its errors say.
+
+    An out-of-memory error tells the bytes of the segment, not of the request: one of 2 MiB is for a request of the small pool.
+    Bytes that are no segment's size are taken for the request's own.
+    """
+    return SMALL_MAX if segment == _SMALL_SEGMENT else segment
+
+
+def largest_segment_within(nbytes: int) -> int:
+    """Return the largest size of a segment of up to `nbytes`, where an error tells it rounded; above 10 MiB whole steps."""
+    return nbytes // _STEP * _STEP if nbytes >= _MIN_LARGE else nbytes
+
+
+def _ends_free(segment: Segment, freed: Collection[int]) -> bool:
+    last = segment.blocks[-1]
+    return last.state == "inactive" or last.address in freed

@@ -1,0 +1,165 @@
+"""A request that failed: what it could get now, and if something were free."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
+
+from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.core.facts import Facts, PoolId
+from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
+from nbguard.memory.core.references.graph import nbytes_of
+from nbguard.memory.core.segments.pools import returnable
+from nbguard.memory.core.segments.requests import (
+    Room,
+    largest_request_in,
+    largest_segment_within,
+    rounded_to_blocks,
+    segment_size,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A request for memory that failed, and the place where it was made."""
+
+    analysis: Analysis
+    oom: OomFact  # of the same facts
+    device: DeviceAnalysis | None  # None for the host, and where the device is not known
+
+    @classmethod
+    def of(cls, analysis: Analysis, oom: OomFact) -> FailedRequest:
+        """Return the request of `oom`; of several devices on the one that its text names."""
+        return cls(analysis, oom, analysis.device_that_ran_out)
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts of the scan after the failure."""
+        return self.analysis.facts
+
+    @property
+    def name(self) -> str:
+        """Return the name of the place: `cuda:0`, `cpu`."""
+        return self.oom.device or "the device" if self.device is None else self.device.name
+
+    @property
+    def is_of_host(self) -> bool:
+        """Say whether the host's memory was asked for."""
+        return self.oom.kind in HOST_KINDS
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the bytes of the request, at most; None where the error does not say.
+
+        PyTorch's errors tell the bytes of the segment that it asked the device for, rounded to hundredths of a unit.
+        """
+        if self.oom.requested is None:
+            return None
+        most = self.oom.requested + self.oom.slack
+        if self.is_of_host:
+            return most
+        return largest_request_in(largest_segment_within(most) if self.oom.slack else most)
+
+    @property
+    def nbytes_with_segment(self) -> int:
+        """Return the bytes that new memory for the request takes of the device (0 where the error does not say)."""
+        nbytes = self.nbytes or 0
+        return segment_size(rounded_to_blocks(nbytes)) if nbytes and not self.is_of_host else nbytes
+
+    @property
+    def missing(self) -> int:
+        """Return the bytes that the device had too few at the failure, at least; 0 where nobody saw it."""
+        note = self.oom.note
+        if note is None:
+            return 0
+        free = note.free if note.limit is None else min(note.free, note.limit - note.reserved)
+        return max(0, note.requested - free)
+
+    @property
+    def limit(self) -> int | None:
+        """Return the bytes that torch may reserve on the device, if that is less than all of it."""
+        if self.device is None:
+            return None
+        device = self.device.room.device
+        return None if device.limit is None or (device.total is not None and device.limit >= device.total) else device.limit
+
+    @property
+    def releasable(self) -> int:
+        """Return the bytes that `empty_cache` gives back there now; 0 where that is not known."""
+        return 0 if self.device is None else self.device.room.releasable()
+
+    def nbytes_here(self, storages: Collection[int]) -> int:
+        """Return the bytes of those of `storages` that lie where the request was made."""
+        graph = self.facts.graph
+        return nbytes_of(graph, (n for n in storages if graph.storages[n].device == self.name))
+
+    def largest(
+        self,
+        freed: Set[int] = frozenset(),
+        in_use: Collection[PoolId] | None = None,
+        *,
+        is_emptied: bool = False,
+        limited: bool = True,
+    ) -> int | None:
+        """Return the largest request that would succeed with the storages `freed` free; None where that is not known.
+
+        `in_use` are the private pools that are kept then, `is_emptied` says that the cache is emptied first, as every cleanup
+        does; the memory fraction counts if `limited`.
+        """
+        if self.is_of_host:
+            room = None if self.oom.host is None else self.oom.host.room
+            return None if room is None else room + self.nbytes_here(freed)
+        device = self._room(freed, in_use, is_emptied=is_emptied, limited=limited)
+        if device is None:
+            return None
+        if self.oom.kind == "library":  # it asks the driver, which has no free blocks and knows no memory fraction
+            kept = self.analysis.pools_in_use if in_use is None else in_use
+            return (device.device.free or 0) + returnable(self.facts, device.device, freed, kept)
+        return device.largest().flushed
+
+    def largest_now(self) -> int | None:
+        """Return the largest request that would succeed as things are; for CUDA's libraries torch empties no cache."""
+        return self.device.facts.free if self.oom.kind == "library" and self.device is not None else self.largest()
+
+    def would_succeed(
+        self,
+        freed: Set[int] = frozenset(),
+        in_use: Collection[PoolId] | None = None,
+        *,
+        is_emptied: bool = False,
+        taken: int = 0,
+        limited: bool = True,
+        more: int = 0,
+        is_new: bool = False,
+        is_pinned: bool = False,
+    ) -> bool | None:
+        """Say whether the request would succeed with the storages `freed` free; None where that is not known.
+
+        `taken` bytes are allocated before it (`is_pinned`: perhaps in free segments, which then stay), `more` bytes are free on
+        the device besides, `is_new` says that no free block serves it; the rest as in `largest`.
+        """
+        nbytes = self.nbytes
+        if nbytes is None or self.oom.kind == "library":
+            return None
+        if self.is_of_host:
+            room = self.largest(freed)
+            return None if room is None else room >= nbytes + taken
+        device = self._room(freed, in_use, is_emptied=is_emptied, limited=limited)
+        if device is None:
+            return None
+        enlarged = replace(device.device, free=(device.device.free or 0) + more)
+        return replace(device, device=enlarged, taken=taken, is_pinned=is_pinned).fits_on_any_stream(nbytes, is_new=is_new)
+
+    def _room(self, freed: Set[int], in_use: Collection[PoolId] | None, *, is_emptied: bool, limited: bool) -> Room | None:
+        """Return the room on the device with the storages `freed` free; None where its free memory is not known."""
+        device = self.device
+        if device is None or device.facts.free is None or device.facts.segments is None:
+            return None
+        storages = (self.facts.graph.storages[number] for number in freed)
+        return replace(
+            device.room,
+            device=device.room.device if limited else replace(device.room.device, limit=None),
+            freed={storage.address for storage in storages if storage.device == device.name},
+            in_use=device.room.in_use if in_use is None else in_use,
+            is_emptied=is_emptied,
+        )

@@ -1,0 +1,220 @@
+"""The ledger of cells: the changes that each of the user's cells made to the memory. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.counters import NOTICED, Reading
+from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.references.graph import STALE_KINDS
+from nbguard.memory.core.references.holders import unheld
+from nbguard.render.result import Result
+
+PROCESS = "process memory"
+"""Stands in place of a device where only the memory of the whole process is known, and not its tensors."""
+
+
+Key = tuple[str, int, int]
+"""(device, address, bytes) of a storage."""
+
+
+@dataclass(frozen=True)
+class CellHoldings:
+    """The holders at one scan: the holder of each storage, and the bytes that no Python object holds, by device and kind.
+
+    `names`: the user's names that lead to memory, each with the id of the object it was bound to.
+    """
+
+    storages: Mapping[Key, tuple[str, bool]]
+    rest: Mapping[tuple[str, str], int]
+    names: Mapping[str, int]
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Return all that held something."""
+        return frozenset({label for label, _ in self.storages.values()} | {label for _, label in self.rest})
+
+    @cached_property
+    def on_cpu(self) -> int:
+        """Bytes of the storages on the CPU, which are asked for after every cell."""
+        return sum(nbytes for device, _, nbytes in self.storages if device == "cpu")
+
+
+NOTHING = CellHoldings({}, {}, {})
+
+
+def cell_holdings(analysis: Analysis) -> CellHoldings:
+    """Return the holders of a scan. Stale are storages that a default cleanup would free: a holder that stays has leftovers."""
+    facts, graph = analysis.facts, analysis.facts.graph
+    stale = analysis.once(default_plan).storages
+    storages: dict[Key, tuple[str, bool]] = {}
+    for holder, exclusive in analysis.holdings:
+        for number in exclusive:
+            fact, is_stale = graph.storages[number], number in stale
+            label = f"leftovers of {holder.label}" if is_stale and holder.kind not in STALE_KINDS else holder.label
+            storages[fact.device, fact.address, fact.nbytes] = (label, is_stale)
+    rest: Counter[tuple[str, str]] = Counter()
+    for device in facts.devices:
+        for row in unheld(facts, device):
+            rest[device.device, row.label] += row.retained
+    return CellHoldings(storages, rest, names_of(graph))
+
+
+def names_of(graph: Graph) -> dict[str, int]:
+    """Return the user's names that lead to memory, each with the id of the object it is bound to."""
+    return {root.label: graph.nodes[root.nodes[0]].ref for root in graph.roots if root.kind == "name"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChange:
+    """The change of one device by a cell, in bytes."""
+
+    device: str  # name in torch, or `PROCESS`
+    before: int  # allocated before it
+    after: int  # allocated after it
+    reserved_before: int | None = None  # by the allocator; None where nobody counts
+    reserved: int | None = None  # by the allocator after it
+    peak: int | None = None  # most that was allocated while it ran; None unless that is the most ever
+    limit: int | None = None  # else the bound of it: the most ever; None where nobody counts
+    between: int = 0  # came or went after the cell before, outside any
+
+    @property
+    def delta(self) -> int:
+        """Return the bytes that the cell added (negative: gave back)."""
+        return self.after - self.before
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether there is anything to say."""
+        return bool(self.delta or self.between or self.peak is not None or self.reserved != self.reserved_before)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Bytes of one holder on one device that came, went or became stale. `is_new`: it held nothing before, on any."""
+
+    device: str
+    label: str
+    nbytes: int
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRecord:
+    """One cell."""
+
+    cell: int  # its number
+    raised: bool  # it ended with an error
+    devices: tuple[DeviceChange, ...] = ()  # that have counters
+    came: tuple[Share, ...] = ()  # bytes by holder, if holders were looked at
+    went: tuple[Share, ...] = ()  # bytes by holder that had them
+    stale: tuple[Share, ...] = ()  # bytes by holder that nothing needs since
+    seconds: float = 0.0  # that looking at holders took
+    unseen: str = ""  # why holders were not looked at, although memory changed
+
+    def only(self, devices: Collection[str]) -> CellRecord:
+        """Return what the cell did to these devices."""
+        changed = tuple(change for change in self.devices if change.device in devices)
+        came, went, stale = (
+            tuple(share for share in shares if share.device in devices) for shares in (self.came, self.went, self.stale)
+        )
+        return replace(self, devices=changed, came=came, went=went, stale=stale)
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether the cell changed memory."""
+        return bool(self.came or self.went or self.stale or any(device.is_changed for device in self.devices))
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Return whether to say so: of CPU tensors, which no counter watches, only what would have been noticed alone."""
+        counted = [device for device in self.devices if device.device not in ("cpu", PROCESS)]
+        if counted:
+            return self.is_changed
+        moved = [*(share.nbytes for share in (*self.came, *self.went, *self.stale)), *(abs(d.delta) for d in self.devices)]
+        return max(moved, default=0) >= NOTICED
+
+
+@dataclass(frozen=True, slots=True)
+class History(Result):
+    """The cells since recording began, oldest first; at most the last thousand."""
+
+    kind: ClassVar[str] = "history"
+    view: ClassVar[str] = "nbguard.memory.reports.history_view:history_blocks"
+
+    records: tuple[CellRecord, ...] = ()  # the oldest first
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices that any cell had memory on."""
+        return tuple(dict.fromkeys(device.device for record in self.records for device in record.devices))
+
+    def only(self, device: str) -> History:
+        """Return the history of one device, `cuda:0` or `0`."""
+        wanted = {name for name in self.devices if device in (name, name.rpartition(":")[2])}
+        kept = (record.only(wanted) for record in self.records)
+        return History(tuple(record for record in kept if record.devices))
+
+    def of(self, device: str) -> tuple[tuple[CellRecord, DeviceChange], ...]:
+        """Return the cells with what each did to `device`."""
+        return tuple(
+            (record.only((device,)), change) for record in self.records for change in record.devices if change.device == device
+        )
+
+
+def changes(before: Reading, after: Reading, last: Reading | None = None) -> Iterator[DeviceChange]:
+    """Yield the change of each device that has counters between two readings; `last` is the reading after the cell before."""
+    for now in after.devices:
+        then = before.of(now.device)
+        peak = limit = None
+        if now.peak is not None and then.peak is not None:
+            peak = now.peak if now.peak > then.peak else None
+            limit = now.peak if now.peak == then.peak else None
+        between = 0 if last is None else then.allocated - last.of(now.device).allocated
+        yield DeviceChange(
+            device=now.device,
+            before=then.allocated,
+            after=now.allocated,
+            reserved_before=then.reserved,
+            reserved=now.reserved,
+            peak=peak,
+            limit=limit,
+            between=between,
+        )
+
+
+def compare(before: CellHoldings, after: CellHoldings) -> tuple[tuple[Share, ...], tuple[Share, ...], tuple[Share, ...]]:
+    """Return (came, went, became stale) by holder, each the largest first.
+
+    A storage is the same if its place and size are: what merely has another holder now has neither come nor gone.
+    """
+    came, went, stale = (Counter[tuple[str, str]]() for _ in range(3))
+    for (device, address, nbytes), (label, is_stale) in after.storages.items():
+        known = before.storages.get((device, address, nbytes))
+        if is_stale and (known is None or not known[1]):
+            stale[device, label] += nbytes
+        elif known is None:
+            came[device, label] += nbytes
+    for (device, address, nbytes), (label, _) in before.storages.items():
+        if (device, address, nbytes) not in after.storages:
+            went[device, label] += nbytes
+    for place in {*before.rest, *after.rest}:
+        delta = after.rest.get(place, 0) - before.rest.get(place, 0)
+        if delta:
+            (came if delta > 0 else went)[place] = abs(delta)
+    return _shares(came, before.labels), _shares(went), _shares(stale)
+
+
+def _shares(sizes: Mapping[tuple[str, str], int], known: frozenset[str] | None = None) -> tuple[Share, ...]:
+    shares = (
+        Share(device, label, nbytes, known is not None and label not in known)
+        for (device, label), nbytes in sizes.items()
+        if nbytes
+    )
+    return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.label, share.device)))

@@ -1,0 +1,183 @@
+"""Rounds of one action compared: what each has left in memory, and where it piles up. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar
+
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.references.components import components
+from nbguard.memory.core.references.graph import GRAPH, nbytes_of, reach, storages_of
+from nbguard.memory.reports.notices.growth import by_label
+from nbguard.memory.reports.notices.judge import HeldStorages, held_storages, telling_path
+from nbguard.memory.reports.notices.notice import StorageKey
+from nbguard.render.blocks import Block, Line, Table, TableRow
+from nbguard.render.result import Result
+from nbguard.units import counted, format_bytes
+
+_PLAIN = frozenset({"dict", "list", "tuple", "set", "cell", "method"})
+"""Types of objects that tell nothing about a cycle, where it has others."""
+_NAMED = 3
+"""Types that a cycle is told by."""
+_TRIED = 50
+"""Cycles among which the one that keeps most is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftByRounds:
+    """Memory that one holder has more of after each round."""
+
+    holder: str  # where it piles up, as one would write it
+    nbytes: int  # bytes per round, on average, without the first
+    keeps_graph: bool  # autograd graphs keep it
+    cell: int | None = None  # number of the cell that the holder stems from
+    command: str = field(default="", metadata={"json": False})  # line that lets go of it, where the holder or a library has one
+    line: str = ""  # line of the user's that allocated most of it: `In[7], line 3 in step()`; empty where nobody knows
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Memory that no name leads to any more, and that is freed only when Python's garbage collector runs."""
+
+    nbytes: int
+    cycle: tuple[str, ...]  # types of the objects that refer to each other in a circle and keep most of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsReport(Result):
+    """The answer of `%gpumem leak` and of `nbguard.watch`: what each round has left, and who holds it."""
+
+    kind: ClassVar[str] = "rounds"
+    view: ClassVar[str] = "nbguard.memory.reports.notices.rounds:rounds_blocks"
+
+    action: str  # the expression, or the name of the watch
+    rounds: tuple[int, ...]  # bytes that each round has left and that are still held after the last one
+    left: tuple[LeftByRounds, ...]  # by holder, the most first; the first round, which may fill caches, does not count
+    garbage: tuple[Garbage, ...] = ()  # that each round has left to the collector
+
+    @property
+    def leaks(self) -> bool:
+        """Return whether every round but the first has left something."""
+        return len(self.rounds) > 1 and all(self.rounds[1:])
+
+
+def compare_rounds(
+    action: str,
+    held: Sequence[HeldStorages],
+    garbage: Sequence[Garbage],
+    last: Analysis,
+    lines: Mapping[StorageKey, str] | None = None,
+) -> RoundsReport:
+    """Return the report on rounds: `held` is what was held before the first and after each of them, `last` the last scan.
+
+    What each round replaces counts once: a global that it binds anew is at another address, and leaves no more than before.
+    `garbage` is what each of them has left to the collector, `lines` are the lines that allocated the storages, as far as
+    they are known.
+    """
+    came = [{key for key in after if key not in before and key in held[-1]} for before, after in pairwise(held)]
+    counting = came[1:] or came
+    whole = [sum(nbytes for nbytes, _ in state.values()) for state in held]
+    new = (sum(held[-1][key][0] for key in keys) for keys in came)
+    rounds = tuple(max(0, min(nbytes, after - before)) for nbytes, (before, after) in zip(new, pairwise(whole), strict=True))
+    grown = by_label(held[-1])
+    grown.subtract(by_label(held[-1 - len(counting)]))
+    piled_up: dict[str, set[StorageKey]] = {}
+    for key in set().union(*counting):
+        for label in held[-1][key][1]:
+            piled_up.setdefault(label, set()).add(key)
+    left, of_libraries = [], {root.label for root in last.facts.graph.roots if root.kind == "library"}
+    for label, keys in piled_up.items():
+        nbytes = min(grown[label], sum(held[-1][key][0] for key in keys)) // len(counting)
+        if nbytes <= 0:
+            continue
+        path = telling_path(last, label, keys)
+        text = path.text.partition(GRAPH)[0]
+        left.append(
+            LeftByRounds(
+                holder=text,
+                nbytes=nbytes,
+                keeps_graph=any(GRAPH in step for step in path.steps),
+                cell=path.cell,
+                command=path.advice.command if path.advice.is_own or label in of_libraries else "",
+                line=_line(keys, held[-1], lines or {}),
+            )
+        )
+    return RoundsReport(
+        action=action,
+        rounds=rounds,
+        left=tuple(sorted(left, key=lambda one: -one.nbytes)),
+        garbage=tuple(garbage),
+    )
+
+
+def garbage_of(analysis: Analysis) -> Garbage:
+    """Return what waits for the collector in a scan, and the cycle that keeps most of it."""
+    graph = analysis.facts.graph
+    held = analysis.once(held_storages)
+    tops = [node for root in graph.roots if root.kind == "garbage" for node in root.nodes]
+    waiting = {
+        n for n in storages_of(graph, reach(graph, tops)) if (graph.storages[n].device, graph.storages[n].address) not in held
+    }
+
+    def kept(cycle: Sequence[int]) -> int:
+        return nbytes_of(graph, waiting & storages_of(graph, reach(graph, cycle)))
+
+    found = components([node.children for node in graph.nodes], tops)
+    cycles = [cycle for cycle in found if len(cycle) > 1 or cycle[0] in graph.nodes[cycle[0]].children]
+    largest = max(sorted(cycles, key=len)[-_TRIED:], key=kept, default=[])
+    types = [graph.nodes[node].type_name for node in reversed(largest)]
+    telling = [name for name in types if name not in _PLAIN] or types
+    return Garbage(nbytes_of(graph, waiting), tuple(dict.fromkeys(telling))[:_NAMED])
+
+
+def _garbage_lines(report: RoundsReport) -> Iterator[Block]:
+    """Yield a sentence on what each round leaves to the collector."""
+    if any(each.nbytes for each in report.garbage):
+        amounts = ", ".join(format_bytes(each.nbytes) for each in report.garbage)
+        cycle = max(report.garbage, key=lambda each: each.nbytes).cycle
+        through = f": a cycle through {' and '.join(cycle)}" if cycle else ""
+        runs = counted(len(report.garbage), "run")
+        yield Line(f"{runs} of {report.action} left {amounts} that only Python's garbage collector frees{through}", "strong")
+        yield Line("It piles up until the collector runs: break the cycle, or run  import gc; gc.collect()  after each run")
+
+
+def _keeps(one: LeftByRounds) -> str:
+    return f"keeps it: {one.command} lets go of it" if one.command else "keeps it"
+
+
+def _line(keys: Iterable[StorageKey], held: HeldStorages, lines: Mapping[StorageKey, str]) -> str:
+    """Return the line that allocated most of these bytes."""
+    nbytes = Counter[str]()
+    for key in keys:
+        nbytes[lines.get(key, "")] += held[key][0]
+    return nbytes.most_common(1)[0][0]
+
+
+def rounds_blocks(report: RoundsReport) -> Iterator[Block]:
+    """Yield a sentence on the rounds, and a row for each holder that has more after each of them."""
+    amounts = ", ".join(map(format_bytes, report.rounds))
+    yield from _garbage_lines(report)
+    if not any(report.rounds):
+        if not any(each.nbytes for each in report.garbage):
+            yield Line(f"{counted(len(report.rounds), 'run')} of {report.action} left nothing in memory", "strong")
+        return
+    is_first_alone = not any(report.rounds[1:])
+    how = "each leaves more" if report.leaks else "the first alone does" if is_first_alone else "not each of them does"
+    yield Line(f"{counted(len(report.rounds), 'run')} of {report.action} left {amounts}: {how}", "strong")
+    rows = (
+        TableRow(
+            cells=(
+                one.holder,
+                f"{format_bytes(one.nbytes)} a run",
+                "" if one.cell is None else f"In[{one.cell}]",
+                f"allocated by {one.line}" if one.line else "",
+                "keeps its graph: append loss.item() or t.detach()" if one.keeps_graph else _keeps(one),
+            )
+        )
+        for one in report.left
+    )
+    if report.left:
+        yield Table(rows=tuple(rows), figures=(1,), code=(0,), widest=120)

@@ -1,0 +1,91 @@
+"""The report: per device the parts of its memory and the holders of the allocated bytes, in columns that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_of_device
+from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.core.breakdown import NOT_OURS, Part
+from nbguard.memory.core.facts import PinnedFacts, Unavailable
+from nbguard.memory.core.finding import Finding
+from nbguard.memory.core.references.holders import Holder
+from nbguard.memory.core.segments.pools import Pool
+from nbguard.memory.reports.findings import find
+from nbguard.render.result import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """The report on one device. All sizes are bytes."""
+
+    device: str  # name in torch: `cuda:0`
+    name: str  # name of the product
+    total: int | None  # its size; None where it is not known
+    allocated: int  # what its holders hold
+    parts: tuple[Part, ...]  # add up to `total`, where that is known
+    holders: tuple[Holder, ...]  # add up to `allocated`, the largest first
+    storages: int  # number of tensors' storages on it
+    pools: tuple[Pool, ...] = ()  # add up to what the allocator has reserved: the parts up to `context`
+
+    @property
+    def kernel(self) -> int:
+        """Return the bytes that this kernel takes from the device."""
+        return sum(part.nbytes for part in self.parts if part.name not in NOT_OURS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Result):
+    """The report of `%gpumem`. Frozen numbers and words: keeping one keeps nothing else alive."""
+
+    kind: ClassVar[str] = "report"
+    view: ClassVar[str] = "nbguard.memory.reports.report_view:report_blocks"
+
+    tracked: str  # kind of device whose tensors are tracked
+    devices: tuple[DeviceReport, ...]  # one report each
+    findings: tuple[Finding, ...]  # what stands out, in sentences
+    unavailable: tuple[Unavailable, ...]  # readings that could not be made
+    stale: int  # bytes that the default cleanup frees
+    pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use
+
+    @property
+    def headline(self) -> str:
+        """Return the report's first line where no accelerator is tracked, else an empty string."""
+        if self.tracked == "cpu":
+            return "No GPU in this process: CPU tensors are tracked instead"
+        if self.tracked == "simulated":
+            return "Simulated device: a model of PyTorch's allocator, fed by your code on the CPU"
+        return ""
+
+    def only(self, device: str) -> Report:
+        """Return the report on one device, `cuda:0` or `0`."""
+        wanted = f"{self.tracked}:{device}" if device.isdigit() else device
+        return replace(self, devices=tuple(report for report in self.devices if report.device in (wanted, device)))
+
+
+def build_report(analysis: Analysis) -> Report:
+    """Return the report on a scan."""
+    facts = analysis.facts
+    return Report(
+        tracked=facts.tracked,
+        devices=tuple(map(_device, analysis.devices)),
+        findings=find(analysis),
+        unavailable=facts.unavailable,
+        stale=analysis.once(default_plan).promised,
+        pinned=facts.pinned,
+    )
+
+
+def _device(device: DeviceAnalysis) -> DeviceReport:
+    holders = device.once(holders_of)
+    return DeviceReport(
+        device=device.name,
+        name=device.facts.name,
+        total=device.facts.total,
+        allocated=sum(holder.retained for holder in holders),
+        parts=device.once(parts_of_device),
+        holders=holders,
+        storages=sum(storage.device == device.name for storage in device.analysis.facts.graph.storages),
+        pools=device.pools,
+    )

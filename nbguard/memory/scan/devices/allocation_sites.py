@@ -1,0 +1,36 @@
+"""Lines that allocated blocks, if the allocator's history is recorded: of each the innermost that is the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbguard.memory.scan.libraries import library_paths
+from nbguard.render.words import line_words
+from nbguard.shell import running_shell
+
+
+class Sites:
+    """Writes stacks of the allocator as `In[7], line 3 in step()`. One instance serves one look."""
+
+    def __init__(self) -> None:
+        self._cells: Mapping[str, int] = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
+        self._libraries = library_paths()
+
+    def of(self, frames: Sequence[Mapping[str, Any]]) -> str:
+        """Return the line in words, or an empty string without a stack. `frames` as in a snapshot, the innermost first."""
+        shown = [frame for frame in frames if frame.get("line") and not str(frame.get("filename", "")).startswith("??")]
+        if not shown:
+            return ""
+        frame = next((frame for frame in shown if self.is_users(frame["filename"])), shown[0])
+        return line_words(self.place(frame["filename"]), frame["line"], frame["name"])
+
+    def place(self, filename: str) -> str:
+        """Return a file's name, or the cell that it stands for: `In[7]`."""
+        cell = self._cells.get(filename)
+        return Path(filename).name if cell is None else f"In[{cell}]"
+
+    def is_users(self, filename: str) -> bool:
+        """Say whether a file is a cell or a script of the user's, and no library."""
+        return filename in self._cells or not filename.startswith((*self._libraries, "<frozen"))

@@ -1,0 +1,67 @@
+"""Whose a file of Python code is: an installed library's, or the user's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from nbguard.memory.scan.heap.kinds import module_namespace
+
+_FRAMEWORKS = (
+    *("torch", "torchvision", "torchaudio", "torchdata", "torchmetrics", "timm"),
+    *("fastai", "fastcore", "fastprogress", "fastdownload", "fasttransform", "fastxtend"),
+    *("transformers", "accelerate", "datasets", "peft", "trl", "diffusers", "tokenizers", "sentence_transformers"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite"),
+)
+"""Packages that people train with, and also run from a checkout or a folder of `PYTHONPATH`: they are libraries there, too."""
+
+
+def library_paths() -> tuple[str, ...]:
+    """Return how the paths of libraries' files begin: a file from elsewhere is the user's own."""
+    own = f"{Path(__file__).parent.parent}/"
+    return (
+        *_installed(),
+        *(f"{folder}/" for folder in sys.path if folder and _holds_packages(folder)),
+        *framework_folders(),
+        own,
+    )
+
+
+def below_packages(file: str, frameworks: Sequence[str]) -> str:
+    """Return the path of a library's file below the folder that its package is in: "fastai/learner.py".
+
+    `frameworks`: `framework_folders()`, which may lie anywhere.
+    """
+    _, is_installed, place = file.rpartition("-packages/")
+    if is_installed:
+        return place
+    folder = next((folder for folder in frameworks if file.startswith(folder)), "")
+    return file[folder.rstrip("/").rfind("/") + 1 :] if folder else file
+
+
+@cache
+def _installed() -> frozenset[str]:
+    """Return the folders of this Python: they stay where they are, and asking for them takes a millisecond."""
+    return frozenset(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+@cache
+def _holds_packages(folder: str) -> bool:
+    """Say whether packages have been installed in a folder: installers leave what they know of each beside it."""
+    if "-packages" in folder:
+        return True
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(".dist-info") for entry in entries)
+    except OSError:  # a zip archive, or no folder
+        return False
+
+
+def framework_folders() -> list[str]:
+    """Return the folders of the frameworks that are imported, wherever they were found."""
+    files = [(module_namespace(sys.modules.get(name)) or {}).get("__file__") for name in _FRAMEWORKS]
+    return [file.removesuffix("__init__.py") for file in files if type(file) is str and file.endswith("__init__.py")]

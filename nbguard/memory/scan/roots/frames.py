@@ -1,0 +1,122 @@
+"""Frames: the variables of finished ones (a traceback's) and of those that run now."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from nbguard.memory.scan.roots.root import LiveRoot
+
+OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
+DISPATCH = frozenset(
+    [
+        "nbguard",
+        "IPython",
+        "ipykernel",
+        "tornado",
+        "asyncio",
+        "zmq",
+        "traitlets",
+        "jupyter_client",
+        "marimo",
+        "multiprocessing",
+        "uvicorn",
+        "threading",
+        "concurrent",
+        "selectors",
+        "debugpy",
+        "_pydevd_bundle",
+        "_pytest",
+        "pluggy",
+        "runpy",
+    ]
+)
+"""Packages whose running frames only pass a call on. Their variables hold the notebook itself, nothing of an experiment."""
+
+_EXECUTOR = "joblib.externals.loky"
+"""joblib's executor of processes: what its threads have is the executor's, and goes with that."""
+
+
+def frame_locals(frame: types.FrameType) -> dict[str, Any]:
+    """Return a frame's variables by name, and leave the frame as it was.
+
+    Up to Python 3.12 reading `f_locals` builds a dict that the frame keeps, and with it everything in it: it is emptied
+    again, unless somebody else holds it (a debugger, a call of `locals()`). Frames of modules and classes show their real
+    namespace, which is only read.
+    """
+    mapping = frame.f_locals
+    variables = dict(mapping)
+    if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED and sys.getrefcount(mapping) <= 3:  # frame, here, the call
+        mapping.clear()
+    return variables
+
+
+def frame_of(code: types.CodeType | None, frame: types.FrameType | None) -> types.FrameType | None:
+    """Return the first that runs this code, of `frame` and those that led to it."""
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def attached_locals(frame: types.FrameType) -> int | None:
+    """Return the id of the dict of variables that a finished frame keeps, if any.
+
+    A class body or executed code keeps its namespace (a module's is never walked, so it does not matter); a function's
+    frame, up to Python 3.12, what a debugger read of it.
+    """
+    held = {id(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
+    if not held:
+        return None
+    mapping = frame.f_locals
+    return id(mapping) if id(mapping) in held else None
+
+
+def running_frames() -> Iterator[tuple[int, types.FrameType]]:
+    """Yield (thread, frame) of everything that runs now, each thread from its innermost frame outwards.
+
+    All are taken at once: while the caller looks at one, other threads go on, and the way out of a generator's frame ends there
+    once the generator rests. Nothing here may still have a frame at the end: from Python 3.13 on this function's own would keep
+    itself, and with it all that the functions which called it know, until the next collection.
+    """
+    tops = sys._current_frames()
+    frames = []
+    for ident in list(tops):
+        frame: types.FrameType | None = tops.pop(ident)
+        while frame is not None:
+            frames.append((ident, frame))
+            frame = frame.f_back
+    frames.reverse()
+    while frames:
+        yield frames.pop()
+
+
+def running_roots() -> list[LiveRoot]:
+    """Return a root for each running function of every thread: what its variables hold is in use."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    roots = []
+    for ident, frame in running_frames():
+        if _is_of_interest(frame):
+            thread = "" if ident == threading.get_ident() else str(names.get(ident, ident))
+            label = f"running {frame.f_code.co_name}()" + (f" in thread {thread}" if thread else "")
+            values = tuple(frame_locals(frame).values())
+            roots.append(LiveRoot(kind="frame", label=label, objects=values, what="in use", thread=thread))
+    return roots
+
+
+def _is_of_interest(frame: types.FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    is_dispatch = module.partition(".")[0] in DISPATCH or module.startswith(_EXECUTOR)
+    return bool(frame.f_code.co_flags & OPTIMIZED) and not is_dispatch
+
+
+def running_fit_owners() -> set[int]:
+    """Return the ids of the Learners whose fit runs now, in any thread."""
+    return {
+        id(frame_locals(frame).get("self"))
+        for _, frame in running_frames()
+        if frame.f_globals.get("__name__") == "fastai.learner" and frame.f_code.co_flags & OPTIMIZED
+    }

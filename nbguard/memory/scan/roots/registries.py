@@ -1,0 +1,284 @@
+"""Registries of Python, IPython, torch and matplotlib: they keep objects out of any name's reach.
+
+`cache` roots are copies that their owner can do without (a script's old globals, what `%store` has written to disk): a
+cleanup may let them go. `library` roots are in force: they are reported, with the line that ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import functools
+import gc
+import logging
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.heap.kinds import Types, module_namespace, module_namespaces, mro_of, name_of, namespace_of
+from nbguard.memory.scan.roots.root import LiveRoot
+
+GARBAGE = "gc.garbage"
+_PLAIN = Types((str, bytes, int, float, bool, type(None)))
+_OF_THE_KERNEL = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
+"""Context variables of ipykernel, which are in force while a cell runs."""
+
+
+def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]) -> list[LiveRoot]:
+    """Return a root for each thing that is registered somewhere.
+
+    `is_users` tells functions of the user's own, `is_experiment` Learners, models and the like, whose methods count as well.
+
+    A library's own registrations (IPython's events, signal handlers) lead to half the process and explain nothing.
+    """
+    roots = [*_garbage(), *_torch(), *_figures(), *_log_buffers(), *_context_values({} if shell is None else shell.user_ns)]
+    if shell is not None:
+        roots += [*_scripts(shell), *_stored(shell)]
+    hooks = [*_interpreter(), *(() if shell is None else _ipython(shell))]
+    roots += _at_exit({} if shell is None else shell.user_ns, is_users, is_experiment)
+    return roots + [root for root in hooks if is_users(root.objects[0])]
+
+
+def _garbage() -> Iterator[LiveRoot]:
+    if gc.garbage:
+        yield LiveRoot(
+            kind="cache",
+            label=GARBAGE,
+            objects=tuple(gc.garbage),
+            what="collected, but kept for debugging (gc.DEBUG_SAVEALL)",
+            cache="garbage",
+        )
+
+
+def _interpreter() -> Iterator[LiveRoot]:
+    for number in sorted(signal.valid_signals()):
+        handler = signal.getsignal(number)
+        if callable(handler):
+            name = signal.Signals(number).name
+            ended_by = f"signal.signal(signal.{name}, signal.SIG_DFL)"
+            yield _hook(f"signal handler {name}", handler, ended_by, f"import signal; {ended_by};")  # `;`: else Out has it
+    for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
+        if hook is not None:
+            yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)", f"import sys; sys.set{name}(None)")
+    threading: Any = sys.modules["threading"]
+    for name, function, default in (
+        ("sys.excepthook", sys.excepthook, "sys.__excepthook__"),
+        ("sys.unraisablehook", sys.unraisablehook, "sys.__unraisablehook__"),
+        ("threading.excepthook", threading.excepthook, "threading.__excepthook__"),
+    ):
+        line = f"{name} = {default}"
+        yield _hook(f"{name} function", function, line, f"import {name.partition('.')[0]}; {line}")
+    for place, callback in enumerate(gc.callbacks):
+        line = f"import gc; gc.callbacks.pop({place});"
+        yield _hook(f"gc callback {callback_name(callback)}", callback, "removing it from gc.callbacks", line)
+
+
+class _Listing:
+    """Takes note of what it is compared with, and is equal to nothing."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __eq__(self, other: object) -> bool:
+        self.seen.append(other)
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def may_run(self, frame: types.FrameType, event: str, _: object) -> None:
+        """Stop any other function of Python's before its first line: a profile function that raises ends the call."""
+        if event == "call" and frame.f_code is not _Listing.__eq__.__code__:
+            raise _UsersCodeError
+
+
+class _UsersCodeError(Exception):
+    """Ends a comparison that would have run code of the user's."""
+
+
+def _at_exit(
+    namespace: dict[str, Any], is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]
+) -> Iterator[LiveRoot]:
+    """Yield the functions that are to run when the process ends; not their arguments, which Python shows to nobody.
+
+    `atexit` keeps them in C (CPython 3.10 to 3.14), and compares each with what is to be unregistered. Functions and methods
+    leave the answer to the other side, which takes note of them. An object with an `__eq__` of its own would run that: it is
+    stopped before its first line, and the list ends there. Under a profiler, whose place that takes, nothing is listed.
+    """
+    if sys.getprofile() is not None:
+        return
+    listing = _Listing()
+    try:
+        sys.setprofile(listing.may_run)
+        atexit.unregister(listing)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001, S110 - a callable that cannot be compared: neither it nor those after it are known
+        pass
+    finally:
+        sys.setprofile(None)
+    names = {id(value): name for name, value in list(namespace.items()) if type(name) is str and not name.startswith("_")}
+    for function in listing.seen:
+        behind = called(function)
+        owner = behind.__self__ if type(behind) is types.MethodType else None
+        bound = (owner, *_arguments(function))
+        if not is_users(behind) and not any(map(is_experiment, bound)):
+            continue
+        label = f"atexit callback {'' if owner is None else f'{name_of(type(owner))}.'}{callback_name(behind)}"
+        written = names.get(id(function), "")
+        if not written and function is behind and owner is not None and id(owner) in names:
+            written = f"{names[id(owner)]}.{callback_name(function)}"
+        line = f"import atexit; atexit.unregister({written});" if written else ""
+        words = f"ended by atexit.unregister({written})" if written else "runs when the process ends"
+        yield LiveRoot(kind="library", label=label, objects=(function,), what=words, ended_by=line, registry="atexit")
+
+
+def called(function: Any) -> Any:
+    """Return the function or method behind a `partial`, or behind several."""
+    while type(function) is functools.partial:
+        function = function.func
+    return function
+
+
+def _arguments(function: Any) -> Iterator[Any]:
+    """Yield the arguments that `partial` has bound, of one behind another, too."""
+    while type(function) is functools.partial:
+        yield from (*function.args, *function.keywords.values())
+        function = function.func
+
+
+def _log_buffers() -> Iterator[LiveRoot]:
+    """Yield the records that handlers of `logging` keep back until there are enough: each may keep the frames of an error."""
+    handlers = sys.modules.get("logging.handlers")
+    if handlers is None:
+        return
+    loggers = [("", logging.root), *list(logging.root.manager.loggerDict.items())]
+    for name, logger in loggers:
+        for place, handler in enumerate([] if isinstance(logger, logging.PlaceHolder) else logger.handlers):
+            buffer = attribute_of(handler, "buffer") if handlers.BufferingHandler in mro_of(type(handler)) else None
+            if type(buffer) is list and buffer:
+                yield LiveRoot(
+                    kind="library",
+                    label=f"logging.getLogger({name!r}).handlers[{place}].buffer",
+                    objects=(buffer,),
+                    what=f"records that a {name_of(type(handler))} keeps back",
+                    module="logging",
+                )
+
+
+def _context_values(namespace: dict[str, Any]) -> Iterator[LiveRoot]:
+    """Yield the values of context variables here: the context keeps them, whoever has the variable.
+
+    An error reporter keeps the last exception so, a tracer its span. The line that ends it finds the variable by its name, as
+    a library need not have made it a global.
+    """
+    values = [(variable, value) for variable, value in contextvars.copy_context().items() if _is_of_interest(variable, value)]
+    names = _names_of({id(variable) for variable, _ in values}, namespace) if values else {}
+    for variable, value in values:
+        is_it = f"v.name == {variable.name!r} and type(v.get()).__name__ == {name_of(type(value))!r}"
+        otherwise = f"import contextvars; [v.set(None) for v in contextvars.copy_context() if {is_it}];"
+        yield LiveRoot(
+            kind="library",
+            label=f"context variable {variable.name}",
+            objects=(value,),
+            what=f"value of a context variable, {name_of(type(value))}",
+            ended_by=names.get(id(variable), otherwise),
+        )
+
+
+def _is_of_interest(variable: contextvars.ContextVar[Any], value: object) -> bool:
+    return type(variable.name) is str and type(value) not in _PLAIN and variable.name not in _OF_THE_KERNEL
+
+
+def _names_of(variables: set[int], namespace: dict[str, Any]) -> dict[int, str]:
+    """Return, by id, the line that sets each of these variables to None, by a name of the notebook or a module's global."""
+    found: dict[int, str] = {}
+    for module, names in {"": namespace, **module_namespaces()}.items():
+        if variables.isdisjoint(map(id, list(names.values()))):  # in C: the modules have a quarter of a million globals
+            continue
+        for name, value in list(names.items()):
+            if id(value) in variables and type(name) is str and module != "__main__":
+                written = f"import {module}; {module}.{name}" if module else name
+                found.setdefault(id(value), f"{written}.set(None);")  # `;`: else Out has the token, and with it the value
+    return found
+
+
+def _hook(label: str, hook: Any, ended_by: str, line: str = "") -> LiveRoot:
+    """Return the root of something registered; `line` ends it as it stands, `ended_by` says so in short."""
+    return LiveRoot(kind="library", label=label, objects=(hook,), what=f"ended by {ended_by}", ended_by=line or ended_by)
+
+
+def _torch() -> Iterator[LiveRoot]:
+    for module, what in (("torch.overrides", "function"), ("torch.utils._python_dispatch", "dispatch")):
+        modes: list[Any] = getattr(sys.modules.get(module), f"_get_current_{what}_mode_stack", list)()
+        for mode in modes:
+            last = f"import {module}; {module}._get_current_{what}_mode().__exit__(None, None, None);"
+            yield _hook(f"torch mode {name_of(type(mode))}", mode, "its __exit__()", last if mode is modes[-1] else "")
+    ask_hooks: Any = getattr(sys.modules["torch"]._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = None if ask_hooks is None else ask_hooks(True)
+    if hooks:
+        yield LiveRoot(
+            kind="library",
+            label="saved_tensors_hooks",
+            objects=tuple(hooks),
+            what="in force: ended by leaving its `with` block",
+            ended_by="import torch; torch._C._autograd._pop_saved_tensors_default_hooks();",
+        )
+
+
+def _figures() -> Iterator[LiveRoot]:
+    """Yield pyplot's open figures that are only drawn. One with a window or a widget is in use on somebody's screen."""
+    helpers = sys.modules.get("matplotlib._pylab_helpers")
+    for number, manager in [] if helpers is None else list(helpers.Gcf.figs.items()):
+        if namespace_of(type(manager)).get("__module__") in ("matplotlib.backend_bases", "matplotlib_inline.backend_inline"):
+            yield LiveRoot(
+                kind="cache", label=f"pyplot figure {number}", objects=(manager,), what="open figure", cache="figure"
+            )
+
+
+def _scripts(shell: Any) -> Iterator[LiveRoot]:
+    for path, module in list(getattr(shell, "_main_mod_cache", {}).items()):
+        namespace = module_namespace(module)
+        if namespace is not None:
+            what = "globals of a script that has run"
+            yield LiveRoot(kind="cache", label=f"%run {Path(path).name}", objects=(namespace,), what=what, cache="run")
+
+
+def _stored(shell: Any) -> Iterator[LiveRoot]:
+    cache = getattr(getattr(shell, "db", None), "cache", None)
+    for path, entry in list(cache.items()) if type(cache) is dict else ():
+        if type(entry) is tuple:
+            what = "copy of a value on disk"
+            yield LiveRoot(kind="cache", label=f"%store {Path(path).name}", objects=entry[:1], what=what, cache="store")
+
+
+def _ipython(shell: Any) -> Iterator[LiveRoot]:
+    for event, callbacks in shell.events.callbacks.items():
+        for place, callback in enumerate(callbacks):
+            line = f"get_ipython().events.callbacks[{event!r}].pop({place});"
+            yield _hook(f"IPython event {event}: {callback_name(callback)}", callback, f"events.unregister('{event}', …)", line)
+    for kind, table in shell.magics_manager.magics.items():
+        for name, function in list(table.items()):
+            yield LiveRoot(
+                kind="library",
+                label=f"{'%' if kind == 'line' else '%%'}{name}",
+                objects=(function,),
+                what="magic",
+                ended_by=f"get_ipython().magics_manager.magics[{kind!r}].pop({name!r}); "
+                f"get_ipython().magics_manager.user_magics.__dict__.pop({name!r}, None);",
+            )
+
+
+def function_of(callback: Any) -> Any:
+    """Return the function behind a method; anything else as it is."""
+    while type(callback) is types.MethodType:
+        callback = callback.__func__
+    return callback
+
+
+def callback_name(callback: Any) -> str:
+    """Return the name of a callback's function, or of its class where it is no function."""
+    function = function_of(callback)
+    is_named = type(function) in (types.FunctionType, types.BuiltinFunctionType)
+    return str(function.__name__) if is_named else name_of(type(function))

@@ -1,0 +1,140 @@
+"""The last error: everything in Python and IPython that keeps an exception, and with it its frames, alive."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.core.facts import DEBUGGER
+from nbguard.memory.scan.heap.kinds import module_namespaces, mro_of, name_of, namespace_of
+from nbguard.memory.scan.oom.chain import is_exception, parts_of, slot
+from nbguard.memory.scan.pause import pause_main_thread
+from nbguard.memory.scan.roots.marimo import errors_of_cells
+from nbguard.memory.scan.roots.root import LiveRoot
+
+LABEL = "last error"
+PDB_VARIABLES = "__pdb_convenience_variables"
+"""Since Python 3.12 the debugger leaves the frame and the exception it looked at in the globals of the code it stopped in."""
+_SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
+
+
+def error_holders(shell: Any) -> Iterator[Any]:
+    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result.
+
+    Where marimo runs the cells, the errors of all that failed.
+    """
+    yield from (sys.__dict__[name] for name in _SYS_NAMES if sys.__dict__.get(name) is not None)
+    spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
+    yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
+    if shell is None:
+        yield from errors_of_cells()
+        return
+    printers = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
+    values = [getattr(printer, name, None) for printer in printers for name in ("tb", "evalue", "pdb")]
+    yield from (value for value in values if value is not None and type(value) is not type)
+    result = shell.last_execution_result
+    for name in ("error_in_exec", "error_before_exec"):
+        value = None if result is None else result.__dict__.get(name)
+        if value is not None:
+            yield value
+
+
+def error_roots(shell: Any) -> list[LiveRoot]:
+    """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
+    tracers = (*(frame.f_trace for frame in traced_frames()), *kept_debuggers())
+    debuggers = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
+    objects = tuple(error_holders(shell))
+    error = next((value for value in objects if is_exception(value)), None)
+    if not objects:
+        return debuggers
+    what = name_of(type(error)) if error is not None else "traceback"
+    return [*debuggers, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
+
+
+def traced_frames() -> list[types.FrameType]:
+    """Return the running frames of this thread on which a debugger that has ended left its trace function.
+
+    `set_trace()` puts it on every frame up to the outermost, `continue` takes it off all but that one.
+    """
+    frames = []
+    frame = sys._getframe() if sys.gettrace() is None and "bdb" in sys.modules else None
+    while frame is not None:
+        trace = frame.f_trace
+        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in mro_of(type(trace.__self__)):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def kept_debuggers() -> list[Any]:
+    """Return the debugger that `pdb` keeps to use again, with the frames at which it stopped last; nothing while it runs.
+
+    Python does so from 3.14 on.
+    """
+    pdb = sys.modules.get("pdb")
+    debugger = None if pdb is None or sys.gettrace() is not None else namespace_of(pdb.Pdb).get("_last_pdb_instance")
+    monitoring: Any = getattr(sys, "monitoring", None)  # by which another debugger may run
+    runs = monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+    return [] if debugger is None or runs else [debugger]
+
+
+def _cell_of(error: BaseException | None, shell: Any) -> int | None:
+    """Return the number of the cell in which the error was raised."""
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    traceback = None if error is None else slot(error, "__traceback__")
+    while traceback is not None:
+        number = numbers.get(traceback.tb_frame.f_code.co_filename)
+        if type(number) is int:
+            return number
+        traceback = traceback.tb_next
+    return None
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """The frames and exceptions of the last error, by id."""
+
+    frames: dict[int, types.FrameType]
+    errors: dict[int, BaseException]
+
+
+def error_parts(shell: Any) -> ErrorParts:
+    """Return the frames and exceptions of the last error, of chained and grouped ones and of the debugger, too."""
+    parts = ErrorParts({}, {})
+    visited: set[int] = set()
+    todo = list(error_holders(shell))
+    while todo:
+        value = todo.pop()
+        if value is None or id(value) in visited:
+            continue
+        visited.add(id(value))
+        if type(value) is dict:  # what the debugger left
+            todo += value.values()
+        elif type(value) is types.FrameType:
+            parts.frames[id(value)] = value
+            todo.append(value.f_back)
+        elif type(value) is types.TracebackType:
+            todo += [value.tb_frame, value.tb_next]
+        elif is_exception(value):
+            parts.errors[id(value)] = value
+            todo += [slot(value, name) for name in ("__traceback__", "__context__", "__cause__")]
+            todo += parts_of(value)
+    return parts
+
+
+def parts_by_id(ids: set[int]) -> ErrorParts:
+    """Return the frames and exceptions with these ids, if they still live."""
+    parts = ErrorParts({}, {})
+    with pause_main_thread():
+        for obj in gc.get_objects():
+            if id(obj) in ids:
+                if type(obj) is types.FrameType:
+                    parts.frames[id(obj)] = obj
+                elif is_exception(obj):
+                    parts.errors[id(obj)] = obj
+        obj = None  # before the main thread goes on: it may be one of its tensors
+    return parts

@@ -1,0 +1,110 @@
+"""Snapshot files as blocks: one that was written, the report on one, the changes between two, what-ifs of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nbguard.memory.allocator.replay.view import whatif_blocks
+from nbguard.memory.core import advice
+from nbguard.memory.core.views.device import holder_rows, holder_table, parts_bar, pool_table
+from nbguard.memory.reports.report import DeviceReport
+from nbguard.memory.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
+from nbguard.memory.snapshots.report import SnapshotReport
+from nbguard.memory.snapshots.save import SnapshotFiles
+from nbguard.memory.snapshots.whatif import WhatIfs
+from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
+from nbguard.units import counted, format_bytes, format_column, signed, unit_of
+
+_CHANGE_NAMES = ("change", "before", "after")
+
+
+def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
+    """Yield the file that was written, the one beside it, and the facts that they lack."""
+    parts = f"{counted(written.segments, 'segment')}, {_entries(written.events)}"
+    yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
+    left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""
+    names = f"version, settings, sizes, {counted(written.holders, 'holder')}{left}"
+    yield Line(f"pytorch.org/memory_viz opens it; next to it {written.beside}: {names}")
+    if not written.events:
+        yield Line(
+            f"no history was recorded, so it cannot be replayed: {advice.RECORD_ON.command}, before the cells in question"
+        )
+
+
+def _entries(number: int) -> str:
+    return f"{counted(number, 'entry', 'entries')} of history"
+
+
+def saved_blocks(saved: SnapshotReport, limit: int = 12) -> Iterator[Block]:
+    """Yield the report on a snapshot file; at most `limit` holders per device."""
+    version = "PyTorch's version is not known" if saved.torch_version is None else f"PyTorch {saved.torch_version}"
+    settings = "settings are not known" if saved.settings is None else saved.settings or "default settings"
+    yield Title(f"{saved.file} · {version} · {settings} · {_entries(sum(saved.events))}", "dim")
+    for device in saved.report.devices:
+        yield from _device(device, limit)
+    if saved.notes:
+        yield Listing(sentences=saved.notes)
+
+
+def _device(device: DeviceReport, limit: int) -> Iterator[Block]:
+    size = "" if device.total is None else f"of {format_bytes(device.total)}"
+    yield Section(device.device, device.name, size)
+    yield parts_bar(device.parts, device.total)
+    yield holder_table(holder_rows(device.holders, device.allocated, limit, opens=""))
+    if (pools := pool_table(device.pools)) is not None:
+        yield pools
+
+
+def diff_blocks(diff: SnapshotDiff, limit: int = 12) -> Iterator[Block]:
+    """Yield the changes between two files; at most `limit` rows of a table."""
+    yield Title(f"{diff.before} → {diff.after}", "dim")
+    for device in diff.devices:
+        yield from _changes(device, limit)
+    if diff.notes:
+        yield Listing(sentences=diff.notes)
+
+
+def _changes(device: DeviceDiff, limit: int) -> Iterator[Block]:
+    totals = (f"{row.label} {signed(row.grown)} → {format_bytes(row.after)}" for row in (device.allocated, device.reserved))
+    yield Section(device.device, figures=" · ".join(totals))
+    for what, rows, total in (("holder", device.holders, device.allocated), ("pool", device.pools, device.reserved)):
+        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} changed", "dim")
+
+
+def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limit: int) -> Table:
+    """Return rows and their total in one unit: the figures shown add up down each column."""
+    shown = _fewer(rows, limit)
+    unit = unit_of(max(max(row.before, row.after) for row in (*shown, total)))
+    columns = []
+    for name in ("grown", "before", "after"):
+        values = [getattr(row, name) for row in shown]
+        same = getattr(total, name) - sum(values)  # unchanged rows are in the total, and not shown
+        figures = [*format_column([*values, same], unit)[:-1], *format_column([getattr(total, name)], unit)]
+        columns.append([_signed(figure) for figure in figures] if name == "grown" else figures)
+    *above, last = zip([*(row.label for row in shown), total.label], *columns, strict=True)
+    return Table(
+        names=(what, *_CHANGE_NAMES),
+        rows=(*(TableRow(cells=cells) for cells in above), TableRow(cells=last, kind="sum")),
+        figures=(1, 2, 3),
+    )
+
+
+def _fewer(rows: Sequence[SizeChange], limit: int) -> list[SizeChange]:
+    """Return at most `limit` rows, and the rest in one: the column adds up."""
+    rest = rows[limit:]
+    if len(rest) < 2:
+        return list(rows)
+    before, after = sum(row.before for row in rest), sum(row.after for row in rest)
+    return [*rows[:limit], SizeChange(f"{len(rest)} more", before, after, after - before)]
+
+
+def _signed(figure: str) -> str:
+    return figure.replace("-", "−") if figure.startswith("-") else f"+{figure}"
+
+
+def whatifs_blocks(whatifs: WhatIfs) -> Iterator[Block]:
+    """Yield each device's what-if, then the memory that can be freed now."""
+    for whatif in whatifs.devices:
+        yield from whatif_blocks(whatif, whatifs.name)
+    if whatifs.to_free:
+        yield Listing(sentences=whatifs.to_free, mark="•")

@@ -1,0 +1,173 @@
+"""Checks of determinism: of a step that was tried, of loaders, seeds and switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nbguard.memory.core.advice import make_deterministic
+from nbguard.training.doctor.analysis.deterministic import Mode, StepTimes, slow_down
+from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
+from nbguard.training.doctor.analysis.step_trace import StepDifference, module_name
+from nbguard.units import counted, format_time
+
+Cure = Literal["deterministic mode", "one thread", "none"]
+_PASSES = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "loss": "the loss function",
+    "gradient": "the gradients of its parameters",
+    "update": "the optimizer's step",
+    "buffer": "a buffer",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationFact:
+    """An operation of PyTorch's."""
+
+    name: str  # such as aten.index_put_, or as PyTorch's message names it
+    module: str = ""  # path of the module whose forward pass ran; empty: none did, as in the backward pass
+    line: str = ""  # the user's line that called it, as In[7], line 3 in forward()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenState:
+    """Something that a step changes, that changes the next step, and that no checkpoint saves."""
+
+    name: str  # as the user would write it: model.noise.generator
+    kind: str  # generator, attribute, variable, list, tensor, …
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeterminismFacts:
+    """A step that was tried several times from one state."""
+
+    runs: int
+    tensors: int  # that were compared in each run
+    times: StepTimes  # of both passes
+    mode: Mode = "off"  # in which the fit would run
+    difference: StepDifference | None = None  # the first place in which runs differ; None: they do not
+    cure: Cure | None = None  # with this the runs agree; "none": with nothing that was tried
+    refused: str = ""  # the operation for which deterministic mode has no implementation
+    operation: OperationFact | None = None  # the first with other bits from the same
+    is_pythons: bool = False  # what was other came from Python: a number, a clock, a generator out of sight
+    known: tuple[OperationFact, ...] = ()  # operations that PyTorch says have no deterministic implementation
+    hidden: tuple[HiddenState, ...] = ()  # state that changes the bits of the next step
+    suspects: tuple[str, ...] = ()  # where runs differ: state that is there and cannot be put back
+    threads: int = 1
+    notes: tuple[str, ...] = ()  # what was left out
+
+
+def step_checks(facts: DeterminismFacts, learn: str = "learn") -> tuple[Check, ...]:
+    """Return the checks of a step that was tried."""
+    seen = f"{facts.runs} runs of one step from one state, {counted(facts.tensors, 'tensor')} compared by their bytes"
+    cost = slow_down(facts.times)
+    time = f"{format_time(facts.times.plain)} each{f'; deterministic mode: {cost}' if cost else ''}"
+    hidden = counted(len(facts.hidden), "place") if facts.hidden else "a step leaves no state that changes the next"
+    known = ", ".join(sorted({fact.name for fact in facts.known})) or "PyTorch has a deterministic way for each"
+    if facts.known and facts.mode == "warn only":
+        known += " (no deterministic implementation; the mode only warns, and the bits agreed here)"
+    return (
+        checked("determinism", "one step", f"{seen}; {time}", *_difference(facts, learn)),
+        checked("determinism", "operations", known, *_known(facts, learn)),
+        checked("determinism", "hidden state", hidden, *_hidden(facts, learn)),
+    )
+
+
+def _where(path: str) -> str:
+    return f"`{module_name(path)}`" if path else "the model's own forward code"
+
+
+def _difference(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
+    difference = facts.difference
+    if difference is None:
+        return
+    others = f" (or {', '.join(f'`{module_name(path)}`' for path in difference.others)})" if difference.others else ""
+    if difference.direction in ("loss", "update"):
+        place = _PASSES[difference.direction]
+    else:
+        place = f"{_where(difference.path)}{others} in {_PASSES[difference.direction]}"
+    yield CheckFinding(
+        severity="problem",
+        what=f"the same step gives different bits each time, first in {place}",
+        evidence=_reason(facts),
+        command=_command(facts, learn),
+    )
+
+
+def _reason(facts: DeterminismFacts) -> str:
+    """Return why the runs differ, as far as it was tried."""
+    operation = facts.operation
+    if operation is None:
+        named = ""
+    else:
+        where = ", ".join(part for part in (operation.module and module_name(operation.module), operation.line) if part)
+        named = f"{operation.name}{f' ({where})' if where else ''}"
+    if facts.cure == "deterministic mode":
+        return f"{named or 'an operation'} gives the same bits in PyTorch's deterministic mode"
+    if facts.refused:
+        return f"{facts.refused} has no deterministic implementation" + (f"; the bits first differ in {named}" if named else "")
+    if facts.cure == "one thread":
+        return f"{named or 'an operation'} gives the same bits with one thread instead of {facts.threads}"
+    if facts.is_pythons:
+        tail = f"; it may be {', '.join(facts.suspects[:3])}" if facts.suspects else ""
+        return (
+            f"Python gives {named or 'an operation'} different numbers in each run, although all generators were restored{tail}"
+        )
+    return f"{named or 'the cause was not found'}; deterministic mode does not help"
+
+
+def _command(facts: DeterminismFacts, learn: str) -> str:
+    if facts.cure == "deterministic mode":
+        return make_deterministic(learn).command
+    if facts.cure == "one thread":
+        return "torch.set_num_threads(1)"
+    if facts.refused:
+        line = facts.operation.line if facts.operation is not None else ""
+        return f"# replace {facts.refused}{f' at {line}' if line else ''} by a deterministic operation"
+    line = facts.operation.line if facts.operation is not None else ""
+    return f"# draw it from torch's generator, which a seed reaches{f': {line}' if line else ''}"
+
+
+def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
+    if facts.difference is not None and facts.refused:
+        return  # it is the finding of the step
+    if facts.mode == "warn only":
+        return  # what could be done about them has been done
+    for fact in facts.known:
+        where = ", ".join(part for part in (fact.module and f"`{module_name(fact.module)}`", fact.line) if part)
+        yield CheckFinding(
+            severity="problem" if facts.mode == "on" else "advice",
+            what=f"{fact.name} has no deterministic implementation" + (f": {where}" if where else ""),
+            evidence="deterministic mode is on, so each fit raises here"
+            if facts.mode == "on"
+            else "its bits agreed here, but PyTorch does not promise that and raises in deterministic mode",
+            command=make_deterministic(learn, warn_only=True).command,
+        )
+
+
+def _hidden(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
+    for state in facts.hidden:
+        if state.kind == "generator":
+            yield CheckFinding(
+                severity="advice",
+                what=f"{state.name} is a separate generator that global seeds do not affect",
+                evidence="its state changes the next step, and no checkpoint saves it",
+                command=make_deterministic(learn).command,
+            )
+        else:
+            yield CheckFinding(
+                severity="advice",
+                what=(
+                    f"{state.name} changes in each step and affects the next, but `state_dict` does not save this {state.kind}"
+                ),
+                evidence="the bits agree only when it is restored, so a fit from a checkpoint gives other results",
+                command=f"# make {state.name} a buffer: self.register_buffer(…), or get_extra_state and set_extra_state",
+            )
+
+
+def no_step(reason: str) -> tuple[Check, ...]:
+    """Return the checks of a step that could not be tried."""
+    return tuple(not_checked("determinism", name, reason) for name in ("one step", "operations", "hidden state"))

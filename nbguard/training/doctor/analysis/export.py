@@ -1,0 +1,294 @@
+"""Checks of export: attempts that were made on copies, their failures, and what a server has to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from nbguard.memory.core.advice import repair_export
+from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
+from nbguard.training.doctor.analysis.repairs import ModuleRepair, repair_of, repair_of_output
+from nbguard.training.doctor.analysis.step_trace import module_name
+from nbguard.units import counted, format_time
+
+TOLERANCE = 1e-4
+"""Of the largest output: from here on values of an exported model are other ones."""
+FORMATS = ("torch.export", "dynamic batch", "strict", "jit.trace", "jit.script", "ONNX")
+"""What is tried, in this order."""
+OUTDATED = ("jit.trace", "jit.script")
+"""TorchScript: PyTorch warns that it is on its way out, and points to `torch.export`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFailure:
+    """One reason for which a model cannot be exported as it is."""
+
+    error: str  # class of the error
+    message: str  # its first line
+    module: str = ""  # path of the module in whose forward pass it happened
+    module_class: str = ""  # its class with its module, such as fastai.layers.ToTensorBase
+    line: str = ""  # the line of code, as layers.py:81 in forward()
+    code: str = ""  # that line's text
+    output: str = ""  # class of what it returns and no exported program can, such as transformers.cache_utils.DynamicCache
+    refused: int | None = None  # items of a batch that the exported model does not take; then it was exported
+
+    @property
+    def repair(self) -> ModuleRepair | None:
+        """Return what is known to cure it; None if nothing is."""
+        return repair_of_output(self.output) if self.output else repair_of(self.module_class)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueDifference:
+    """Exported against eager, for a batch of one size."""
+
+    items: int
+    largest: float  # difference of two values
+    relative: float  # to the largest value of the eager model; NaN where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenValue:
+    """Something of the batch that was traced and stays in the trace for good."""
+
+    kind: Literal["branch", "number", "size", "value"]  # the last: the line is not known
+    line: str = ""  # as In[7], line 3 in forward()
+    code: str = ""  # that line's text
+    batch: str = ""  # a batch for which the trace computes something else, as in: with the signs turned; empty: none did
+    largest: float | None = None  # the largest difference for that batch; infinite where the trace fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAttempt:
+    """One way of export, tried."""
+
+    name: str  # one of FORMATS
+    passes: bool
+    seconds: float = 0.0
+    failures: tuple[ExportFailure, ...] = ()
+    differences: tuple[ValueDifference, ...] = ()
+    frozen: tuple[FrozenValue, ...] = ()  # of a trace
+    latency: int | None = None  # nanoseconds of a call of the exported model; the least of some
+    reason: str = ""  # why it was not tried; then it neither passes nor fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChange:
+    """A callback that changes what goes into the model or comes out of it."""
+
+    callback: str  # its class
+    event: str  # before_batch or after_pred
+    line: str  # at which it does so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFacts:
+    """All attempts, and what belongs to the model outside of it."""
+
+    attempts: tuple[ExportAttempt, ...]
+    eager: int  # nanoseconds of a call of the eager model
+    items: int  # of the batch
+    preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
+    changes: tuple[BatchChange, ...] = ()  # by callbacks, which no export has
+    is_learner: bool = True  # a model without a Learner is not written by `learn.export()`
+    unpicklable: tuple[str, ...] = ()  # what `learn.export()` writes by name, and a server has not
+    notes: tuple[str, ...] = ()
+
+
+def export_checks(facts: ExportFacts, learn: str = "learn", batch: str = "") -> tuple[Check, ...]:
+    """Return a check for each attempt, and those of what surrounds the model.
+
+    Args:
+        facts: what came of the attempts.
+        learn: name of the Learner or the model, for commands.
+        batch: likewise of the batch; empty where it is the loader's.
+    """
+    repair = repair_export(learn, batch).command
+    checks = [_attempt(attempt, facts, repair) for attempt in facts.attempts]
+    callbacks = (_callbacks(facts),) if facts.is_learner else ()
+    return (*checks, _preprocessing(facts), *callbacks, _pickled(facts))
+
+
+def no_export(reason: str) -> tuple[Check, ...]:
+    """Return the checks of an export that could not be tried."""
+    return tuple(not_checked("export", name, reason) for name in FORMATS)
+
+
+def _attempt(attempt: ExportAttempt, facts: ExportFacts, repair: str) -> Check:
+    if attempt.reason:
+        return not_checked("export", attempt.name, attempt.reason)
+    if not attempt.passes:
+        findings = [_failure(attempt, failure, repair) for failure in attempt.failures]
+        return checked("export", attempt.name, f"{counted(len(findings), 'failure')} in {attempt.seconds:.1f} s", *findings)
+    sizes = ", ".join(f"{each.items}" for each in attempt.differences)
+    worst = max((each.largest for each in attempt.differences), default=0.0)
+    values = f"; batches of {sizes}: values differ by {worst:.2g} at most" if sizes else ""
+    speed = f"; {format_time(attempt.latency)} a call, eager {format_time(facts.eager)}" if attempt.latency else ""
+    until = "; PyTorch is retiring TorchScript" if attempt.name in OUTDATED else ""
+    evidence = f"passes in {attempt.seconds:.1f} s{values}{speed}{until}"
+    return checked("export", attempt.name, evidence, *_values(attempt), *_frozen(attempt))
+
+
+def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> CheckFinding:
+    where = module_name(failure.module) if failure.module else "the model"
+    kind = f" ({failure.module_class.rpartition('.')[2]})" if failure.module_class else ""
+    place = f" at {failure.line}" if failure.line else ""
+    code = f": `{failure.code}`" if failure.code else ""
+    if failure.refused is not None:
+        what = f"{attempt.name}: the exported model refuses a batch of {failure.refused}"
+    elif failure.output:
+        what = f"{attempt.name}: `{where}`{kind} returns a {failure.output.rpartition('.')[2]}, which cannot be exported{place}"
+    else:
+        what = f"{attempt.name}: `{where}`{kind} cannot be exported{place}"
+    known = failure.repair
+    is_repaired = known is not None and bool(known.replacement or known.setting) and attempt.name not in OUTDATED
+    return CheckFinding(
+        severity="note" if attempt.name in ("strict", *OUTDATED) else "advice",
+        what=what,
+        evidence=f"{failure.error}: {failure.message}{code}{_sizes(attempt) if failure.refused is not None else ''}",
+        command=repair if is_repaired else _advice(attempt, failure),
+    )
+
+
+def _advice(attempt: ExportAttempt, failure: ExportFailure) -> str:
+    """Return what to do about a failure that no replacement cures."""
+    if attempt.name in OUTDATED:
+        return "# PyTorch is retiring TorchScript: use torch.export's program instead"
+    if failure.repair is not None:
+        return f"# {failure.repair.reason}"
+    for mark, advice in _BY_MESSAGE:
+        if mark in f"{failure.error} {failure.message}":
+            return f"# {advice}"
+    return "# export the model without this module, or replace it with PyTorch's own modules"
+
+
+_FIXED = "a size is fixed in the code: use x.shape[0] instead of a number or len(x)"
+_BY_MESSAGE = (
+    (
+        "GuardOnDataDependent",
+        "the path depends on values: use torch.where or torch.cond instead of `if`",
+    ),
+    (
+        "DATA_DEPENDENT",
+        "the path or a shape depends on values: use torch.where or torch.cond instead of `if`",
+    ),
+    ("Data-dependent branching", "the path depends on values: use torch.where or torch.cond instead of `if`"),
+    ("is refused", "the code treats one size differently: pad to two on the server, or export that size separately"),
+    (
+        "Could not guard on data-dependent",
+        "a shape depends on values: mask instead of cutting, or state its bounds with torch._check",
+    ),
+    ("Constraints violated", _FIXED),
+    (".numpy()", "use torch functions: numpy's are not part of a graph"),
+    ("specialized", _FIXED),
+    ("Must provide a tree_name", "name the inputs in forward(): PyTorch fixes the sizes of **kwargs"),
+)
+
+
+def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
+    for each in attempt.differences:
+        if not each.relative <= TOLERANCE:
+            yield CheckFinding(
+                severity="problem",
+                what=f"{attempt.name}: the exported model computes different values for a batch of {each.items}",
+                evidence=f"they differ by up to {each.largest:.3g}, {each.relative:.1e} of the largest value{_sizes(attempt)}",
+                command="# it fixes a value or a branch of the traced batch: compute that with tensors",
+            )
+            return
+
+
+def _frozen(attempt: ExportAttempt) -> Iterator[CheckFinding]:
+    """Yield what a trace holds of one batch's values, the branches that are known to matter first."""
+    for value in attempt.frozen:
+        if value.kind == "size":
+            continue
+        where = f"the {_FROZEN[value.kind]} at {value.line}" if value.line else "something"
+        code = f"`{value.code}`; " if value.code else ""
+        if value.largest is None:
+            yield CheckFinding(
+                severity="note",
+                what=f"{attempt.name}: {where} is frozen for this batch",
+                evidence=f"{code}batches with other values gave the same results",
+                command=_UNFROZEN[value.kind],
+            )
+            continue
+        wrong = "the trace fails" if value.largest == inf else f"values differ by up to {value.largest:.3g}"
+        yield CheckFinding(
+            severity="problem",
+            what=f"{attempt.name}: {where} is frozen for this batch",
+            evidence=f"{code}for a batch {value.batch} {wrong}",
+            command=_UNFROZEN[value.kind],
+        )
+
+
+_FROZEN = {"branch": "branch", "number": "number that is read", "value": "value"}
+_UNFROZEN = {
+    "branch": "# torch.where or torch.cond instead of `if`, and torch.export instead of a trace",
+    "number": "# compute with the tensor instead of the number, or export with torch.export",
+    "value": "# it fixes a value or a branch of the traced batch: compute that with tensors",
+}
+
+
+def _sizes(attempt: ExportAttempt) -> str:
+    """Return the lines at which a trace takes a size for a number, to go on with; empty if there are none."""
+    sizes = [f"{value.line} (`{value.code}`)" for value in attempt.frozen if value.kind == "size"]
+    return f"; a size becomes a number at {', '.join(sizes[:3])}" if sizes else ""
+
+
+def _preprocessing(facts: ExportFacts) -> Check:
+    if not facts.preprocessing:
+        return not_checked("export", "preprocessing", "there are no fastai loaders with transforms to read")
+    finding = CheckFinding(
+        severity="note",
+        what="no export includes the loaders' transforms, so a server has to repeat them",
+        evidence="; ".join(facts.preprocessing),
+        command="learn.dls.test_dl([item])   # gives the batch that the exported model wants",
+    )
+    return checked("export", "preprocessing", counted(len(facts.preprocessing), "step"), finding)
+
+
+def _callbacks(facts: ExportFacts) -> Check:
+    findings = [
+        CheckFinding(
+            severity="advice",
+            what=f"{change.callback} changes {_CHANGED[change.event]} in {change.event}, but the exported model does not",
+            evidence=f"at {change.line}; an export contains only the model, not the callbacks",
+            command="# do the same in forward() of the model, or on the server",
+        )
+        for change in facts.changes
+    ]
+    return checked("export", "callbacks", "some change a batch or a prediction", *findings) if findings else _CONTENT
+
+
+_CHANGED = {"before_batch": "each batch", "after_pred": "each prediction"}
+_CONTENT = checked("export", "callbacks", "none of yours changes a batch or a prediction outside of training")
+
+
+def _pickled(facts: ExportFacts) -> Check:
+    if not facts.is_learner:
+        return _saved(facts)
+    if not facts.unpicklable:
+        return checked("export", "learn.export()", "every object pickled by name comes from an importable module")
+    finding = CheckFinding(
+        severity="advice",
+        what="`load_learner` elsewhere will not find objects defined in the notebook",
+        evidence="pickled by name only: " + ", ".join(facts.unpicklable[:8]),
+        command="# move it into a module, such as  %%writefile transforms.py , and import it here and there",
+    )
+    return checked("export", "learn.export()", counted(len(facts.unpicklable), "object"), finding)
+
+
+def _saved(facts: ExportFacts) -> Check:
+    """Return the check of a whole model that is written by `torch.save`: its values alone need no class."""
+    name = "torch.save(model)"
+    if not facts.unpicklable:
+        return checked("export", name, "every object pickled by name comes from an importable module")
+    finding = CheckFinding(
+        severity="note",
+        what="a file from torch.save cannot be loaded elsewhere as a whole model",
+        evidence="by name only, or not at all: " + ", ".join(facts.unpicklable[:8]),
+        command='torch.save(model.state_dict(), "model.pt")   # the values only; share the code as a module',
+    )
+    return checked("export", name, counted(len(facts.unpicklable), "object"), finding)

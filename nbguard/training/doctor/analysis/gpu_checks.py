@@ -1,0 +1,223 @@
+"""Checks of the driver, the GPUs, and the PyTorch build that is to run on them."""
+
+from __future__ import annotations
+
+from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
+from nbguard.training.doctor.analysis.environment import Capability, EnvironmentFacts
+
+_NO_TORCH = "PyTorch is not imported: import torch, then run it again"
+_GET = "pytorch.org/get-started"
+
+
+def gpu_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
+    """Return the checks of what stands between a GPU and PyTorch."""
+    return (_driver(facts), _architectures(facts), _libraries(facts), _precision(facts), _initialised(facts))
+
+
+def _no_gpu(facts: EnvironmentFacts) -> str:
+    return (facts.driver.reason or "the driver lists no GPU").partition(":")[0]
+
+
+def _driver(facts: EnvironmentFacts) -> Check:
+    driver, torch = facts.driver, facts.torch
+    if torch is None:
+        return not_checked("environment", "driver and CUDA", _NO_TORCH)
+    build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no GPU"
+    if not driver.gpus:
+        return not_checked("environment", "driver and CUDA", _no_gpu(facts))
+    names = ", ".join(gpu.name for gpu in driver.gpus)
+    known = f"driver {driver.version or '?'} runs CUDA up to {_dotted(driver.cuda)}; {names}; PyTorch is built for {build}"
+    if not torch.cuda and not torch.hip:
+        return checked(
+            "environment",
+            "driver and CUDA",
+            known,
+            CheckFinding(
+                severity="problem",
+                what="this PyTorch has no CUDA, although the machine has an NVIDIA GPU",
+                evidence=f"PyTorch {torch.version} is a build for CPUs; {names} stands idle",
+                command=f"# install the build for CUDA {_dotted(driver.cuda)} or older from {_GET}, then restart the kernel",
+            ),
+        )
+    if torch.cuda and driver.cuda is not None and _major(torch.cuda) > driver.cuda[0]:
+        return checked(
+            "environment",
+            "driver and CUDA",
+            known,
+            CheckFinding(
+                severity="problem",
+                what=f"the driver runs CUDA up to {_dotted(driver.cuda)}, and this PyTorch is built for {torch.cuda}",
+                evidence=f"driver {driver.version}; a newer major version of CUDA needs a newer driver",
+                command=f"# install a newer driver, or the PyTorch build for CUDA {driver.cuda[0]} from {_GET}",
+            ),
+        )
+    return checked("environment", "driver and CUDA", known)
+
+
+def _architectures(facts: EnvironmentFacts) -> Check:
+    name, torch = "GPU and build", facts.torch
+    if torch is None:
+        return not_checked("environment", name, _NO_TORCH)
+    if not facts.driver.gpus:
+        return not_checked("environment", name, _no_gpu(facts))
+    gpus = [gpu for gpu in facts.driver.gpus if gpu.capability is not None]
+    if not gpus or not torch.architectures:
+        return not_checked("environment", name, "no NVIDIA GPU reports its compute capability, or the build has no CUDA")
+    lacking = [gpu for gpu in gpus if gpu.capability is not None and not runs_on(gpu.capability, torch.architectures)]
+    built = " ".join(torch.architectures)
+    shown = ", ".join(f"{gpu.name} {_dotted(gpu.capability)}" for gpu in gpus)
+    return checked(
+        "environment",
+        name,
+        f"{shown}; the build has {built}",
+        *(
+            CheckFinding(
+                severity="problem",
+                what=f"this PyTorch has no code for {gpu.name}",
+                evidence=f"its compute capability is {_dotted(gpu.capability)}; the build has {built}",
+                command=f"# install a PyTorch build whose torch.cuda.get_arch_list() names it, from {_GET}",
+            )
+            for gpu in lacking
+        ),
+    )
+
+
+def runs_on(capability: Capability, architectures: tuple[str, ...]) -> bool:
+    """Say whether a build has code for a GPU: machine code of its major version, or portable code of an older one.
+
+    The rule of `torch.cuda._check_cubins`; machine code of sm_90a runs on 9.0 alone.
+    """
+    for architecture in architectures:
+        kind, _, digits = architecture.partition("_")
+        number = digits.rstrip("af")
+        if not number.isdigit():
+            continue
+        built = int(number[:-1]), int(number[-1])
+        if kind == "sm" and built == capability:
+            return True
+        if kind == "sm" and number == digits and built[0] == capability[0] and built[1] <= capability[1]:
+            return True
+        if kind == "compute" and built <= capability:
+            return True
+    return False
+
+
+def _libraries(facts: EnvironmentFacts) -> Check:
+    name, torch = "cuDNN, NCCL, cuBLAS", facts.torch
+    if torch is None:
+        return not_checked("environment", name, _NO_TORCH)
+    if not torch.cuda:
+        return not_checked("environment", name, "this PyTorch is built without CUDA")
+    findings = []
+    if torch.cudnn_built and torch.cudnn_loaded and torch.cudnn_built[0] != torch.cudnn_loaded[0]:
+        findings.append(
+            CheckFinding(
+                severity="problem",
+                what=f"cuDNN {_dotted(torch.cudnn_loaded)} is loaded, PyTorch was built for {_dotted(torch.cudnn_built)}",
+                evidence="convolutions fail because another major version has other functions",
+                command="unset LD_LIBRARY_PATH  # before Jupyter starts: the wheel brings its own cuDNN",
+            )
+        )
+    strangers = [(library, path) for library, path in facts.libraries if "site-packages" not in path]
+    if strangers:
+        findings.append(
+            CheckFinding(
+                severity="note",
+                what=f"{', '.join(sorted({library for library, _ in strangers}))} is the system's, not PyTorch's own",
+                evidence="; ".join(sorted({path for _, path in strangers})[:3]),
+                command="unset LD_LIBRARY_PATH  # before Jupyter starts, unless that is meant",
+            )
+        )
+    versions = f"cuDNN {_dotted(torch.cudnn_loaded or torch.cudnn_built)} · NCCL {_dotted(torch.nccl)}"
+    return checked("environment", name, versions, *findings)
+
+
+def _precision(facts: EnvironmentFacts) -> Check:
+    name, torch = "TensorFloat-32", facts.torch
+    if torch is None:
+        return not_checked("environment", name, _NO_TORCH)
+    if not facts.driver.gpus:
+        return not_checked("environment", name, _no_gpu(facts))
+    capable = [gpu for gpu in facts.driver.gpus if gpu.capability is not None and gpu.capability >= (8, 0)]
+    if not capable:
+        return not_checked("environment", name, "no GPU here supports it (compute capability 8.0 and newer)")
+    precision = f"products of float32 matrices: {torch.matmul_precision}"
+    if torch.matmul_precision != "highest":
+        return checked("environment", name, precision)
+    return checked(
+        "environment",
+        name,
+        precision,
+        CheckFinding(
+            severity="note",
+            what="products of float32 matrices do not use the tensor cores",
+            evidence=f"{capable[0].name} has TensorFloat-32, with 10 bits of mantissa instead of 23; autocast is not affected",
+            command='torch.set_float32_matmul_precision("high")',
+        ),
+    )
+
+
+def _initialised(facts: EnvironmentFacts) -> Check:
+    name, torch = "start of CUDA", facts.torch
+    if torch is None:
+        return not_checked("environment", name, _NO_TORCH)
+    where = f" by {facts.cuda_line}" if facts.cuda_line else ""
+    fresh = "# restart the kernel, and call notebook_launcher before anything is put on the GPU"
+    if torch.is_bad_fork:
+        return checked(
+            "environment",
+            name,
+            "this process was forked after CUDA had been initialised",
+            CheckFinding(
+                severity="problem",
+                what="CUDA cannot be used in this process because its parent initialised CUDA before the fork",
+                evidence="`torch.cuda._is_in_bad_fork()` is True",
+                command=fresh,
+            ),
+        )
+    if torch.has_context:
+        return checked(
+            "environment",
+            name,
+            f"CUDA was initialised{where}",
+            CheckFinding(
+                severity="note",
+                what=f"CUDA was initialised{where}, so `notebook_launcher` can no longer fork this kernel",
+                evidence="a forked child cannot use its parent's context; one process with one GPU is not affected",
+                command=fresh,
+            ),
+        )
+    if facts.has_driver_open:
+        return checked(
+            "environment",
+            name,
+            "/dev/nvidia-uvm is open, and PyTorch has no context",
+            CheckFinding(
+                severity="note",
+                what="CUDA's driver is initialised, so `notebook_launcher` cannot fork this kernel safely",
+                evidence="/dev/nvidia-uvm is open in this process: `torch.cuda.is_available()`, or another library, opens it",
+                command=fresh,
+            ),
+        )
+    if facts.has_accelerator_state:
+        return checked(
+            "environment",
+            name,
+            "accelerate has been set up in this process",
+            CheckFinding(
+                severity="note",
+                what="an Accelerator was made in this notebook, so `notebook_launcher` refuses to start",
+                evidence="`AcceleratorState` is filled",
+                command="# restart the kernel, and make the Accelerator inside of the launched function",
+            ),
+        )
+    return checked("environment", name, "CUDA is not initialised in this process, so it can be forked")
+
+
+def _dotted(version: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, version)) if version else "?"
+
+
+def _major(version: str) -> int:
+    digits = version.partition(".")[0]
+    return int(digits) if digits.isdigit() else 0

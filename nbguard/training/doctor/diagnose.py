@@ -1,0 +1,133 @@
+"""`nbguard.diagnose`: does it repeat, does it export, is this machine right."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nbguard.errors import UndiagnosableError
+from nbguard.memory.core import advice
+from nbguard.memory.scan.progress import stage
+from nbguard.training.doctor.analysis.determinism import no_step, step_checks
+from nbguard.training.doctor.analysis.diagnosis import Check, Diagnosis, not_checked
+from nbguard.training.doctor.analysis.environment import EnvironmentFacts
+from nbguard.training.doctor.analysis.export import export_checks, no_export
+from nbguard.training.doctor.analysis.gpu_checks import gpu_checks
+from nbguard.training.doctor.analysis.learner_checks import learner_checks
+from nbguard.training.doctor.analysis.machine_checks import machine_checks
+from nbguard.training.doctor.analysis.seed_checks import seed_checks
+from nbguard.training.doctor.analysis.variable_checks import variable_checks
+from nbguard.training.doctor.environment import environment_facts
+from nbguard.training.doctor.learner_facts import learner_facts
+from nbguard.training.doctor.subject import TrialSubject, subject_of
+from nbguard.training.runs.analysis.cell_seeds import seeds_in
+
+
+def diagnose(  # noqa: PLR0913 - a public function with keywords
+    learn: Any = None,
+    batch: Any = None,
+    *,
+    loss_func: Any = None,
+    optimizer: Any = None,
+    cells: Sequence[str] | None = None,
+    name: str = "learn",
+    batch_name: str = "",
+    determinism: bool = True,
+    export: bool = True,
+    environment: bool = True,
+) -> Diagnosis:
+    """Return whether this machine is set up for a fit, whether its steps repeat bit by bit, and whether its model exports.
+
+    A step is tried on copies of the parameters and buffers: the model, its optimizer, gradients, statistics and hooks, the
+    loaders and all generators of random numbers are afterwards as they were.
+
+    Args:
+        learn: a fastai Learner or a torch module; None: only what needs neither is checked.
+        batch: a batch as the training loader yields it, inputs first; None: one is taken from the Learner's training set.
+        loss_func: of a model that is no Learner's; None: the sum of its outputs stands for the loss.
+        optimizer: of a model that is no Learner's; None: no step is made.
+        cells: sources of the cells of a notebook, in the order in which they ran; None: this is no notebook.
+        name: of `learn` in the notebook, for commands.
+        batch_name: of `batch`, likewise.
+        determinism: whether to try whether a step repeats: some ten steps are run.
+        export: whether to try to export the model: seconds, and the first time some more for PyTorch's compiler.
+        environment: whether to check the machine, the libraries and the settings.
+
+    Raises:
+        NbguardError: an argument cannot be used; nothing has been changed.
+    """
+    started = time.perf_counter()
+    subject = None if learn is None else subject_of(learn, batch, loss_func, optimizer)
+    checks: list[Check] = []
+    notes: list[str] = []
+    has_gpu = None
+    if environment:
+        stage("looking at this machine")
+        facts = environment_facts()
+        has_gpu = bool(facts.driver.gpus)
+        checks += _environment(subject, facts)
+    if determinism:
+        stage("trying whether a step repeats")
+        made, left_out = _determinism(subject, cells, name)
+        checks += made
+        notes += left_out
+    if export:
+        stage("trying whether the model exports")
+        made, left_out = _export(subject, name, batch_name)
+        checks += made
+        notes += left_out
+        gc.collect()  # exporters leave cycles that lead to the parameters: a report would show them as the user's
+    return Diagnosis(
+        subject="" if subject is None else subject.name,
+        checks=tuple(checks),
+        has_gpu=has_gpu,
+        notes=tuple(notes),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _environment(subject: TrialSubject | None, facts: EnvironmentFacts) -> tuple[Check, ...]:
+    settings = None if subject is None else learner_facts(subject)
+    return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(settings, facts))
+
+
+_NOTHING = f"no Learner or model was given: {advice.diagnose().code}"
+
+
+def _determinism(
+    subject: TrialSubject | None, cells: Sequence[str] | None, name: str
+) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of determinism, and what they left out."""
+    if subject is None:
+        return (not_checked("determinism", "one step", _NOTHING),), ()
+    from nbguard.training.doctor.determinism.batch import trial_batch
+    from nbguard.training.doctor.determinism.seeds import loader_seeds, switch_states
+    from nbguard.training.doctor.determinism.trial import tried
+    from nbguard.training.doctor.fit_device import on_fit_device
+
+    seeds = seed_checks(loader_seeds(subject), switch_states(subject), None if cells is None else seeds_in(cells), name)
+    try:
+        with on_fit_device(subject):
+            facts = tried(subject, trial_batch(subject))
+    except UndiagnosableError as error:
+        return (*no_step(str(error)), *seeds), ()
+    return (*step_checks(facts, name), *seeds), facts.notes
+
+
+def _export(subject: TrialSubject | None, name: str, batch_name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of export, and what they left out."""
+    if subject is None:
+        return no_export(_NOTHING), ()
+    from nbguard.training.doctor.determinism.batch import trial_batch
+    from nbguard.training.doctor.export.trial import exported
+    from nbguard.training.doctor.fit_device import on_fit_device
+
+    try:
+        with on_fit_device(subject):
+            facts = exported(subject, trial_batch(subject))
+    except UndiagnosableError as error:
+        return no_export(str(error)), ()
+    given = batch_name or ("batch" if subject.batch is not None else "")
+    return export_checks(facts, name, given), facts.notes

@@ -1,0 +1,142 @@
+"""Errors of exporters as facts: the module in whose forward pass they happened, the line, the message."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+from torch import nn
+
+from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.render.words import clean, line_words
+from nbguard.training.doctor.analysis.export import ExportFailure
+
+_FROM_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+"""As the strict export writes its lines; TorchScript, which has the innermost first, writes no function."""
+_ON_MODULE = re.compile(r"on module '(\w+)'")
+Line = tuple[str, int, str]
+"""(file, line, function)"""
+
+_INNER = ("torch", "_ops", "fasttransform", "fastcore", "nbguard")
+"""Packages whose lines are not the reason: the line that called them is."""
+
+
+def failure_of(error: BaseException, model: nn.Module) -> ExportFailure:
+    """Return an error of an exporter as a fact. `model` is the copy that was exported."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    module, line = _of_traceback(error.__traceback__, paths)
+    text = str(error)
+    if module is None:
+        frames = [(file, int(number), function) for file, number, function in _FROM_USER_CODE.findall(text)]
+        own = [frame for frame in frames if not is_inner(frame[0])]
+        if own and not own[0][2]:
+            own.reverse()
+        module, line = _of_frames(own or ([line] if line else []), model)
+        module = module or _by_class(text, model)
+    return _failure(type(error).__name__, _first_line(text), module, line)
+
+
+def _by_class(text: str, model: nn.Module) -> tuple[str, Any] | None:
+    """Return (path, module) of the first module of the class that a message of TorchScript's names."""
+    match = _ON_MODULE.search(text)
+    named = model.named_modules() if match is not None else ()
+    return next(((path, each) for path, each in named if match is not None and type(each).__name__ == match[1]), None)
+
+
+def failure_at(kind: str, message: str, frames: Iterable[Line], model: nn.Module) -> ExportFailure:
+    """Return a failure by a stack without live frames, the outermost first."""
+    return _failure(kind, message, *_of_frames([frame for frame in frames if not is_inner(frame[0])], model))
+
+
+def failure_in(model: nn.Module, module: nn.Module, line: Line, *, output: str) -> ExportFailure:
+    """Return the failure of a module that returns an object of a class which no exported program can return."""
+    path = next(path for path, each in model.named_modules() if each is module)
+    return replace(_failure("", "", (path, module), line), output=output)
+
+
+def _of_frames(frames: list[Line], model: nn.Module) -> tuple[tuple[str, Any] | None, Line | None]:
+    """Return (path and module, line) of the innermost line that is of a module's forward pass; else the innermost of all."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    for frame in reversed(frames):
+        owner = _owner(frame, model)
+        if owner is not None:
+            return (paths[id(owner)], owner), frame
+    return None, frames[-1] if frames else None
+
+
+def _failure(kind: str, message: str, module: tuple[str, Any] | None, line: Line | None) -> ExportFailure:
+    name = "" if module is None else f"{type(module[1]).__module__}.{type(module[1]).__qualname__}"
+    return ExportFailure(
+        error=kind,
+        message=clean(message, 220),
+        module="" if module is None else module[0],
+        module_class=name,
+        line="" if line is None else words_of(line),
+        code="" if line is None else code_at(line[0], line[1]),
+    )
+
+
+def words_of(line: Line) -> str:
+    """Return a line as it is shown, as in In[7], line 3 in forward()."""
+    return line_words(_place(line[0]), line[1], line[2])
+
+
+def code_at(file: str, number: int) -> str:
+    """Return the text of a line; empty where no source is to be had."""
+    return linecache.getline(file, number).strip()[:100]
+
+
+def _of_traceback(trace: TracebackType | None, paths: dict[int, str]) -> tuple[tuple[str, Any] | None, Line | None]:
+    """Return (path and module, line) of the innermost forward pass in a traceback; else the innermost line outside of torch."""
+    module, line, last = None, None, None
+    for frame, number in traceback.walk_tb(trace):
+        here = frame.f_code.co_filename, number, frame.f_code.co_name
+        if not is_inner(here[0]):
+            last = here
+            own = frame.f_locals.get("self")
+            if id(own) in paths and isinstance(own, nn.Module):
+                module, line = (paths[id(own)], own), here
+    return module, line or last
+
+
+def is_inner(file: str) -> bool:
+    """Say whether a file is PyTorch's, or of others whose lines are not the reason."""
+    parts = Path(file).parts
+    if "site-packages" in parts:
+        return parts[len(parts) - 1 - parts[::-1].index("site-packages") + 1].removesuffix(".py") in _INNER
+    return file.startswith("<") or "/nbguard/training/doctor/" in file or "contextlib" in file
+
+
+def _owner(line: Line, model: nn.Module) -> Any:
+    """Return the module that has a line of code in its forward pass, or in another method; None if none has."""
+    for module in model.modules():
+        methods = (type(module).forward, getattr(type(module), line[2], None) if line[2] else None)
+        if any(_has_line(getattr(inspect.unwrap(method), "__code__", None), line) for method in methods if method is not None):
+            return module
+    return None
+
+
+def _has_line(code: CodeType | None, line: Line) -> bool:
+    """Say whether a line is one of a function's; TorchScript tells no function's name."""
+    if code is None or code.co_filename != line[0] or line[2] not in ("", code.co_name):
+        return False
+    numbers = [number for _, _, number in code.co_lines() if number]
+    return bool(numbers) and min(numbers) <= line[1] <= max(numbers)
+
+
+def _place(file: str) -> str:
+    """Return a file as it is shown: the cell, or the last two parts of its path."""
+    place = Sites().place(file)
+    return place if place.startswith("In[") else "/".join(Path(file).parts[-2:])
+
+
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line.partition(" For more information, run with")[0]

@@ -1,0 +1,112 @@
+"""`nbguard.exportable`: a copy of a model in which what no exporter takes is replaced, if that leaves its values exact."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from nbguard.errors import UndiagnosableError
+from nbguard.memory.scan.devices.generators import LibraryGenerators
+from nbguard.training.doctor.analysis.repairs import repair_of
+from nbguard.training.doctor.determinism.batch import TrialBatch, trial_batch
+from nbguard.training.doctor.determinism.kept_state import KeptState
+from nbguard.training.doctor.export.apply_repair import apply_repair
+from nbguard.training.doctor.export.difference import difference, plain
+from nbguard.training.doctor.export.model_copy import shared_copy
+from nbguard.training.doctor.export.outputs import unknown_output
+from nbguard.training.doctor.export.trial import exported
+from nbguard.training.doctor.export.write_watch import own_if_written
+from nbguard.training.doctor.fit_device import on_fit_device
+from nbguard.training.doctor.subject import TrialSubject, subject_of
+
+
+def exportable(learn: Any, batch: Any = None) -> nn.Module:
+    """Return a copy of a model, in eval mode, that `torch.export.export` takes and that computes exactly the same.
+
+    Args:
+        learn: a fastai Learner or a torch module; it stays as it is.
+        batch: a batch as the training loader yields it; None: one is taken from the Learner's training set.
+
+    Raises:
+        NbguardError: the model cannot be repaired; the message names the module and the reason.
+    """
+    return repaired(subject_of(learn, batch))[0]
+
+
+def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, str], ...]]:
+    """Return (the repaired copy, (path, class before, class after) of each replaced module).
+
+    Raises:
+        UndiagnosableError: a module cannot be replaced, or the values would not be the same.
+    """
+    model, _ = shared_copy(subject.model)
+    replaced = []
+    for path, module in list(model.named_modules()):
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        repair = repair_of(name)
+        if repair is not None and repair.replacement:
+            apply_repair(model, path, repair)
+            replaced.append((path, name.rpartition(".")[2], repair.replacement))
+    own = copy.deepcopy(model)
+    with on_fit_device(subject, own):
+        batch = trial_batch(subject)
+        replaced += _without_caches(own, batch)
+        facts = exported(_of_copy(subject, own), batch)
+        first = facts.attempts[0]
+        if not first.passes:
+            failure = first.failures[0]
+            repair = failure.repair
+            raise UndiagnosableError(
+                f"{failure.module_class.rpartition('.')[2] or subject.name} cannot be replaced: "
+                f"{repair.reason if repair else failure.message}"
+            )
+        _compare(subject, own, batch.each(lambda tensor: plain(tensor)))
+    return own, tuple(replaced)
+
+
+def _without_caches(model: nn.Module, batch: TrialBatch) -> list[tuple[str, str, str]]:
+    """Have a copy of a model return nothing but tensors, if a setting does that; return what was set."""
+    generators = LibraryGenerators()
+    try:
+        with torch.no_grad():
+            returned = unknown_output(shared_copy(model)[0], batch.each(lambda tensor: plain(tensor).clone()))
+    finally:
+        generators.restore()
+    repair = None if returned is None else returned.repair
+    if repair is None or repair.setting is None:
+        return []
+    apply_repair(model, "", repair)
+    name, value = repair.setting
+    return [(f"config.{name}", str(not value), str(value))]
+
+
+def _of_copy(subject: TrialSubject, model: nn.Module) -> TrialSubject:
+    return TrialSubject(model=model, name=subject.name)
+
+
+def _compare(subject: TrialSubject, model: nn.Module, batch: Any) -> None:
+    """Compare a repaired copy with the user's model on the batch.
+
+    Raises:
+        UndiagnosableError: the values differ.
+    """
+    generators = LibraryGenerators()
+    state = KeptState([("model", subject.model)], [*subject.model.parameters(), *subject.model.buffers()])
+    try:
+        eager, _ = shared_copy(own_if_written(subject, batch).model)
+        with torch.no_grad():
+            outputs = [_tensors(each(*batch.inputs, **(batch.named_inputs or {}))) for each in (eager, model)]
+    finally:
+        state.restore()
+        generators.restore()
+    if (gap := difference(batch.items or 0, *outputs).largest) > 0:
+        raise UndiagnosableError(f"the repaired copy would compute different values; they differ by up to {gap:.3g}")
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    """Return the tensors that an exported program can return: not those in a cache."""
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

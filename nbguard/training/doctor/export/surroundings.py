@@ -1,0 +1,131 @@
+"""What belongs to a model outside of it: the transforms before it, and what `learn.export()` writes by name only."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
+from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.render.words import line_words
+from nbguard.training.doctor.determinism.seeds import loaders_of
+from nbguard.training.doctor.subject import TrialSubject
+
+_PIPELINES = ("after_item", "before_batch", "after_batch")
+_SETTINGS = ("size", "mean", "std", "div", "mode", "method", "pad_input", "pad_idx", "sep")
+_MOST = 64 * 1024**2
+"""Bytes of a pickle that is only looked through."""
+_NOTEBOOK = ("__main__", "__mp_main__", None)
+
+
+def preprocessing(subject: TrialSubject) -> tuple[str, ...]:
+    """Return the transforms of the validation loader with their settings: what a server has to do before the model."""
+    loaders = loaders_of(subject)
+    if subject.learn is None or not loaders:
+        return ()
+    steps = [_described(step) for name in _PIPELINES for step in _steps(attribute_of(loaders[-1], name))]
+    return tuple(step for step in steps if step)
+
+
+def _steps(pipeline: Any) -> Iterator[Any]:
+    functions = attribute_of(pipeline, "fs")
+    items = attribute_of(functions, "items") if functions is not None else None
+    yield from items if type(items) is list else ()
+
+
+def _described(step: Any) -> str:
+    """Return a transform as it is shown: `Normalize(mean=0.485 0.456 0.406, std=…)`."""
+    attributes = attributes_of(step) or {}
+    settings = [f"{name}={text}" for name in _SETTINGS if (text := _setting(attributes.get(name)))]
+    return f"{name_of(type(step))}({', '.join(settings)})" if settings else name_of(type(step))
+
+
+def _setting(value: Any) -> str:
+    if torch.Tensor in mro_of(type(value)):
+        return " ".join(f"{number:.4g}" for number in value.detach().flatten().tolist()[:4])
+    if type(value) in (int, float, str, bool):
+        return f"{value}"
+    if type(value) is tuple and all(type(part) in (int, float) for part in value):
+        return "×".join(map(str, value))
+    return ""
+
+
+def pickled_by_name(subject: TrialSubject) -> tuple[str, ...]:
+    """Return the functions and classes of the notebook, and lambdas, that a pickle of the Learner only names.
+
+    Tensors, datasets and items are left out: `learn.export()` does not write items either.
+    """
+    learn = subject.learn
+    if learn is None:
+        parts: list[Any] = [subject.model]
+    else:
+        pipelines = [attribute_of(loader, name) for loader in loaders_of(subject) for name in _PIPELINES]
+        names = ("loss_func", "opt_func", "splitter", "metrics")
+        parts = [subject.model, *pipelines, *(attribute_of(learn, name) for name in names), *_item_transforms(subject)]
+        parts += [type(callback) for callback in attribute_of(learn, "cbs") or ()]
+    names_seen: dict[str, None] = {}
+    for part in parts:
+        _look_through(part, names_seen)
+    return tuple(names_seen)
+
+
+def _item_transforms(subject: TrialSubject) -> Iterator[Any]:
+    """Yield the pipelines of the training set's inputs and targets, where `label_func` is."""
+    loaders = loaders_of(subject)
+    lists = attribute_of(attribute_of(loaders[0], "dataset"), "tls") if loaders else None
+    for each in attribute_of(lists, "items") or () if lists is not None else ():
+        yield attribute_of(each, "tfms")
+
+
+class _Looker(pickle.Pickler):
+    """Goes through what a pickle would hold, notes what it only names, and writes no tensor."""
+
+    def __init__(self, names: dict[str, None]) -> None:
+        super().__init__(_Sink(), protocol=4)
+        self._names = names
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Note functions and classes of the notebook, and step over tensors."""
+        bases = mro_of(type(obj))
+        if types.FunctionType in bases or type in bases:
+            module, name = getattr(obj, "__module__", None), obj.__qualname__
+            if "<lambda>" in name:
+                place, line = Sites().place(obj.__code__.co_filename), obj.__code__.co_firstlineno
+                self._names[f"a lambda of {line_words(place, line, '')}"] = None
+            elif "<locals>" in name:
+                self._names[f"{name} (defined inside of a function)"] = None
+            elif module in _NOTEBOOK:
+                self._names[name] = None
+            return "named"
+        if type(obj).__module__ in _NOTEBOOK:
+            self._names[name_of(type(obj))] = None
+        return "tensor" if torch.Tensor in bases else None
+
+
+class _Sink(io.RawIOBase):
+    """A file that keeps nothing and is full at some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        """Count what would have been written."""
+        self._size += len(data)
+        if self._size > _MOST:
+            raise OSError("large enough")
+        return len(data)
+
+
+def _look_through(part: Any, names: dict[str, None]) -> None:
+    try:
+        _Looker(names).dump(part)
+    except Exception as error:  # noqa: BLE001 - what cannot be pickled at all is worth a name, too
+        if not isinstance(error, OSError):
+            names[f"{name_of(type(part))}, which cannot be pickled ({type(error).__name__})"] = None

@@ -1,0 +1,177 @@
+"""The fits of a cell that has not run: found in its source, to be foreseen. No line of it runs on the user's objects."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.memory.scan.targets import lookup
+from nbguard.training.prediction.code.functions import as_function, names_bound, names_read
+from nbguard.training.prediction.fits.fastai_fit import LearnerSource, is_learner
+from nbguard.training.prediction.fits.fit import FitSource
+from nbguard.training.prediction.fits.loaders import first_batch
+from nbguard.training.prediction.fits.sources import is_of, source_of
+from nbguard.training.prediction.fits.step_fit import StepSource
+
+_FITS = ("fit", "fit_one_cycle", "fit_flat_cos", "fit_sgdr", "fine_tune", "lr_find")
+_CHANGES = ("add_cb", "add_cbs", "freeze", "freeze_to", "remove_cb", "to_bf16", "to_fp16", "to_fp32", "unfreeze")
+"""Methods of a Learner that change its next fit: the copy is changed likewise."""
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
+_BATCH = "_nbguard_batch"
+_COUNTS = ("range", "len", "zip", "map")
+"""What is given a loader and yields something else than its batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFit:
+    """A fit that a cell would start."""
+
+    text: str  # `line 3: learn.fit(2)`
+    source: FitSource
+    code: str = ""  # lines that change the copy of the Learner, `learn`, before
+
+
+def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
+    """Return the fits that a cell with this source would start, in their order.
+
+    Args:
+        source: Python, as IPython has transformed it.
+        namespace: the user's names, which are read.
+
+    Raises:
+        NbguardError: it is no Python, it starts no fit, or it makes what is fitted itself.
+        UnpredictableError: a fit cannot be foreseen; the message says why.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise NbguardError(f"the cell is not valid Python: {error.msg}, line {error.lineno}") from None
+    fits = tuple(_CellReader(namespace).read(tree.body))
+    if not fits:
+        raise NbguardError(
+            "the cell starts no fit that can be predicted; it has no fit() of a Learner and no loop with backward()"
+        )
+    return fits
+
+
+@dataclass(slots=True)
+class _CellReader:
+    """Reads a cell from its first statement to its last."""
+
+    namespace: dict[str, Any]
+    bound: set[str] = field(default_factory=set)  # names that the cell binds up to here
+    before: list[ast.stmt] = field(default_factory=list)  # assignments and imports up to here
+    changes: dict[int, list[str]] = field(default_factory=dict)  # by the id of a Learner: lines that change it
+
+    def read(self, statements: list[ast.stmt]) -> Iterator[CellFit]:
+        """Yield the fits of these statements."""
+        for statement in statements:
+            if isinstance(statement, ast.For) and _trains(statement) and not any(map(_has_training_loop, statement.body)):
+                yield self._loop(statement)
+            elif isinstance(statement, (ast.For, ast.While, ast.With, ast.If, ast.Try)):
+                yield from self.read(statement.body)
+            elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+                calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+                for call in sorted(calls, key=lambda each: (each.end_lineno or 0, each.end_col_offset or 0)):
+                    yield from self._call(call)
+                if isinstance(statement, _SIMPLE):
+                    self.before.append(statement)
+            self.bound |= names_bound(statement)
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return what an expression leads to now; None: nothing, or something that the cell makes first."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            return self._value(node.func.value)  # learn.to_fp16().fit(1)
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        if not names or names & self.bound or not names <= self.namespace.keys():
+            return None
+        try:
+            return lookup(node, self.namespace)
+        except NbguardError:
+            return None
+
+    def _call(self, call: ast.Call) -> Iterator[CellFit]:
+        if not isinstance(call.func, ast.Attribute):
+            return
+        owner, method, text = call.func.value, call.func.attr, f"line {call.lineno}: {ast.unparse(call):.80}"
+        value = self._value(owner)
+        if method in _FITS and isinstance(owner, ast.Name) and (owner.id in self.bound or owner.id not in self.namespace):
+            raise NbguardError(f"the cell makes {owner.id} itself; run the lines that make it, then predict its fit")
+        if is_learner(value):
+            changes = self.changes.setdefault(id(value), [])
+            if method in _CHANGES:
+                changes.append(
+                    ast.unparse(
+                        ast.Call(ast.Attribute(ast.Name("learn", ast.Load()), method, ast.Load()), call.args, call.keywords)
+                    )
+                )
+            elif method in _FITS:
+                source = replace(LearnerSource.of(value, None), names=self.namespace)
+                states = ("freeze", "unfreeze") if method == "fine_tune" else ("",)
+                for state in states:
+                    code = "\n".join((*changes, *([f"learn.{state}()"] if state else ())))
+                    yield CellFit(text=f"{text}, after {state}()" if state else text, source=source, code=code)
+        elif method == "train" and is_of(value, "transformers", "Trainer"):
+            yield CellFit(text=text, source=source_of(value, None, None))
+        elif method == "fit" and any(is_of(value, package, "Trainer") for package in ("lightning", "pytorch_lightning")):
+            module, loader = (*map(self._value, call.args[:2]), None, None)[:2]
+            if module is None or loader is None:
+                raise UnpredictableError(f"{text}: give the module and the loader by position, and make both before this cell")
+            yield CellFit(text=text, source=source_of(module, first_batch(loader), None))
+
+    def _loop(self, loop: ast.For) -> CellFit:
+        """Return the fit that a loop over batches is: its body as a step, on a copy of all that it refers to."""
+        text = f"line {loop.lineno}: for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}:"
+        place = next((node for node in ast.walk(loop.iter) if self._is_loader(node)), None)
+        if place is None:
+            raise UnpredictableError(f"{text} iterates over no existing loader; give its body as a step function")
+        loader = self._value(place)  # type: ignore[arg-type] # `_is_loader` has looked
+        body = ast.For(loop.target, _one_round(loop.iter, place, text), loop.body, [])
+        step = as_function([body], self.namespace, (_BATCH,))
+        needed = _needed(self.before, names_read(loop))
+        prepare = as_function(needed, self.namespace) if needed else None
+        return CellFit(text=text, source=StepSource.of(step, first_batch(loader), prepare))
+
+    def _is_loader(self, node: ast.AST) -> bool:
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            return False
+        value = self._value(node)
+        return value is not None and hasattr(type(value), "__iter__") and hasattr(value, "dataset")
+
+
+def _trains(node: ast.AST) -> bool:
+    """Say whether `backward()` is called in it."""
+    calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr == "backward" for called in calls)
+
+
+def _one_round(iterated: ast.expr, loader: ast.AST, text: str) -> ast.expr:
+    """Return what a loop goes over with one batch in the place of its loader; of what is around it only a count is kept."""
+    if iterated is loader:
+        return ast.List([ast.Name(_BATCH, ast.Load())], ast.Load())
+    if isinstance(iterated, ast.Call):
+        name = iterated.func.attr if isinstance(iterated.func, ast.Attribute) else getattr(iterated.func, "id", "")
+        inner = next((each for each in (iterated.func, *iterated.args) if loader in ast.walk(each)), None)
+        if isinstance(inner, ast.Attribute) and inner is iterated.func:
+            return _one_round(inner.value, loader, text)
+        if inner is not None and name not in _COUNTS:
+            round_ = _one_round(inner, loader, text)
+            return ast.Call(iterated.func, [round_, *iterated.args[1:]], []) if name == "enumerate" else round_
+    raise UnpredictableError(f"{text} does not iterate over the batches of a loader; give its body as a step function")
+
+
+def _has_training_loop(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.For) and _trains(each) for each in ast.walk(node))
+
+
+def _needed(statements: list[ast.stmt], names: frozenset[str]) -> list[ast.stmt]:
+    """Return the assignments and imports that bind the names, and those that these need, in their order."""
+    needed: list[ast.stmt] = []
+    for statement in reversed(statements):
+        if names_bound(statement) & names:
+            needed.insert(0, statement)
+            names = names | names_read(statement)
+    return needed

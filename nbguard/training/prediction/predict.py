@@ -1,0 +1,245 @@
+"""`nbguard.predict`: the memory of a fit before it starts, by a trace of it on tensors without data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.memory.allocator.model.policy import parse_version
+from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.scan.devices.cuda import allocator_settings
+from nbguard.training.prediction import calibration
+from nbguard.training.prediction.code.cell import fits_of_cell
+from nbguard.training.prediction.fits.fit import FitSource
+from nbguard.training.prediction.fits.sources import source_of
+from nbguard.training.prediction.hardware import Gpu, gpu_of
+from nbguard.training.prediction.imports import import_time
+from nbguard.training.prediction.largest_batch import largest_batch
+from nbguard.training.prediction.live import live_device, unopened_gpu
+from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, GpuComparison, Prediction
+from nbguard.training.prediction.refusals import refuse, refuse_optimizers
+from nbguard.training.prediction.savings.savings import savings as tried_savings
+from nbguard.training.prediction.trace import FitTracer
+from nbguard.units import format_bytes
+
+_EMPTY = "the device is empty before the fit; memory of other notebooks, processes and earlier cells is not counted"
+_ASSUMPTIONS = (
+    "cuDNN's workspaces are not known but part of the band, as cuDNN takes smaller ones if memory is short",
+    "gradients are finite, so mixed precision skips no step",
+)
+_LAYERS = (
+    "the workspaces of cuDNN's recurrent layers take at most {band}, which is part of the band; measured on an H200 "
+    "with cuDNN 9.19; other versions may differ"
+)
+
+
+def predict(
+    learn: Any,
+    batch: Any = None,
+    *,
+    batch_size: int | None = None,
+    gpu: str | None = None,
+    settings: str | None = None,
+    precision: str | None = None,
+    largest: bool = False,
+    savings: bool = False,
+) -> Prediction:
+    """Return the memory that the next fit will take. Nothing runs on a GPU; nothing of the user's changes.
+
+    A copy of the fit runs on tensors that have shapes and no data: a few training batches, and of a Learner the smaller last
+    one and the validation. Their storages, and the buffers of CUDA's kernels, go through a model of PyTorch's allocator.
+
+    Args:
+        learn: what is fitted: a fastai Learner, Transformers' Trainer, a Lightning module, or a step of a loop over PyTorch,
+            as a function of a batch that runs forward, backward and the optimizer's step.
+        batch: a batch to go by, as the training loader yields it. Without, one is made from the first items of a Learner's or
+            Trainer's training set; the others need it.
+        batch_size: items of a batch; without, the loader's or the given batch's.
+        gpu: a name ("T4", "A100", …) or a size ("16GiB"), which is empty before the fit. Without, the device that this process
+            uses, with all that is there now, or the one that it would open; where there is none, nothing is said about whether
+            it fits.
+        settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
+        precision: "bf16" or "fp16": mixed precision besides what is set already, for a Learner or a Lightning module.
+        largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
+        savings: whether to try what would save memory: a trace more for each change, and with `largest` the batch after each.
+
+    Raises:
+        UnpredictableError: the memory cannot be foreseen; the message names the operator, module or object that prevents it.
+        NbguardError: an argument cannot be used.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise NbguardError(f"batch_size is a number of items above 0, not {batch_size}")
+    source = source_of(learn, batch, precision)
+    prediction = foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+    calibration.expect(prediction, source)
+    return prediction
+
+
+def foresee(
+    source: FitSource,
+    *,
+    batch_size: int | None = None,
+    gpu: str | None = None,
+    settings: str | None = None,
+    largest: bool = False,
+    savings: bool = False,
+    code: str = "",
+) -> Prediction:
+    """Return the same as `predict`, of the source of a fit.
+
+    Args:
+        source: the user's objects that the fit consists of.
+        batch_size: as of `predict`.
+        gpu: as of `predict`.
+        settings: as of `predict`; without, those of this process where it uses the device.
+        largest: as of `predict`.
+        savings: as of `predict`.
+        code: lines that change the copy of a Learner, `learn`, before it is fitted.
+
+    Raises:
+        UnpredictableError: as of `predict`.
+        NbguardError: as of `predict`.
+    """
+    started = time.perf_counter()
+    with import_time() as imports:
+        tracer = tracer_of(source, gpu, settings, code)
+        device = tracer.gpu
+        if largest and not source.size:
+            raise UnpredictableError("the loop makes its batches itself, so the largest batch was not searched for")
+        if largest and device.capacity is None:
+            raise NbguardError(
+                "the largest batch depends on the GPU; name one, as in predict(learn, gpu='16GiB', largest=True)"
+            )
+        endless = tracer.endless(batch_size)
+        fits, why = tracer.answer(batch_size, endless)
+        largest_batches = largest_batch(tracer, endless) if largest else None
+        tried = tried_savings(tracer, batch_size, endless, _version(), largest=largest) if savings else ()
+    return Prediction(
+        gpu=device.name,
+        capacity=device.capacity,
+        context=device.context,
+        is_live=tracer.start is not None,
+        held=endless.held,
+        settings=tracer.settings.conf(),
+        torch_version=str(torch.__version__),
+        peak_allocated=endless.peak_allocated,
+        peak_reserved=endless.peak_reserved,
+        end_allocated=endless.end_allocated,
+        model=endless.model,
+        workspaces=endless.workspaces,
+        phases=endless.phases,
+        categories=endless.categories,
+        peak=endless.peak,
+        first_batch=endless.batch_peaks[0],
+        steady=max(endless.batch_peaks[1:3], default=endless.batch_peaks[0]),
+        band=endless.band,
+        fits=fits,
+        why=why,
+        batch_sizes=endless.sizes,
+        batches=endless.batches,
+        largest=largest_batches,
+        savings=tried,
+        convolutions=endless.convolutions,
+        seconds=time.perf_counter() - started - imports.seconds,
+        import_seconds=imports.seconds,
+        unknown=endless.unknown,
+        assumptions=(
+            *(() if tracer.start else (_before(device),)),
+            *_ASSUMPTIONS,
+            *([_LAYERS.format(band=format_bytes(endless.layers))] if endless.layers else ()),
+        ),
+    )
+
+
+def _before(gpu: Gpu) -> str:
+    """Return what is assumed of a GPU that this process does not use."""
+    if gpu.others is None:
+        return _EMPTY
+    context, others = format_bytes(gpu.context - gpu.others), format_bytes(gpu.others)
+    here = f"this process has not opened the device; CUDA's context takes {context}"
+    return f"{here}, and other processes hold {others}, as they do now"
+
+
+def predict_cell(
+    source: str, namespace: dict[str, Any], gpus: Sequence[str | None] = (None,), settings: str | None = None
+) -> CellPrediction | GpuComparison:
+    """Return the memory of the fits that a cell with this source would start. Nothing of it runs on the user's objects.
+
+    Args:
+        source: Python, as IPython has transformed it.
+        namespace: the user's names, which are read; none is bound.
+        gpus: one or several, each as of `predict`.
+        settings: as of `predict`.
+
+    Raises:
+        UnpredictableError: a fit cannot be foreseen; the message says why.
+        NbguardError: the cell starts no fit, or makes what is fitted itself.
+    """
+    fits = fits_of_cell(source, namespace)
+    foreseen = [
+        ForeseenFit(text=fit.text, prediction=foresee(fit.source, gpu=gpu, settings=settings, code=fit.code))
+        for gpu in gpus
+        for fit in fits
+    ]
+    return of_fits("no line of the cell was run", foreseen, gpus)
+
+
+def of_fits(executed: str, fits: Sequence[ForeseenFit], gpus: Sequence[str | None]) -> CellPrediction | GpuComparison:
+    """Return fits that were foreseen on these GPUs: one after the other, or in a table where there are several."""
+    result = CellPrediction if len(gpus) == 1 else GpuComparison
+    return result(executed=executed, fits=tuple(fits))
+
+
+def compare_gpus(
+    learn: Any, gpus: Sequence[str], *, batch_size: int | None = None, settings: str | None = None, largest: bool = False
+) -> GpuComparison:
+    """Return the memory of the next fit of a Learner on each of several GPUs, which are empty before.
+
+    Args:
+        learn: as of `predict`.
+        gpus: names or sizes, each as of `predict`.
+        batch_size: as of `predict`.
+        settings: as of `predict`.
+        largest: as of `predict`.
+
+    Raises:
+        UnpredictableError: as of `predict`.
+        NbguardError: as of `predict`.
+    """
+    source = source_of(learn, None, None)
+    fits = (foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest) for gpu in gpus)
+    return GpuComparison(executed="", fits=tuple(ForeseenFit(text="the next fit", prediction=each) for each in fits))
+
+
+def tracer_of(
+    source: FitSource,
+    gpu: str | None = None,
+    settings: str | None = None,
+    code: str = "",
+    freed: frozenset[int] = frozenset(),
+) -> FitTracer:
+    """Return what traces a fit on the GPU of that name, or without one on the device that this process uses, as it is now.
+
+    Args:
+        source: the user's objects that the fit consists of.
+        gpu: a name or a size; None: the device that this process uses or would open, and without one a GPU without end.
+        settings: of the allocator; None: of this process, or PyTorch's defaults.
+        code: lines that change the copy of a Learner, `learn`, before it is fitted.
+        freed: addresses of blocks of the device of this process to take for free.
+    """
+    refuse(source.modules)
+    refuse_optimizers(getattr(source, "optimizers", ()))
+    start = live_device(source.tensors, freed) if gpu is None else None
+    if settings is None and start is not None:
+        settings = allocator_settings()
+    parsed = AllocatorSettings.parse(settings or "", _version())
+    device = start.gpu if start is not None else (unopened_gpu() if gpu is None else None) or gpu_of(gpu)
+    return FitTracer(source=source, gpu=device, settings=parsed, start=start, code=code)
+
+
+def _version() -> tuple[int, int]:
+    return parse_version(str(torch.__version__))

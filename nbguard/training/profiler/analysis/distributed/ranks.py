@@ -1,0 +1,147 @@
+"""The ranks of a distributed fit together: stragglers, differences, ranks that died and ranks that hang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nbguard.plain_data import from_plain, to_plain
+from nbguard.training.profiler.analysis.distributed.agreement import RankDigests, disagreements
+from nbguard.training.profiler.analysis.distributed.skew import skews
+from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.ranks.analysis.diagnosis import RankFault
+from nbguard.units import format_time
+
+_PERIOD = 1_000_000_000
+"""Nanoseconds without progress before a rank is said to make none, and never less than half of the time waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMessage:
+    """The message that a rank sends to rank 0 at the end of its fit."""
+
+    row: RankRow  # its figures
+    environment: tuple[Setting, ...] = ()  # variables and versions that should be the same on all ranks
+    digests: RankDigests | None = None  # of its model, where `--check-ranks` asked for them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """The last sign of life of a rank of this host."""
+
+    rank: int  # its number
+    pid: int  # of its process
+    batch: int  # of the recording, training or validation, from 1; 0: none yet
+    phase: str  # that it ended last in this batch; "": none yet
+    age: int  # nanoseconds since then
+    is_alive: bool  # whether its process is
+
+
+def to_text(message: RankMessage) -> str:
+    """Return a message as text, to be sent."""
+    return json.dumps(to_plain(message))
+
+
+def from_text(text: str) -> RankMessage | None:
+    """Return the message of a text; None if it cannot be read, as from another version."""
+    try:
+        message: RankMessage = from_plain(RankMessage, json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    return message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankObservations:
+    """Everything that rank 0 knows of all ranks at the end of a fit."""
+
+    world: int  # number of ranks
+    host: str  # name of rank 0's host
+    messages: tuple[RankMessage, ...]  # of the ranks that reported, rank 0 first
+    pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
+    waited: int = 0  # nanoseconds that rank 0 waited for messages
+    launch: str = ""  # launcher, rank and number of ranks, in words
+    hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
+
+
+def rank_report(observed: RankObservations) -> RankReport:
+    """Return the report of all ranks."""
+    world, waited, host = observed.world, observed.waited, observed.host
+    heard = {message.row.rank: message for message in observed.messages}
+    pulses = {pulse.rank: pulse for pulse in observed.pulses}
+    rows, findings = [], []
+    for rank in range(world):
+        if rank in heard:
+            rows.append(heard[rank].row)
+            continue
+        row, finding = _silent(rank, pulses.get(rank), waited, host)
+        rows.append(row)
+        findings.append(finding)
+    if observed.hang is not None:
+        fault = observed.hang
+        findings.insert(0, _finding("problem", fault.what, "; ".join(fault.evidence), fault.remedy))
+    digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
+    findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
+    note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
+    return RankReport(world=world, rows=tuple(rows), findings=gravest_first(findings), note=note, launch=observed.launch)
+
+
+def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[RankRow, FitFinding]:
+    """Return the row and the finding of a rank that sent no message."""
+    if pulse is None:
+        words = f"it left no sign of life on {host} and did not report within {format_time(waited)}"
+        change = "run the fit of every rank under nbguard.profile_fit(), not of one rank only"
+        return RankRow(rank=rank, host="", pid=0, state="not heard of"), _finding(
+            "advice", f"Nothing is known of rank {rank}", words, change
+        )
+    at, ago = where(pulse), format_time(pulse.age)
+    if not pulse.is_alive:
+        state, what = f"died {at}", f"Rank {rank} died {at}"
+        evidence = f"its process {pulse.pid} is gone; its last sign of life was {ago} before this report"
+        change = "read its own output; if there is none, it was killed, and `dmesg` shows whether the host ran out of memory"
+        finding = _finding("problem", what, evidence, change)
+    elif pulse.age >= max(_PERIOD, waited // 2):
+        state, what = f"no progress for {ago} {at}", f"Rank {rank} hangs {at}"
+        evidence = f"its process {pulse.pid} is alive, but it made no progress for {ago}{_next(pulse.phase)}"
+        finding = _finding("problem", what, evidence, f"`py-spy dump --pid {pulse.pid}` shows the line where it waits")
+    else:
+        state, what = f"still running, {at}", f"Rank {rank} still runs"
+        evidence = f"its last sign of life came {ago} before this report, {at}"
+        finding = _finding("note", what, evidence, "")
+    return RankRow(rank=rank, host=host, pid=pulse.pid, state=state, batches=pulse.batch), finding
+
+
+def where(pulse: Pulse) -> str:
+    """Return where in the fit a rank was last, e.g. 'in batch 5, after loss'."""
+    if not pulse.batch:
+        return "before its first batch"
+    return f"in batch {pulse.batch}, after {pulse.phase}" if pulse.phase else f"in batch {pulse.batch}, before its data came"
+
+
+def _next(phase: str) -> str:
+    """Return the next phase in words, where it explains why a rank waits."""
+    before_backward = phase in (phases.FORWARD, phases.LOSS)
+    return "; next comes the backward pass, where ranks wait for each other" if before_backward else ""
+
+
+def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
+    """Yield the settings that are not the same on all ranks."""
+    environments = {message.row.rank: {setting.name: setting.value for setting in message.environment} for message in messages}
+    versions = {setting.name for message in messages for setting in message.environment if setting.is_version}
+    for name in sorted({name for settings in environments.values() for name in settings}):
+        ranks: dict[str, list[int]] = {}
+        for rank, settings in sorted(environments.items()):
+            ranks.setdefault(settings.get(name, "not set"), []).append(rank)
+        if len(ranks) > 1:
+            evidence = "; ".join(f"rank {', '.join(map(str, numbers))}: {value}" for value, numbers in ranks.items())
+            what = f"{name} is not the same on all ranks"
+            if name in versions:
+                yield _finding("problem", what, evidence, f"install the same {name} everywhere")
+            else:
+                yield _finding("advice", what, evidence, f"set `{name}` alike where the ranks are launched")
+
+
+def _finding(severity: str, what: str, evidence: str, change: str) -> FitFinding:
+    return FitFinding(kind="rank", severity=severity, what=what, evidence=evidence, change=change)  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""A fit's loaders as they were used, and what their fetches cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbguard.training.profiler.analysis.loader.slowest import FetchStep
+from nbguard.units import counted, format_time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFacts:
+    """The cost of making a batch, in the fit's process or in workers. Times in nanoseconds."""
+
+    fetches: int = 0  # calls of the dataset fetcher: batches made
+    items: int = 0  # 0: not known
+    median: int | None = None  # of fetches that were not profiled, if there were some
+    p95: int | None = None  # their 95th percentile
+    profiled: int = 0  # fetches
+    profiled_time: int = 0  # of these together
+    metered: int = 0  # fetches whose reading from files was measured; 0: the system does not count it
+    read: int = 0  # bytes that these got by calls of read(), from the page cache or from storage
+    stored: int = 0  # bytes that storage devices were asked for meanwhile
+    blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
+    ran: int = 0  # nanoseconds that they ran
+    steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
+    note: str = ""  # why something is not known
+
+
+@dataclass(frozen=True, slots=True)
+class PythonRows:
+    """A container of many Python objects that a data set reads from."""
+
+    path: str  # the attributes that lead to it from the data set, e.g. "dataset.rows"
+    container: str  # name of its class
+    count: int  # objects in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """One loader as it was used. None: not known."""
+
+    dataset: str  # the name of its type
+    is_fastai: bool = False  # fastai's DataLoader, which torch iterates as a stream
+    is_iterable: bool = False  # the dataset is a stream (IterableDataset)
+    is_training: bool = False  # a backward pass followed its batches
+    workers: int = 0  # worker processes
+    batch_size: int | None = None  # as the loader was set up
+    pin_memory: bool = False  # batches are copied to page-locked memory
+    persistent: bool = False  # workers stay from epoch to epoch
+    prefetch: int | None = None  # batches that each worker makes ahead
+    in_order: bool | None = None  # batches come in the sampler's order
+    start_method: str | None = None  # of worker processes
+    iterators: int = 1  # over it
+    start: int | None = None  # median nanoseconds from the start of an epoch's workers to its first batch
+    fetch: FetchFacts = FetchFacts()  # the cost of its batches
+    copied: int = 0  # bytes of memory shared with the fit that its workers have copied together, by the end of an epoch
+    rows: PythonRows | None = None  # of its data set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStep:
+    """The function that fetching spends most in, in nanoseconds as without the profile."""
+
+    step: FetchStep  # the function
+    per_call: int  # one call of it
+    calls: float  # per batch
+    per_batch: int  # all its calls
+    fetch: int  # a whole batch
+
+    def evidence(self) -> str:
+        """Return its figures in words."""
+        calls = f"{counted(round(self.calls), 'call')} per batch"
+        whole = f"{format_time(self.per_batch)} of each batch's {format_time(self.fetch)}"
+        most = self.step.function.inner or self.step.function.library
+        inner = f", nearly all of it in {most}" if most else ""
+        return f"{format_time(self.per_call)} per call, {calls}, {whole}{inner}"
+
+
+def slowest(fetch: FetchFacts) -> SlowStep | None:
+    """Return the function in which a fetch spends most: its share of profiled fetches, applied to the others' median."""
+    if not fetch.steps or not fetch.profiled or not fetch.profiled_time:
+        return None
+    step = fetch.steps[0]
+    profiled = fetch.profiled_time // fetch.profiled
+    whole = profiled if fetch.median is None else min(fetch.median, profiled)
+    per_batch = min(whole, round(step.time / fetch.profiled_time * whole))
+    calls = step.calls / fetch.profiled
+    return SlowStep(step=step, per_call=round(per_batch / calls), calls=calls, per_batch=per_batch, fetch=whole)
+
+
+def items_per_second(loader: LoaderFacts) -> float | None:
+    """Return the items that a loader makes in a second by itself, with all its workers; None where that is not known."""
+    fetch = loader.fetch
+    if not fetch.median or not fetch.fetches or not fetch.items:
+        return None
+    return fetch.items / fetch.fetches / fetch.median * 1e9 * max(1, loader.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileReading:
+    """What a loader reads from files while the fit runs."""
+
+    per_batch: int  # bytes of a batch, on average of those that were measured
+    per_second: float  # bytes, at the pace of the fit's steady state
+    from_storage: float  # share that came from a storage device; the rest was in memory, in the page cache
+
+
+def reading(loader: LoaderFacts, step: int) -> FileReading | None:
+    """Return what a loader reads, with batches taken every `step` nanoseconds; None where it is nothing, or not known."""
+    fetch = loader.fetch
+    per_batch = max(fetch.read, fetch.stored) // fetch.metered if fetch.metered else 0  # mapped files are not read by calls
+    if not per_batch:
+        return None
+    share = min(1.0, fetch.stored / max(fetch.read, fetch.stored))
+    return FileReading(per_batch=per_batch, per_second=per_batch / step * 1e9, from_storage=share)
+
+
+_MOSTLY = 0.5  # share of what a fetch reads that comes from a storage device,
+_BLOCKED = 0.4  # and share of its time that it waits for that device: it also copies the data
+
+
+def storage_wait(fetch: FetchFacts) -> tuple[int, int] | None:
+    """Return the nanoseconds in which a fetch waits for storage, and the bytes that it reads; None unless it is much of it."""
+    is_from_storage = fetch.stored and fetch.stored >= _MOSTLY * fetch.read
+    if not fetch.metered or not is_from_storage or fetch.blocked < _BLOCKED * (fetch.blocked + fetch.ran):
+        return None
+    return fetch.blocked // fetch.metered, fetch.stored // fetch.metered
+
+
+def profiling_time(loader: LoaderFacts) -> int:
+    """Return the nanoseconds by which the fetches that were profiled in the fit's own process took longer than others."""
+    fetch = loader.fetch
+    if loader.workers or fetch.median is None:
+        return 0
+    return max(0, fetch.profiled_time - fetch.profiled * fetch.median)
+
+
+def training_loader(loaders: Sequence[LoaderFacts]) -> LoaderFacts | None:
+    """Return the loader of the training batches: of several, the one with the most."""
+    return max((loader for loader in loaders if loader.is_training), key=lambda loader: loader.fetch.fetches, default=None)

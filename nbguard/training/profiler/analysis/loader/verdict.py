@@ -1,0 +1,155 @@
+"""The verdict on a fit: bound by its data, by the copy to the device, by Python or by computing, from its steady state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbguard.training.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
+from nbguard.training.profiler.analysis.loader.fetches import (
+    LoaderFacts,
+    items_per_second,
+    reading,
+    storage_wait,
+    training_loader,
+)
+from nbguard.training.profiler.analysis.report import Bound, LoaderVerdict, Timing
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.units import format_time
+
+_BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
+_STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
+_KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and what is to gain is not known
+_PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
+_MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
+_NO_LOADER = "no DataLoader was seen, so the time to make a batch counts as other code"
+_OF_MODEL = (phases.FORWARD, phases.LOSS, phases.BACKWARD)
+
+
+def verdict(
+    timing: Timing,
+    loaders: Sequence[LoaderFacts],
+    cores: int,
+    on_accelerator: bool,
+    of_library: float = 0.0,
+    copied: int = 0,
+    *,
+    is_compiled: bool = False,
+    faster_step: str = "",
+) -> LoaderVerdict:
+    """Return the verdict on the steady state of a fit, and the advice on its loaders.
+
+    Args:
+        timing: where the time went; `busy` is the GPU's share, where it is known.
+        loaders: as they were used.
+        cores: CPU cores that this process may use.
+        on_accelerator: whether the model is on one.
+        of_library: share of the other code in training batches that is a library's own loop.
+        copied: nanoseconds per batch in which something else than the batch is brought to the device.
+        is_compiled: whether a model is compiled already.
+        faster_step: a way to make the optimizer's step take fewer calls, if there is one.
+    """
+    if not timing.step:
+        return LoaderVerdict(bound="unknown", sentence="not known, because no training batch ran after the warm-up")
+    medians = dict(timing.medians)
+    medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
+    bound, gain, sentence = _bound(
+        timing, timing.step, medians, on_accelerator, of_library, _more_work(medians, is_compiled, faster_step)
+    )
+    loader = training_loader(loaders)
+    if bound == "data" and loader is not None and storage_wait(loader.fetch) is not None:
+        sentence = sentence.replace("data-bound", "IO-bound", 1)
+    context = LoaderContext(
+        timing=timing,
+        step=timing.step,
+        medians=medians,
+        loaders=tuple(loaders),
+        cores=cores,
+        on_accelerator=on_accelerator,
+        is_waiting=bound == "data" or (bound == "compute" and gain is not None),
+    )
+    size = None if loader is None else loader.batch_size
+    return LoaderVerdict(
+        bound=bound,
+        sentence=sentence,
+        gain=gain,
+        advice=tuple(advice(context)),
+        items_per_second=None if size is None else size / timing.step * 1e9,
+        possible_items_per_second=None if loader is None else items_per_second(loader),
+        reading=None if loader is None else reading(loader, timing.step),
+    )
+
+
+def _bound(
+    timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float, more_work: str
+) -> tuple[Bound, int | None, str]:
+    wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
+    waited = f"{_share(wait, step)} is waiting for data" if phases.WAIT in medians else _NO_LOADER
+    busy = timing.busy if on_accelerator else None
+    idle = step if busy is None else timing.gainable
+    is_idle = busy is None or busy < _BUSY
+    gpu = "" if busy is None else f", and the GPU had work waiting {busy:.0%} of the time"
+    largest = max((time for phase, time in medians.items() if phase != phases.WAIT), default=0)
+    waits = is_idle and wait > WAITING * step and wait >= transfer
+    if waits and (wait >= largest or busy is not None):
+        words = f"data-bound: {_share(wait, step)} is waiting for data{gpu}"
+        return "data", min(wait, idle), f"{words}; {_at_most(min(wait, idle), step)}"
+    if is_idle and on_accelerator and transfer > WAITING * step:
+        words = f"transfer-bound: {_share(transfer, step)} brings the batch to the device{gpu}"
+        return "transfer", min(transfer, idle), f"{words}; {_at_most(min(transfer, idle), step)}"
+    own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
+    python = sum(row.median or 0 for row in own_code)
+    if busy is not None and busy < _STARVED:
+        words = _python_bound(busy, step, medians, more_work)
+        return "Python", idle, words if busy <= _KEEPS_UP else f"{words}; {_at_most(idle, step)}"
+    theirs = round(of_library * medians.get(phases.OTHER, 0))
+    if not on_accelerator and python - theirs > _PYTHON * step:
+        words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
+        return "Python", python, f"{words}; {_at_most(python, step)}"
+    if waits:
+        return "compute", wait, f"compute-bound, though {_share(wait, step)} is waiting for data; {_at_most(wait, step)}"
+    if on_accelerator and busy is None:
+        why = timing.busy_note or "the GPU's own time was not measured"
+        return (
+            "unknown",
+            None,
+            f"{waited}; whether the GPU waits for Python is not known: {why}",
+        )
+    words = f"compute-bound: {waited}{gpu}"
+    loop = " (most of it the library's own loop)" if 2 * theirs > python else ""
+    parts = (python, f"callbacks and other code{loop}"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")
+    code = "".join(f"{_share(part, step)} is in {name}, " for part, name in parts if part > WAITING * step)
+    return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
+
+
+def _python_bound(busy: float, step: int, medians: dict[str, int], more_work: str) -> str:
+    """Return that a GPU waits for the program, where this spends its time, and what may help."""
+    words = f"Python-bound: for {1 - busy:.0%} of the time the GPU had no work waiting"
+    phase = _largest(medians)
+    if medians.get(phase, 0) < _MOST * step:
+        return words
+    return f"{words}; the program spends {_share(medians[phase], step)} in {phase}{more_work and f': {more_work}'}"
+
+
+def _largest(medians: dict[str, int]) -> str:
+    """Return the phase in which the program spends most of a batch, waiting for data apart."""
+    own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
+    return max(own, key=lambda name: own[name], default="")
+
+
+def _more_work(medians: dict[str, int], is_compiled: bool, faster_step: str) -> str:
+    """Return a way to make a GPU wait less, by the phase in which the program spends most of a batch; "" for other phases."""
+    phase = _largest(medians)
+    if phase in _OF_MODEL:
+        change = "larger batches" if is_compiled else "larger batches or `torch.compile(model)`"
+        return f"{change} give it more work at a time"
+    if phase == phases.OTHER:
+        return "check the loop's own code between the model calls"
+    return faster_step if phase == phases.STEP else ""
+
+
+def _share(part: int, step: int) -> str:
+    return f"{format_time(part)} of each batch's {format_time(step)} ({part / step:.0%})"
+
+
+def _at_most(gain: int, step: int) -> str:
+    return f"at most {format_time(gain)} per batch ({gain / step:.0%}) to gain"

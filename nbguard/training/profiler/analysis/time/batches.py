@@ -1,0 +1,324 @@
+"""The log of a fit divided into batches: which nanoseconds belong to which batch of which loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.phase_log import Boundary, PhaseLog
+
+_WORK = {phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP}
+_STEPS = 0
+"""The number of the loop that has no loader: there a batch ends when an optimizer has stepped (of several that step for one
+loss, the last) or, where none steps, at the next loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch: nanoseconds by phase."""
+
+    loop: int  # number of the pass over a loader, from 1; 0: a loop without a loader
+    start: int  # nanoseconds, by the clock of the log
+    times: dict[str, int]  # nanoseconds by phase
+    is_complete: bool = True  # False: the loop was left, or an error ended it
+    is_disturbed: bool = False  # nbguard looked closer: its times tell nothing of the fit
+    has_loss: bool = False  # there was a loss to train on
+    step: int = field(init=False)  # nanoseconds, without the time of nbguard itself
+
+    def __post_init__(self) -> None:
+        """Add the times up, once for all who ask."""
+        object.__setattr__(self, "step", sum(self.times.values()) - self.times.get(phases.OWN, 0))
+
+    @property
+    def is_training(self) -> bool:
+        """Say whether it trained anything, or was about to."""
+        return self.has_loss or phases.BACKWARD in self.times or phases.STEP in self.times
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The phase that went on at a moment, and the pass over a loader whose batch it belongs to."""
+
+    phase: str  # in the words of `phases`
+    loop: int | None = None  # number of the pass, as of a batch; None: around the batches
+    batch: int = 0  # start of the batch, by the clock of the log; 0: around the batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
+
+    batches: tuple[Batch, ...]  # in the order in which they began
+    outside: dict[str, int]  # nanoseconds by phase that belong to no batch
+    start: int  # when the log began, by the clock of the marks
+    wall: int  # nanoseconds: all of it
+    fits: int = 0  # of Learners
+    callbacks: Mapping[str, str] = field(default_factory=dict)  # class of the callback by its phase, as in the log
+    moments: tuple[Moment, ...] = ()  # those that were asked for
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A batch that goes on. `later` is the time after a loop inside it: it counts only if its own loop goes on."""
+
+    start: int  # nanoseconds, by the clock of the log
+    times: dict[str, int] = field(default_factory=dict)  # nanoseconds by phase
+    later: dict[str, int] = field(default_factory=dict)  # the same, after a loop inside it has ended
+    is_disturbed: bool = False  # nbguard looked closer in it
+    has_loss: bool = False  # there was a loss in it
+    was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet
+    loop: int | None = None  # number of its pass, once it is kept
+
+    def add(self, phase: str, nanoseconds: int) -> None:
+        times = self.later if self.was_left else self.times
+        times[phase] = times.get(phase, 0) + nanoseconds
+
+    def join(self, times: Mapping[str, int]) -> None:
+        for phase, nanoseconds in times.items():
+            self.add(phase, nanoseconds)
+
+    def resume(self) -> None:
+        self.was_left = False
+        self.join(self.later)
+        self.later.clear()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loop:
+    """A pass over a loader that goes on."""
+
+    number: int  # of the iterator
+    key: int  # of the pass
+    batch: _Open  # that goes on
+    done: int = 0  # batches that are over
+    is_ahead: bool = False  # it is asked one batch ahead, as accelerate does: the last comes after its end
+    has_ended: bool = False  # its iterator had no batch left
+
+
+_MOST_TASKS = 100
+"""Loops that take turns, each with a loss; of more the inner ones count as left."""
+
+
+class _Divider:
+    """Goes through the log once. The innermost loop that goes on owns the time; a loop inside a batch interrupts it."""
+
+    def __init__(self, marks: PhaseLog, moments: Iterable[int] = ()) -> None:
+        self.batches: list[Batch] = []
+        self._moments = iter(moments)
+        self._moment = next(self._moments, None)  # the next one that is asked for
+        self._at: list[tuple[str, _Open | None]] = []  # of each moment its phase and batch
+        self.outside: Counter[str] = Counter()
+        self.fits = 0
+        self._open: dict[int, _Loop] = {}  # by number, the innermost last
+        self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
+        self._loops = 0
+        self._loose: _Open | None = None  # a batch of a loop without a loader, or what goes on around it
+        self._stepped: _Open | None = None  # the one before, after a step
+        self._steps = any(boundary.kind == "step" for boundary in marks.boundaries)
+        self._divide(marks)
+
+    def _divide(self, marks: PhaseLog) -> None:
+        at, before = 0, marks.start
+        for boundary in marks.boundaries:
+            if boundary.at > at:
+                before = self._add_marks(marks, at, boundary.at, before)
+                at = boundary.at
+            self._boundary(boundary, before)
+        self._add_marks(marks, at, len(marks.codes), before)
+        while self._open:
+            _, loop = self._open.popitem()
+            self._close(loop, is_complete=loop.has_ended)
+        self._keep_stepped()
+        if self._loose is not None and self._loose.has_loss and not self._steps:
+            self._keep(_STEPS, self._loose, is_complete=False)
+        elif self._loose is not None:
+            self.outside.update(self._loose.times)
+        self.batches.sort(key=lambda batch: batch.start)
+
+    def _add_marks(self, marks: PhaseLog, first: int, last: int, before: int) -> int:
+        """Add the marks between two boundaries, the first of which began at `before`; return when the last one was set."""
+        labels, moment = marks.labels, self._moment
+        innermost = self._innermost if self._open else None
+        for code, time in zip(marks.codes[first:last], marks.times[first:last], strict=True):
+            phase = labels[code]
+            if innermost is not None:
+                innermost.batch.add(phase, time - before)
+            elif phase == phases.WORKERS or (self._loose is None and phase not in phases.STEP_PHASES):
+                self.outside[phase] += time - before
+            else:
+                self._loose = self._loose or _Open(start=before)
+                self._loose.add(phase, time - before)
+            while moment is not None and moment < time:
+                self._at.append((phase, innermost.batch if innermost is not None else self._loose))
+                moment = self._moment = next(self._moments, None)
+            before = time
+        return before
+
+    def _boundary(self, boundary: Boundary, time: int) -> None:
+        if boundary.kind == "batch":
+            self._next(boundary.loop, time)
+        elif boundary.kind == "end":
+            self._end(boundary.loop)
+        elif boundary.kind == "fit":
+            self.fits += 1
+        elif boundary.kind in ("disturbed", "loss"):
+            if (
+                boundary.kind == "loss"
+                and not self._steps
+                and not self._open
+                and self._loose is not None
+                and self._loose.has_loss
+            ):
+                self._keep(_STEPS, self._loose, is_complete=True)
+                self._loose = _Open(start=time)
+            batch = self._innermost.batch if self._open else self._loose
+            if batch is not None:
+                batch.is_disturbed |= boundary.kind == "disturbed"
+                batch.has_loss |= boundary.kind == "loss"
+        elif self._open and self._innermost.has_ended:
+            self._close(self._open.popitem()[1], is_complete=True)
+        elif not self._open and self._loose is not None:
+            self._end_stepped(self._loose)
+            self._loose = _Open(start=time)
+
+    def _end_stepped(self, batch: _Open) -> None:
+        """End a batch of a loop without a loader at a step. Without a loss of its own it is a part of the one before."""
+        before = self._stepped
+        if before is None or batch.has_loss or not before.has_loss:
+            self._keep_stepped()
+            self._stepped = batch
+            return
+        before.join(batch.times)
+        before.is_disturbed |= batch.is_disturbed
+        batch.loop, batch.start = _STEPS, before.start
+
+    def _keep_stepped(self) -> None:
+        if self._stepped is not None:
+            self._keep(_STEPS, self._stepped, is_complete=True)
+            self._stepped = None
+
+    def _next(self, number: int, time: int) -> None:
+        if number in self._beside:
+            return
+        while self._open and self._innermost.has_ended:
+            self._close(self._open.popitem()[1], is_complete=True)
+        if number in self._open:
+            self._return_to(number)
+            self._turn_over(self._innermost, time)
+            return
+        self._keep_stepped()
+        if self._loose is not None:
+            self.outside.update(self._loose.times)
+            self._loose = None
+        if self._open:
+            self._innermost.batch.was_left = False
+        self._loops += 1
+        self._open[number] = _Loop(number=number, key=self._loops, batch=_Open(start=time))
+
+    @property
+    def _innermost(self) -> _Loop:
+        return next(reversed(self._open.values()))
+
+    def _return_to(self, number: int) -> None:
+        """Make a loop the innermost one: those inside it were left, or take turns with it and go on later."""
+        inside = list(takewhile(lambda other: other.number != number, reversed(self._open.values())))
+        takes_turns = len(inside) < _MOST_TASKS and self._open[number].batch.has_loss
+        if takes_turns and all(other.batch.has_loss for other in inside):  # each trains: tasks that take turns
+            for other in inside:
+                other.batch.was_left = True
+            self._open[number] = self._open.pop(number)
+            return
+        for other in inside:
+            del self._open[other.number]
+        for other in inside:
+            self._leave(other)
+
+    def _turn_over(self, loop: _Loop, time: int) -> None:
+        """Begin the next batch of a loop."""
+        loop.batch.resume()
+        loop.done += 1
+        if loop.done == 1 and _WORK.isdisjoint(loop.batch.times):
+            loop.is_ahead = True  # nothing was done with the first batch before the second was asked for
+            return
+        self._keep(loop.key, loop.batch, is_complete=True)
+        loop.batch = _Open(start=time)
+
+    def _leave(self, loop: _Loop) -> None:
+        """A loop around this one goes on: this one was left by a `break`, or is asked once for each batch of the other."""
+        if loop.done:
+            self._close(loop, is_complete=False)
+            return
+        self._beside.add(loop.number)
+        around = self._innermost.batch
+        around.was_left = False
+        around.join(loop.batch.times)
+        around.join(loop.batch.later)
+        around.is_disturbed |= loop.batch.is_disturbed
+        around.has_loss |= loop.batch.has_loss
+
+    def _end(self, number: int) -> None:
+        """An iterator had no batch left: the time it took to say so belongs to no batch."""
+        if number in self._beside or number not in self._open:
+            self._beside.discard(number)
+            return
+        while self._innermost.number != number:
+            self._close(self._open.popitem()[1], is_complete=False)
+        loop = self._innermost
+        if loop.is_ahead:
+            loop.has_ended = True  # the last batch is still to be worked on
+            return
+        self.outside.update(self._open.popitem()[1].batch.times)
+        if self._open:
+            self._innermost.batch.was_left = True
+
+    def _close(self, loop: _Loop, *, is_complete: bool) -> None:
+        self.outside.update(loop.batch.later)
+        self._keep(loop.key, loop.batch, is_complete=is_complete)
+
+    @property
+    def moments(self) -> Iterator[Moment]:
+        """Yield the moments that were asked for, up to the end of the log."""
+        for phase, batch in self._at:
+            is_kept = batch is not None and batch.loop is not None
+            yield Moment(phase, batch.loop, batch.start) if batch is not None and is_kept else Moment(phase)
+
+    def _keep(self, loop: int, batch: _Open, *, is_complete: bool) -> None:
+        batch.loop = loop
+        self.batches.append(
+            Batch(
+                loop=loop,
+                start=batch.start,
+                times=batch.times,
+                is_complete=is_complete,
+                is_disturbed=batch.is_disturbed,
+                has_loss=batch.has_loss,
+            )
+        )
+
+
+def divide(marks: PhaseLog, moments: Iterable[int] = ()) -> Batches:
+    """Return the batches of a log. Their times and those outside add up to its wall time.
+
+    `moments`: times of the log's clock, in order, of which the phase and the batch are asked for.
+    """
+    divider = _Divider(marks, moments)
+    return Batches(
+        batches=tuple(divider.batches),
+        outside=dict(divider.outside),
+        start=marks.start,
+        wall=marks.wall,
+        fits=divider.fits,
+        callbacks=marks.callbacks,
+        moments=tuple(divider.moments),
+    )
+
+
+def passes(batches: Batches) -> Iterator[tuple[int, list[Batch]]]:
+    """Yield each pass over a loader, by its number, with its batches; loops without a loader are one pass."""
+    by_loop: dict[int, list[Batch]] = {}
+    for batch in batches.batches:
+        by_loop.setdefault(batch.loop, []).append(batch)
+    yield from by_loop.items()

@@ -1,0 +1,87 @@
+"""The functions that were running at moments of a fit, as the sampler of stacks saw them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from nbguard.training.profiler.analysis.function_names import COMPREHENSIONS, called_name, short_name
+
+CELL = "<module>"
+"""The name of the code of a cell, or of a script, outside of functions."""
+IMPORTS = "<frozen importlib"
+"""Beginning of the name of the file whose code imports modules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackLine:
+    """A line of a function that was running."""
+
+    name: str  # of the function, qualified with its class, from Python 3.11 on
+    file: str  # "In[3]" or the name of a file of the user's; of a library the path below the folder of packages
+    line: int  # that was running; 0: not known
+    first: int = 0  # line at which the function begins
+    is_users: bool = False  # not of an installed library
+    call: str = ""  # of `KNOWN_CALLS`, which the line makes; "": none
+
+    @property
+    def short(self) -> str:
+        """Return the name of the function without classes and functions around it."""
+        return short_name(self.name)
+
+    @property
+    def is_inner(self) -> bool:
+        """Say whether it is code without a name of its own: a cell's, or that of a comprehension."""
+        return self.short == CELL or self.is_comprehension
+
+    @property
+    def is_comprehension(self) -> bool:
+        """Say whether it is a comprehension's code, which is a part of the line around it."""
+        return self.short in COMPREHENSIONS
+
+    @property
+    def called(self) -> str:
+        """Return its name for the user: a transform goes by its class, a method by class and name."""
+        return called_name(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookFacts:
+    """A hook of a module that was trained."""
+
+    function: str  # name of the hook function, as in `StackLine`
+    first: int  # line at which it begins
+    module: str  # name of the module in its model; "": the model itself
+    type: str  # of the module, e.g. "Linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSamples:
+    """The stacks of the fit's thread at some moments."""
+
+    lines: tuple[StackLine, ...] = ()  # by number
+    stacks: tuple[tuple[int, ...], ...] = ()  # numbers of lines, the outermost first
+    moments: tuple[int, ...] = ()  # nanoseconds of the log's clock, in order
+    seen: tuple[int, ...] = ()  # number of the stack at each moment
+    hooks: tuple[HookFacts, ...] = ()  # of the models that were trained
+    callers: tuple[tuple[int, int], ...] = ()
+    """When loops called their model, or for a loss, a step or cleared gradients, and the number of the stack then."""
+    took: int = 0  # nanoseconds of processor time that the looks cost
+    waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
+    ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit's thread was on a processor; (): not known
+
+    def held_up(self, start: int, end: int) -> int:
+        """Return the nanoseconds between two times in which the fit waited for a processor that others had, at most."""
+        return self._between(self.waits, start, end)
+
+    def computed(self, start: int, end: int) -> int | None:
+        """Return the nanoseconds between two times in which the fit's thread was on a processor, at most; None: not known."""
+        return self._between(self.ran, start, end) if self.ran else None
+
+    def _between(self, sums: tuple[int, ...], start: int, end: int) -> int:
+        """Return how much a sum that only grows has grown between the looks around two times."""
+        if not sums:
+            return 0
+        before = bisect_right(self.moments, start) - 1
+        after = min(bisect_left(self.moments, end), len(sums) - 1)
+        return sums[after] - (sums[before] if before >= 0 else 0)

@@ -1,0 +1,257 @@
+"""Mistakes in the use of optimizers, found from observations at their steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.units import HALF_ROUNDS_TO_ZERO, MiB, counted, format_bytes
+
+_ENOUGH = 3
+_SHOWN = 3
+_MANY = 8
+"""Optimizers that are more than models and their parts want."""
+_MUCH = 0.1
+"""Share of gradients that is worth a word if nobody uses it."""
+
+SMALL, NEGLIGIBLE = 1e-4, 1e-6
+"""Shares of the highest learning rate below which hardly anything, and nothing at all, is learnt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateFacts:
+    """The learning rate of an optimizer at the steps that were looked at, the largest of its groups."""
+
+    highest: float
+    last: float
+    steps: int  # that were looked at
+    batches: int  # training batches from the first to the last of them
+    small: int  # of these, the last ones, in which it stayed below `SMALL` of the highest
+    negligible: int  # likewise, below `NEGLIGIBLE`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer, as its steps and the calls that clear gradients have shown it in the batches that were looked at."""
+
+    name: str  # of its class
+    steps: int = 0  # in the batches that were looked at
+    cleared: int = 0  # calls of `zero_grad`, or of a model's
+    cleared_in_place: int = 0  # of these, with `set_to_none=False`
+    gradient_bytes: int = 0  # at the last look before a step
+    half_eps: tuple[tuple[float, int], ...] = ()  # eps of groups that are not fused, with their float16 parameters
+    piled: int = 0  # looks at which gradients of the step before were still there when the next backward pass began
+    replaced: int = 0  # looks at which they were not
+    thrown: int = 0  # calls that cleared the gradients of a backward pass before any step
+    parameters: int = 0  # tensors that it steps
+    without_gradients: tuple[str, ...] = ()  # parameters that never had one at any look
+    looks: int = 0  # at its parameters, before steps 1, 2, 4, 8, …
+    is_fastai: bool = False  # fastai's own, not a wrapper of one of torch
+    fusible: str = ""  # torch's class that does the same with `fused=True`; "": none is known, or it is fused
+    is_wrapped: bool = False  # torch's, in fastai's `OptimWrapper`
+    is_looped: bool = False  # it was told to go through its parameters one by one: `foreach=False`
+    is_stateless: bool = False  # it keeps nothing from step to step: SGD without momentum
+    is_renewed: bool = False  # it steps the parameters of an earlier one
+    foreign: int = 0  # parameters that never had a gradient at any look, and that no model has that was called
+    left: int = 0  # parameters that a model had once, and none has that was called lately; they have no gradient any more
+    trainable: int = 0  # parameters that require a gradient
+    emptied: int = 0  # steps between which and the backward pass gradients were cleared
+    changed: int = 0  # looks at which a value had changed by a step; of one that never steps: between two calls of `zero_grad`
+    unchanged: int = 0  # looks at which none had, of those that were compared
+    rate: RateFacts | None = None  # learning rate; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedGradients:
+    """Gradients that are computed and that no optimizer uses."""
+
+    parameters: tuple[str, ...]  # names in the model
+    share: float  # of all values with gradients, 0 to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizersFacts:
+    """All optimizers of a recording."""
+
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    backwards: int = 0  # backward passes in the batches that were looked at
+    clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
+    unused: UnusedGradients | None = None  # None: there are none
+    untaught: tuple[str, ...] = ()  # parameters of models that were called, with gradients, that no optimizer has
+    schedulers: tuple[
+        tuple[str, int], ...
+    ] = ()  # classes of torch's schedulers of the learning rate, and calls of their `step`
+    losses: int = 0  # in all batches
+
+
+def faster_step(facts: OptimizersFacts) -> str:
+    """Return a way to have the step of the optimizer with the most parameters take fewer calls; empty where none is known."""
+    facts_of_most = max(facts.optimizers, key=lambda optimizer: optimizer.parameters, default=None)
+    if facts_of_most is None or not (facts_of_most.fusible or facts_of_most.is_looped):
+        return ""
+    name = facts_of_most.fusible or facts_of_most.name
+    if facts_of_most.is_fastai or facts_of_most.is_wrapped:
+        line = f"opt_func=partial(OptimWrapper, opt=torch.optim.{name}, fused=True)"
+    else:
+        line = f"{name}(…, fused=True)"
+    if not facts_of_most.fusible:
+        line = line.replace("fused=True", "foreach=True")
+    return f"`{line}` takes fewer calls for a step"
+
+
+def optimizer_findings(
+    facts: OptimizersFacts, *, is_scaled: bool = False, times: Mapping[str, int] | None = None
+) -> tuple[FitFinding, ...]:
+    """Return what stands out.
+
+    `is_scaled`: a GradScaler decides which steps are taken. `times`: nanoseconds of a batch by phase, as far as they are known.
+    """
+    times = times or {}
+    findings: list[FitFinding] = [*_many(facts, times), *_renewed(facts), *_unused(facts, times)]
+    for optimizer in facts.optimizers:
+        findings += [*_eps(optimizer), *_piles_up(optimizer, facts), *_in_place(optimizer), *_without_gradients(optimizer)]
+        if not is_scaled:
+            findings += [*_never_steps(optimizer, facts), *_thrown(optimizer, facts)]
+    return tuple(findings)
+
+
+def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
+    bad = [(eps, count) for eps, count in facts.half_eps if 0 < eps <= HALF_ROUNDS_TO_ZERO]
+    if bad:
+        eps, count = bad[0][0], sum(count for _, count in bad)
+        eps_of = "`opt_func=partial(Adam, eps=1e-5)`" if facts.is_fastai else f"`{facts.name}(…, eps=1e-5)`"
+        yield FitFinding(
+            kind="eps",
+            severity="problem",
+            what=f"eps={eps:g} of {_name(facts)} is 0 in float16",
+            evidence=f"{counted(count, 'float16 parameter')}: where the moments are 0, too, the step divides 0 by 0 "
+            "and gives NaN",
+            change=f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
+        )
+
+
+def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
+    is_cleared = 2 * facts.cleared > facts.steps or all_facts.clears_model or facts.replaced >= facts.piled
+    if facts.steps >= _ENOUGH and facts.piled >= 2 and not is_cleared:
+        clears = "nothing clears them" if not facts.cleared else f"`zero_grad` clears them only {facts.cleared} times"
+        yield FitFinding(
+            kind="zero_grad",
+            severity="problem",
+            what=f"gradients pile up: {facts.name} steps, and {clears}",
+            evidence=f"{facts.steps} steps seen, {facts.cleared} `zero_grad`: each step uses the sum of those since then",
+            change="`optimizer.zero_grad()` before each backward pass",
+            nbytes=facts.gradient_bytes,
+        )
+
+
+def _thrown(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
+    if facts.steps >= _ENOUGH and facts.thrown >= 2 * facts.steps and len(all_facts.optimizers) == 1:
+        yield FitFinding(
+            kind="zero_grad",
+            severity="problem",
+            what=f"`zero_grad` throws gradients away: {_name(facts)} steps on the last of several backward passes only",
+            evidence=f"{facts.cleared} times cleared, {facts.steps} steps: {facts.thrown} times a backward pass had come since "
+            "the last step",
+            change="`optimizer.zero_grad()` after each step, and not before each backward pass",
+        )
+
+
+def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFinding]:
+    """Yield many optimizers that step one after the other, each with few parameters."""
+    stepped = [optimizer for optimizer in facts.optimizers if optimizer.steps]
+    count = round(sum(optimizer.steps for optimizer in stepped) / max(facts.backwards, 1))
+    if min(count, len(stepped)) >= _MANY and not any(optimizer.is_renewed for optimizer in stepped):
+        time = times.get(phases.STEP, 0) + times.get(phases.ZERO_GRAD, 0)
+        yield FitFinding(
+            kind="optimizers",
+            severity="advice",
+            what=f"{count} optimizers step in each batch",
+            evidence=f"with {sum(optimizer.parameters for optimizer in stepped)} parameters in all: one optimizer "
+            "updates many parameters at once",
+            change=f"one `{facts.optimizers[0].name}(model.parameters())`, with groups where settings differ",
+            time=time * (count - 1) // count or None,
+        )
+
+
+def _renewed(facts: OptimizersFacts) -> Iterator[FitFinding]:
+    """Yield an optimizer that is made anew in each batch, or nearly: what it remembers of the steps before is lost."""
+    names = {optimizer.name for optimizer in facts.optimizers if optimizer.is_renewed}
+    for name in sorted(names):
+        alike = [optimizer for optimizer in facts.optimizers if optimizer.name == name and optimizer.steps]
+        if len(alike) < _ENOUGH or any(optimizer.steps > 1 for optimizer in alike[1:]):
+            continue
+        of = "fastai's " if alike[0].is_fastai else ""
+        forgets = not all(optimizer.is_stateless for optimizer in alike)
+        yield FitFinding(
+            kind="renewed",
+            severity="problem" if forgets else "note",
+            what=f"a new {of}{name} is made in each batch"
+            + (": its state (momentum, averages) starts from nothing" if forgets else ""),
+            evidence=f"{len(alike)} of them took one step each, on the same parameters",
+            change=f"make `{name}` once, before the loop",
+        )
+
+
+def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFinding]:
+    """Yield gradients that are computed for nothing."""
+    unused = facts.unused
+    if unused is not None and unused.share >= _MUCH:
+        names = unused.parameters
+        shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield FitFinding(
+            kind="unused gradients",
+            severity="advice",
+            what=f"{counted(len(names), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
+            evidence=f"{unused.share:.0%} of all values with gradients",
+            change=f"`requires_grad_(False)` for frozen parts, e.g. `model.{names[0].partition('.')[0]}`; parts that "
+            "should learn belong in the optimizer",
+            time=round(times.get(phases.BACKWARD, 0) * unused.share / 2) or None,
+        )
+
+
+def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
+    if facts.cleared_in_place and facts.gradient_bytes:
+        held = format_bytes(facts.gradient_bytes)
+        yield FitFinding(
+            kind="zero_grad",
+            severity="advice" if facts.gradient_bytes >= MiB else "note",
+            what="`zero_grad(set_to_none=False)` keeps the gradients' memory",
+            evidence=f"{held} of gradients stay allocated through the next forward pass; {facts.cleared_in_place} times, where "
+            "looked at, they were filled with zeros",
+            change="`optimizer.zero_grad()`: it sets them to None",
+            nbytes=facts.gradient_bytes,
+        )
+
+
+def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
+    if not facts.steps and not facts.changed and facts.cleared >= _ENOUGH and all_facts.backwards >= _ENOUGH:
+        yield FitFinding(
+            kind="step",
+            severity="problem",
+            what=f"{facts.name} never steps",
+            evidence=f"{all_facts.backwards} backward passes, its gradients cleared {facts.cleared} times, no `step()`",
+            change="`optimizer.step()` after the backward pass",
+        )
+
+
+def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
+    names = facts.without_gradients
+    if names and facts.looks >= 2 and len(names) < facts.trainable:  # else nothing is trained
+        shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield FitFinding(
+            kind="unused",
+            severity="note",
+            what=f"{counted(len(names), 'parameter')} of {_name(facts)} never got a gradient",
+            evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does "
+            "not depend on "
+            f"{'it' if len(names) == 1 else 'them'}",
+            change="use the layer, or `requires_grad_(False)` and leave it out of the optimizer",
+        )
+
+
+def _name(facts: OptimizerFacts) -> str:
+    return "fastai's optimizer" if facts.is_fastai else facts.name

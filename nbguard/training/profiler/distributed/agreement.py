@@ -1,0 +1,154 @@
+"""Digests of a rank's parameters, gradients and buffers at each Nth step of its optimizers, for `--check-ranks N`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.heap.kinds import name_of
+from nbguard.training.profiler.analysis.distributed.agreement import DIGEST, NONE, Feed, RankDigests, TensorName
+from nbguard.training.profiler.checks.parameter_groups import groups_of
+from nbguard.training.profiler.record.recorder import Recorder
+
+_LETTERS = 1 << 18  # of digests that are kept: beyond, every second check goes
+_CHUNK = 1 << 18  # values that are summed at once: no large temporary tensors
+_FACTOR = 0x9E3779B1  # a large odd number
+_SHARDS = (("rank", "num_replicas"), ("process_index", "num_processes"), ("rank", "world_size"))
+"""Names for the number of a part and of all, of torch's DistributedSampler, accelerate's BatchSamplerShard, fastai's loader."""
+_WRAPPER = "module."  # DistributedDataParallel's own part of a name
+
+
+class RankDigester:
+    """Makes the digests while a fit goes on. It reads values, and so waits for the device, at the steps that are checked."""
+
+    watches = "agreement of ranks"
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._model: weakref.ref[Any] | None = None
+        self._steps = 0
+        self._digests = RankDigests()
+        self._places: dict[Any, Any] = {}  # of each device the weights of a chunk's places
+
+    def start(self, recorder: Recorder) -> None:
+        """Subscribe to the steps of a fit."""
+        import torch
+
+        self._torch: Any = torch
+        recorder.subscribe("model", self._calls)
+        recorder.subscribe("step", self._step, every_batch=True)
+
+    def observe(self) -> RankDigests:
+        """Return the digests so far."""
+        return self._digests
+
+    def loads(self, iterator: Any) -> None:
+        """Note how the loader of an iterator divides the data."""
+        if self._digests.feed.sampler:
+            return
+        batches = attribute_of(iterator, "_index_sampler")
+        fastais = attribute_of(attribute_of(iterator, "_dataset"), "d")
+        for holder in (attribute_of(batches, "sampler"), batches, fastais):
+            feed = None if holder is None else _shard(holder)
+            if feed is not None:
+                self._digests = replace(self._digests, feed=feed)
+
+    def _calls(self, module: Any, arguments: Any) -> None:
+        if not module.training:
+            return
+        self._model = weakref.ref(module)
+        feed = self._digests.feed
+        batch = next((each.shape[0] for each in _tensors(self._torch, arguments) if each.ndim), None)
+        if feed.batch is None and batch is not None:
+            self._digests = replace(self._digests, feed=replace(feed, batch=int(batch)))
+
+    def _step(self, optimizer: Any) -> None:
+        self._steps += 1
+        model = None if self._model is None else self._model()
+        if model is None or (self._steps > 1 and self._steps % self._every):
+            return
+        names, tensors = [], []
+        for name, tensor in _named(model):
+            names.append(name)
+            tensors.append(tensor)
+        if tuple(names) != self._digests.tensors:  # the first check, or another model
+            dropouts = sum(name_of(type(module)).startswith("Dropout") for module in model.modules())
+            self._digests = replace(self._digests, tensors=tuple(names), checks=(), dropouts=dropouts)
+        checks = (*self._digests.checks, (self._steps, "".join(self._digest_all(tensors))))
+        if sum(len(digests) for _, digests in checks) > _LETTERS and len(checks) > 2:
+            checks = (*checks[:-1:2], checks[-1])
+        rate = next((rate for group in groups_of(optimizer) if type(rate := group.settings.get("lr")) is float), None)
+        self._digests = replace(self._digests, checks=checks, feed=replace(self._digests.feed, rate=rate))
+
+    def _digest_all(self, tensors: list[Any]) -> Iterator[str]:
+        """Yield the digests of tensors; their sums come from the device together."""
+        with self._torch.no_grad(), self._torch._C.DisableTorchFunctionSubclass():
+            sums = [self._sum(tensor) for tensor in tensors]
+            have = [each.to("cpu") for each in sums if each is not None]
+        values = iter([int(each) for each in have])
+        for each in sums:
+            yield NONE if each is None else _letters(next(values))
+
+    def _sum(self, tensor: Any) -> Any:
+        """Return a number that depends on each bit of a tensor and its place; None for one that has no values here."""
+        torch = self._torch
+        if tensor is None or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+            return None
+        if type(tensor).__module__.startswith("torch.distributed"):
+            return None  # a rank's shard, or a tensor that is on several
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
+        if integers is None:
+            return None
+        words = tensor.detach().contiguous().view(-1).view(integers)
+        total = torch.zeros((), dtype=torch.int64, device=words.device)
+        for start in range(0, words.numel(), _CHUNK):
+            part = words[start : start + _CHUNK].to(torch.int64)
+            total = total * _FACTOR + (part * self._weights(part.device)[: part.numel()]).sum()  # it may overflow, alike on all
+        return total
+
+    def _weights(self, device: Any) -> Any:
+        """Return an odd number for each place of a chunk."""
+        known = self._places.get(device)
+        if known is None:
+            places = self._torch.arange(_CHUNK, dtype=self._torch.int64, device=device)
+            known = self._places[device] = places * (2 * _FACTOR) + 1
+        return known
+
+
+def _letters(number: int) -> str:
+    folded = number ^ (number >> 32)
+    return f"{folded & 0xFFFFFFFF:0{DIGEST}x}"
+
+
+def _named(model: Any) -> Iterator[tuple[TensorName, Any]]:
+    """Yield the parameters of a model, their gradients, and its buffers, by name."""
+    modules = dict(model.named_modules())
+
+    def named(name: str, kind: Any) -> TensorName:
+        owner = name_of(type(modules[name.rpartition(".")[0]]))
+        return TensorName(name=name.removeprefix(_WRAPPER), kind=kind, module=owner)
+
+    for name, parameter in model.named_parameters():
+        yield named(name, "parameter"), parameter
+        if parameter.requires_grad:
+            yield named(name, "gradient"), parameter.grad
+    for name, buffer in model.named_buffers():
+        yield named(name, "buffer"), buffer
+
+
+def _shard(holder: Any) -> Feed | None:
+    """Return what a sampler or a loader says of the part of the data that it reads; None where it divides none."""
+    seed = attribute_of(holder, "seed")
+    for own, all_of_them in _SHARDS:
+        shard, shards = attribute_of(holder, own), attribute_of(holder, all_of_them)
+        if type(shard) is int and type(shards) is int:
+            return Feed(sampler=name_of(type(holder)), seed=seed if type(seed) is int else None, shard=shard, shards=shards)
+    return None
+
+
+def _tensors(torch: Any, arguments: Any) -> Iterator[Any]:
+    values = arguments.values() if type(arguments) is dict else arguments
+    return (each for each in values if isinstance(each, torch.Tensor))

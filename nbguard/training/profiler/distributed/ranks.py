@@ -1,0 +1,264 @@
+"""The ranks of a distributed fit: each shows signs of life and sends its figures at its end; rank 0 collects them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
+from nbguard.training.profiler.analysis.report import RankRow, Setting
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.distributed.agreement import RankDigester
+from nbguard.training.profiler.distributed.exchange import RankExchange
+from nbguard.training.profiler.distributed.watchdog import RankWatchdog
+from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.ranks.analysis.diagnosis import RankFault
+from nbguard.training.ranks.analysis.launcher import launch_of
+from nbguard.training.ranks.job_board import JobBoard, open_board
+from nbguard.training.ranks.rank import Rank, current_rank
+from nbguard.training.ranks.watch import watch_ranks
+
+_NO_PHASE = -1
+_NO_FIT = 0
+
+
+class RankLiveness:
+    """The sign of life of this process in a fit, from its making to `close`."""
+
+    def __init__(self, board: JobBoard, fit: int) -> None:
+        self._file = board.own
+        self._fit = fit
+        self.beat(0)
+
+    def beat(self, batch: int, code: int = _NO_PHASE) -> None:
+        """Say that a phase of a batch has just ended; without a code: that the batch is about to be asked for."""
+        self._file.write_pulse(self._fit, batch, code, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Show no sign of life any more: this rank's fit has ended."""
+        self._file.write_pulse(_NO_FIT, 0, _NO_PHASE, 0)
+
+
+def pulse_of(board: JobBoard, rank: int, fit: int) -> Pulse | None:
+    """Return the last sign of life of a rank in this fit; None if it has none here: not begun, ended, or on another host."""
+    file = board.file(rank)
+    if file is None:
+        return None
+    number, batch, code, at = file.read_pulse()
+    if number != fit:
+        return None
+    phase = phases.ALL[code] if 0 <= code < len(phases.ALL) else ""
+    age = time.monotonic_ns() - at
+    return Pulse(rank=rank, pid=file.process.pid, batch=batch, phase=phase, age=age, is_alive=file.is_alive)
+
+
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "MASTER_")
+_NAMES = ("OMP_NUM_THREADS",)
+
+
+def environment() -> Iterator[Setting]:
+    """Yield the settings that should be the same on all ranks: variables of the communication, and versions."""
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(_PREFIXES) or name in _NAMES:
+            yield Setting(name, value)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:  # which ones may differ, how many should not
+        yield Setting("number of CUDA_VISIBLE_DEVICES", str(len(devices.split(","))))
+    yield Setting("python version", platform.python_version(), is_version=True)
+    for name in ("torch", "fastai"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            yield Setting(f"{name} version", str(version), is_version=True)
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    if cuda is not None:
+        yield Setting("cuda version", str(cuda), is_version=True)
+
+
+_EVERY = 0.02  # seconds between two looks for messages
+_GRACE = 1.0  # seconds for the message of a rank to arrive, once that is gone
+_TO_SEND = 2.0  # seconds that a rank tries to send its message
+
+_TOLD = ("died", "raised")
+"""Kinds of faults that a rank's row and finding tell by themselves."""
+
+_fits = itertools.count(1)
+
+
+class RankWatch:
+    """Watches a fit of several ranks. In a program that is none of them it does nothing.
+
+    `limit`: seconds that rank 0 waits for the others after its own end. `patience`: seconds without progress of any rank
+    after which rank 0 says so in the log of a program; if a collective waits, each rank names the cause. `check_ranks`: at each
+    so-many-th step of an optimizer the ranks' models are digested, to be compared in the report; 0: never.
+    """
+
+    watches = "other ranks"
+
+    def __init__(self, limit: float = 10.0, patience: float = 60.0, check_ranks: int = 0) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._rank: Rank | None = None
+        self._fit = 0
+        self._board: JobBoard | None = None
+        self._liveness: RankLiveness | None = None
+        self._watchdog: RankWatchdog | None = None
+        self._hangs = watch_ranks(patience)
+        self._digester = RankDigester(check_ranks) if check_ranks else None
+        self._recorder: Recorder | None = None
+        self._batch = 0
+        self._observed: RankObservations | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Say whether this process shows and writes the report: it is rank 0, or the only one."""
+        return self._rank is None or self._rank.rank == 0
+
+    def start(self, recorder: Recorder) -> None:
+        """Show signs of life from the first batch on, if this is a rank by then: a process group may be made in the cell."""
+        self._recorder = recorder
+        recorder.subscribe("loader", self._loads)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Say how the fit has ended on this rank, before anything else: others may wait for it in vain."""
+        self._hangs.stop(error)
+
+    def stop(self) -> None:
+        """Let go of the log. The signs of life and the watchdog stay until `exchange`: others may still be at work."""
+        self._recorder = None
+        if self._watchdog is not None:
+            self._watchdog.fit_has_ended()
+
+    def exchange(self, row: RankRow) -> RankObservations | None:
+        """Send the row of this rank to rank 0; on rank 0 collect the rows of all ranks and return them, else None.
+
+        The numbers of rank and process and the name of the host are filled in. Called once, however the fit has ended; waits
+        no longer than `limit`. An interrupt ends the waiting, not the report.
+        """
+        self._find_rank()
+        if self._rank is None:
+            return None
+        row = replace(row, rank=self._rank.rank, host=socket.gethostname(), pid=os.getpid())
+        digests = None if self._digester is None else self._digester.observe()
+        message = RankMessage(row, tuple(environment()), digests)
+        try:
+            if self.speaks:
+                self._observed = self._collect(self._rank, message)
+            else:
+                self._send(self._rank, message)
+        finally:
+            self._leave()
+        return self._observed
+
+    def observe(self) -> RankObservations | None:
+        """Return the messages of the exchange; None before it, on other ranks, and in a program of one process."""
+        return self._observed
+
+    def _loads(self, iterator: object) -> None:
+        self._find_rank()
+        if self._rank is not None and self._digester is not None:
+            self._digester.loads(iterator)
+
+    def _begins(self, batch: int) -> None:
+        self._batch = batch
+        if self._liveness is not None:
+            self._liveness.beat(batch)
+
+    def _ended(self, code: int) -> None:
+        if self._liveness is not None:
+            self._liveness.beat(self._batch, code)
+
+    def _find_rank(self) -> None:
+        """Find out which rank this is, once it is one, and begin to show signs of life."""
+        if self._rank is not None:
+            return
+        self._rank = current_rank()
+        if self._rank is None:
+            return
+        self._fit = next(_fits)
+        with suppress(OSError):  # without the files there is the store
+            self._board = open_board(self._rank)
+            self._liveness = RankLiveness(self._board, self._fit)
+            if self._recorder is not None:
+                self._hangs.start()
+                if self._digester is not None:
+                    self._digester.start(self._recorder)
+                self._recorder.subscribe("batch", self._begins, every_batch=True)
+                self._recorder.subscribe("phase", self._ended, every_batch=True)
+                self._start_watchdog(self._rank)
+
+    def _start_watchdog(self, at: Rank) -> None:
+        """Have rank 0 of a program watch over all ranks of its host."""
+        if at.rank == 0 and "ipykernel" not in sys.modules and hasattr(select, "poll"):
+            self._watchdog = RankWatchdog(lambda: self._pulses(range(at.world), {}), self._patience)
+
+    def _pulse(self, rank: int) -> Pulse | None:
+        return None if self._board is None else pulse_of(self._board, rank, self._fit)
+
+    def _send(self, at: Rank, message: RankMessage) -> None:
+        first = self._pulse(0)
+        is_listening = first is not None and first.is_alive
+        if is_listening or self._board is None or not at.is_all_here:
+            RankExchange(self._board, self._fit).send(at.rank, to_text(message), _TO_SEND, is_read_here=is_listening)
+
+    def _collect(self, at: Rank, own: RankMessage) -> RankObservations:
+        """Wait for the messages of the other ranks, as long as any may still come."""
+        exchange, others = RankExchange(self._board, self._fit), range(1, at.world)
+        texts: dict[int, str] = {}
+        exchange.listen(others)
+        start = time.monotonic()
+        with suppress(KeyboardInterrupt):
+            while True:
+                pulses = self._pulses(others, texts)  # before the messages: a sign of life goes once its rank has sent one
+                texts |= exchange.read([rank for rank in others if rank not in texts])
+                waited = time.monotonic() - start
+                if len(texts) == len(others) or waited > self._limit:
+                    break
+                if not self._may_come(at, pulses, texts, waited):
+                    break
+                time.sleep(_EVERY)
+        exchange.close()
+        pulses, waited = self._pulses(others, texts), time.monotonic() - start
+        return RankObservations(
+            world=at.world,
+            host=own.row.host,
+            messages=(own, *(message for text in texts.values() if (message := from_text(text)))),
+            pulses=tuple(pulses.values()),
+            waited=round(1e9 * waited),
+            launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
+            hang=None if own.row.state == "complete" else self._hang(),
+        )
+
+    def _hang(self) -> RankFault | None:
+        """Return the cause for which ranks waited in vain, unless the rows of the ranks tell it."""
+        diagnosis = self._hangs.diagnosis
+        cause = diagnosis.faults[0] if diagnosis is not None and diagnosis.faults else None
+        return None if cause is None or cause.kind in _TOLD else cause
+
+    def _pulses(self, others: range, texts: dict[int, str]) -> dict[int, Pulse]:
+        """Return the signs of life of the ranks that have not sent a message yet."""
+        return {rank: pulse for rank in others if rank not in texts and (pulse := self._pulse(rank))}
+
+    def _may_come(self, at: Rank, pulses: dict[int, Pulse], texts: dict[int, str], waited: float) -> bool:
+        """Say whether it is worth waiting: somebody is alive, or has left no sign and may be on another host."""
+        if any(pulse.is_alive for pulse in pulses.values()):
+            return True
+        is_unseen = len(texts) + len(pulses) < at.world - 1
+        return is_unseen and (waited < _GRACE or self._board is None or not at.is_all_here)
+
+    def _leave(self) -> None:
+        self._hangs.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._liveness is not None:
+            self._liveness.close()
+        if self._board is not None:
+            self._board.release()
+        self._watchdog = self._liveness = self._board = self._digester = None

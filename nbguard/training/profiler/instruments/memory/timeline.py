@@ -1,0 +1,254 @@
+"""The memory of a fit on one device over time, read at the recorder's events."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.training.profiler.analysis.memory.categories import Shape, Stock
+from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, Stage, Unfrozen
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.checks.parameter_groups import groups_of
+from nbguard.training.profiler.instruments.memory.categories import Stocktaker
+from nbguard.training.profiler.instruments.memory.counters import HeapCounter, MemoryCounter
+from nbguard.training.profiler.instruments.memory.growth import GrowthWatch
+from nbguard.training.profiler.instruments.memory.levels import LevelHistory, Pace
+from nbguard.training.profiler.instruments.memory.older_storages import OlderStorages
+from nbguard.training.profiler.instruments.memory.two_batches import DeepWatch
+from nbguard.training.profiler.record.recorder import Event, Recorder
+
+_LOSSES = 64
+"""Losses that are remembered, weakly, to see after the fit how many of them live on."""
+_MOST_OPTIMIZERS = 8
+"""Optimizers at whose first steps stock is taken."""
+_ALONE = 4
+"""Optimizer steps since the last batch of a loader after which the loop is taken to have none: then steps divide batches."""
+
+
+class MemoryTimeline:
+    """Reads the counters at boundaries of batches and, in some, after their phases; takes stock once per epoch."""
+
+    watches = "figures of memory"
+
+    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, older: OlderStorages, *, deep: bool) -> None:
+        """`start`: the counters when the profile began; `older`: the storages that lived then."""
+        self._recorder = recorder
+        self._counter = counter
+        self._start = start
+        self._pace = Pace(recorder.clock)
+        self._levels = LevelHistory(start)
+        self._growth = GrowthWatch(recorder, lambda: counter.read().allocated, counter.tensors_on.partition(":")[0])
+        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding, older)
+        self._recorded = DeepWatch(recorder, counter, start.allocated) if deep else None
+        self._stock: Stock | None = None
+        self._trained_parameters: frozenset[int] = frozenset()  # ids, of the optimizer at the latest stock
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._highest = start.allocated  # up to the batch that goes on
+        self._unfrozen: list[tuple[int, int, Stock, int]] = []
+        """Each time: so many more parameters, the peak and the stock before, the number of the training batch."""
+        self._is_due = True  # that stock is taken
+        self._learner: weakref.ref[Any] | None = None
+        self._boundaries = self._steps = self._alone = 0
+        self._trained = self._epoch_trained = False
+        self._training = 0  # training batches
+        self._epoch = 1
+        self._is_followed = False  # this batch, phase by phase
+        self._hears = (False, False)  # of phases, of calls
+        self._shape: Shape | None = None
+        self._losses: list[weakref.ref[Any]] = []
+        self._before: int | None = None
+        self._after_loss: int | None = None
+        self._high, self._high_phase = 0, ""
+
+    def subscribe(self) -> None:
+        """Subscribe to the events of the fit from now on."""
+        subscribe = self._recorder.subscribe
+        subscribe("batch", self._batch)
+        subscribe("end", self._pass_ends)
+        subscribe("loss", self._loss)
+        subscribe("step", self.step)
+        subscribe("learner", self.learner)
+        subscribe("fit ends", self._growth.end)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Subscribe to phases and to calls only while they are needed."""
+        wants = self._is_followed, self._is_followed or self._is_due
+        if wants == self._hears:
+            return
+        self._hears = wants
+        acts: tuple[tuple[Event, Callable[..., None]], ...] = (("phase", self._phase), ("forward", self._forward))
+        for is_wanted, (event, act) in zip(wants, acts, strict=True):
+            (self._recorder.subscribe if is_wanted else self._recorder.unsubscribe)(event, act)
+
+    # --- events -----------------------------------------------------------------------------------------------------------
+
+    def learner(self, learner: Any) -> None:
+        """Note the Learner whose fit begins: its batch has targets, too."""
+        self._learner = weakref.ref(learner)
+
+    def _batch(self, _: int) -> None:
+        self._alone = 0
+        self._boundary()
+        self._listen()
+
+    def _pass_ends(self) -> None:
+        self._is_due = True
+        self._epoch += self._epoch_trained
+        self._epoch_trained = False
+        self._listen()
+
+    def _forward(self, module: Any, inputs: Any) -> None:
+        if self._is_due and self._steps:
+            learner = None if self._learner is None else self._learner()
+            targets = None if learner is None else attribute_of(learner, "yb")
+            self._stocktaker.call(module, inputs, targets)
+        if self._is_followed:
+            level = self._read_inside(phases.OTHER)
+            self._before = level.allocated if self._before is None else self._before
+
+    def _phase(self, code: int) -> None:
+        if self._is_followed:
+            phase = self._recorder.phase(code)
+            level = self._read_inside(phase)
+            if phase == phases.LOSS:
+                self._after_loss = level.allocated
+
+    def _loss(self, loss: Any) -> None:
+        self._trained = True
+        if len(self._losses) < _LOSSES:
+            learner = None if self._learner is None else self._learner()
+            # The loss that callbacks get from a Learner is a copy of the one that is trained on.
+            kept = loss if learner is None else attribute_of(learner, "loss")
+            if issubclass(type(kept), sys.modules["torch"].Tensor):
+                self._losses.append(weakref.ref(kept))
+        if self._is_followed and self._after_loss is None:
+            self._after_loss = self._read_inside(phases.LOSS).allocated
+
+    def step(self, optimizer: Any) -> None:
+        """Note that an optimizer is about to step: gradients are there and, from the second step on, its state."""
+        self._trained = True
+        self._steps += 1
+        if optimizer not in self._optimizers and len(self._optimizers) < _MOST_OPTIMIZERS:
+            self._optimizers.add(optimizer)
+            self._is_due = True
+        if self._is_due and self._steps > 1:
+            before, (self._stock, addresses) = self._stock, self._stocktaker.take(optimizer)
+            self._is_due = self._trains_more(optimizer, before)  # then the state comes with this step
+            if self._recorded is not None and self._recorded.is_recording:
+                self._recorded.name(self._stock, addresses)
+        self._alone += 1
+        if not self._recorder.batches or self._alone > _ALONE:
+            self._boundary()
+        elif self._is_followed:
+            self._read_inside(phases.OTHER)
+        self._listen()
+
+    def _trains_more(self, optimizer: Any, before: Stock | None) -> bool:
+        """Say whether an optimizer trains what it, or the one before, did not train at the stock `before`, beside all else."""
+        ids = frozenset(id(p) for group in groups_of(optimizer) for p in group.parameters if p.requires_grad)
+        trained, self._trained_parameters = self._trained_parameters, ids
+        if before is None or not trained < ids or not trained:
+            return False
+        self._unfrozen.append((len(ids) - len(trained), self._highest, before, self._recorder.trained))
+        return True
+
+    def _boundary(self) -> None:
+        self._highest = self._levels.highest
+        self._boundaries += 1
+        is_training, self._trained = self._trained, False
+        self._training = max(self._training + is_training, self._recorder.trained)
+        self._epoch_trained |= is_training
+        is_recorded = self._recorded is not None and self._recorded.is_recording
+        if is_recorded or self._pace.allows(self._boundaries, inside=False):
+            self._read_boundary(is_training)
+        else:
+            self._close()
+            self._is_followed = False
+
+    def _read_boundary(self, is_training: bool) -> None:
+        begun = self._pace.begin()
+        self._levels.begin_batch()
+        level = self._read(phases.OTHER)
+        self._close()
+        self._pace.note(begun, inside=False)
+        self._is_followed = self._pace.allows(self._boundaries, inside=True)
+        if is_training:
+            of_log = self._recorder.nbytes if type(self._counter) is HeapCounter else 0
+            self._growth.sample(self._training, self._epoch, level.allocated - of_log)
+        if self._recorded is not None:
+            self._recorded.boundary(self._training, is_training, level)
+            if self._recorded.is_recording:
+                self._is_followed = self._is_due = True
+
+    # --- readings --------------------------------------------------------------------------------------------------------
+
+    def _read(self, phase: str) -> Level:
+        level = self._counter.read()
+        high = self._levels.add(self._recorder.elapsed, phase, self._boundaries, level, follows=self._is_followed)
+        if high > self._high:
+            self._high, self._high_phase = high, phase
+        return level
+
+    def _read_inside(self, phase: str) -> Level:
+        """Read at the end of a phase of a batch that is followed."""
+        begun = self._pace.begin()
+        level = self._read(phase)
+        if self._recorded is not None and self._recorded.is_recording:
+            self._recorded.mark(phase, level)
+        self._pace.note(begun, inside=True)
+        return level
+
+    def _close(self) -> None:
+        """End a batch. Of those that were followed, the one with the highest peak stands for all."""
+        if self._is_followed and self._before is not None and (self._shape is None or self._high >= self._shape.peak):
+            self._shape = Shape(self._before, self._after_loss, self._high, self._high_phase)
+        self._before = self._after_loss = None
+        self._high = 0
+
+    def _more_trained(self) -> Unfrozen | None:
+        if not self._unfrozen or self._stock is None:
+            return None
+        more, peak, before, _ = self._unfrozen[-1]
+        kept = self._stock.gradients + self._stock.state - before.gradients - before.state
+        stocks = [*(stock for _, _, stock, _ in self._unfrozen), self._stock]
+        begins = [1, *(batch for *_, batch in self._unfrozen)]
+        stages = (
+            Stage(begins=batch, state=stock.state, gradients=stock.gradients)
+            for batch, stock in zip(begins, stocks, strict=True)
+        )
+        return Unfrozen(parameters=more, peak=peak, kept=max(kept, 0), stages=tuple(stages))
+
+    def stop(self) -> None:
+        """Take down the recording, which changes how operations run."""
+        if self._recorded is not None:
+            self._recorded.stop()
+
+    def observe(self) -> MemoryObservations:
+        """Read the counters a last time and return all that was read."""
+        self._close()
+        self._growth.end()
+        end, levels, recorded = self._counter.read(), self._levels, self._recorded
+        samples, grown = self._growth.observe()
+        return MemoryObservations(
+            device=self._counter.device,
+            source=self._counter.source,
+            capacity=self._counter.capacity,
+            start=self._start,
+            end=end,
+            highest=levels.highest,
+            highest_phase=levels.highest_phase,
+            phases=levels.phases,
+            points=levels.points,
+            stock=self._stock,
+            shape=self._shape,
+            unfrozen=self._more_trained(),
+            samples=samples,
+            living_losses=sum(loss() is not None for loss in self._losses),
+            grown=grown,
+            recorded=None if recorded is None else recorded.result,
+            recording_note="" if recorded is None else recorded.note,
+        )

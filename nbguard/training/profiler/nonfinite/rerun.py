@@ -1,0 +1,126 @@
+"""A forward pass once more, for a look at each module's output: model, buffers and generators stay as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.scan.devices.generators import kept_generators
+from nbguard.memory.scan.heap.attributes import TRANSPARENT, attributes_of
+from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.training.profiler.record.model_calls import ArgumentsGoneError, strong
+
+
+class NotPossibleError(Exception):
+    """A forward pass cannot be run again; the message says why."""
+
+
+@dataclass(slots=True)
+class ForwardCall:
+    """A call of a model. Its arguments are held weakly: nothing of a batch lives longer because of it."""
+
+    module: weakref.ref[Any]
+    args: Any
+    autocast: tuple[str, Any]  # the device and the dtype, None where it was off
+    names: tuple[str, ...] = ()  # of the last arguments, if these are given by name
+
+    def inputs(self) -> Any:
+        """Return the arguments.
+
+        Raises:
+            NotPossibleError: they are gone.
+        """
+        try:
+            return strong(self.args)
+        except ArgumentsGoneError:
+            raise NotPossibleError("the batch's input is gone") from None
+
+
+def autocast_of(torch: Any, device: str) -> tuple[str, Any]:
+    """Return what autocast does on a type of device from here on: the device, and the dtype, None where it is off."""
+    return device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def device_type(torch: Any, args: Any) -> str:
+    """Return the type of the device of the first tensor: `cpu` if there is none."""
+    first = next((arg for arg in args if torch.Tensor in mro_of(type(arg))), None)
+    with torch._C.DisableTorchFunction():
+        return "cpu" if first is None else str(first.device.type)
+
+
+def rerun(
+    torch: Any,
+    module: Any,
+    call: ForwardCall,
+    args: Any,
+    watched: Callable[[], contextlib.AbstractContextManager[None]],
+    prepare: Callable[[], None] = lambda: None,
+    *,
+    has_grad: bool = False,
+) -> Any:
+    """Run a forward pass again inside of `watched()`, and return its output.
+
+    `prepare` may change plain attributes of the modules: they are kept before it. `has_grad`: with an autograd graph.
+
+    Raises:
+        NotPossibleError: it might wait for other ranks, or failed.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise NotPossibleError("a second forward pass might wait for the other ranks")
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_generators())
+        stack.enter_context(_attributes(module))
+        prepare()
+        stack.enter_context(torch.set_grad_enabled(has_grad))
+        kind, dtype = call.autocast
+        if torch.amp.autocast_mode.is_autocast_available(kind):  # without a cache: it would outlive this
+            stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no hooks
+        try:
+            positional = len(args) - len(call.names)
+            named = dict(zip(call.names, args[positional:], strict=True))
+            with watched():
+                return torch.func.functional_call(module, buffers, tuple(args[:positional]), named)
+        except Exception as error:
+            raise NotPossibleError(f"a second forward pass failed ({name_of(type(error))})") from error
+
+
+@contextlib.contextmanager
+def _attributes(module: Any) -> Iterator[None]:
+    """Keep the plain attributes of every module: counters, caches. Containers get their contents back."""
+    before = [(space, dict(space)) for submodule in module.modules() if (space := attributes_of(submodule)) is not None]
+    held = [
+        (value, value.copy())
+        for _, attributes in before
+        for name, value in attributes.items()
+        if type(value) in (list, dict) and name not in TRANSPARENT and not _is_torchs(name)
+    ]
+    try:
+        yield
+    finally:
+        for space, attributes in before:
+            if space.keys() != attributes.keys() or any(space[name] is not attributes[name] for name in attributes):
+                space.clear()
+                space.update(attributes)
+        for value, content in held:
+            _refill(value, content)
+
+
+def _is_torchs(name: str) -> bool:
+    """Say whether an attribute is torch's own bookkeeping of hooks."""
+    return name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
+
+
+def _refill(value: Any, content: Any) -> None:
+    value.clear()
+    if type(value) is list:
+        value.extend(content)
+    else:
+        value.update(content)

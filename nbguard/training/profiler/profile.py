@@ -1,0 +1,244 @@
+"""A profile from its beginning to its report, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from nbguard.errors import NbguardError, StoppedAtNaN
+from nbguard.training.profiler import run_history
+from nbguard.training.profiler.analysis.fit_report import FitAnalysis
+from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.training.profiler.analysis.memory.growth import KeptGraphs, least_kept
+from nbguard.training.profiler.analysis.observations import Failure, FitObservations
+from nbguard.training.profiler.analysis.report import Ending, FitReport, Overhead, Timing
+from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.training.profiler.instruments.instruments import Instruments
+from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
+from nbguard.training.profiler.instruments.memory.growth import kept_graphs, operations_so_far
+from nbguard.training.profiler.options import FitOptions
+from nbguard.training.profiler.outputs import Outputs
+from nbguard.training.profiler.record.recorder import Recorder
+
+_T = TypeVar("_T")
+_running: FitProfile | None = None
+
+
+def _not_in_the_child() -> None:
+    """A process that is forked while a profile runs (`notebook_launcher`) has none, and may begin its own."""
+    global _running
+    _running = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_not_in_the_child)
+
+
+class FitProfile:
+    """Profiles the code that runs between `start` and `finish`, on the thread that starts it.
+
+    Args:
+        options: what to do beyond the usual.
+        counter: of memory, if not torch's or malloc's, e.g. of a simulated device.
+    """
+
+    def __init__(self, options: FitOptions | None = None, counter: MemoryCounter | None = None) -> None:
+        self._options = options or FitOptions()
+        self._counter = counter
+        self._outputs: Outputs | None = None
+        self._operations = 0  # that autograd had recorded on this thread before the fit
+        self._instruments: Instruments | None = None
+        self._observations: FitObservations | None = None
+        self._log: PhaseLog | None = None  # of the recording that has ended
+        self._report: FitReport | None = None
+        self._mistakes: list[str] = []  # of steps after the fit, in words for the user
+
+    def __repr__(self) -> str:
+        state = "it runs" if self._report is None else "profile.report shows what it found"
+        return f"nbguard's profile of a fit: {state}"
+
+    @property
+    def report(self) -> FitReport:
+        """Return the report. NbguardError while the profile runs."""
+        if self._report is None:
+            raise NbguardError("the profile is still running; its report is available after the `with` block")
+        return self._report
+
+    @property
+    def observations(self) -> FitObservations:
+        """Return everything that the instruments saw: the report follows from it. NbguardError while the profile runs."""
+        if self._observations is None:
+            raise NbguardError("the profile is still running; its observations are available after the `with` block")
+        return self._observations
+
+    @staticmethod
+    def is_any_running() -> bool:
+        """Say whether a profile runs in this process."""
+        return _running is not None
+
+    def start(self) -> None:
+        """Put the profile around the code that runs from here on.
+
+        Raises:
+            NbguardError: another profile runs (they would measure each other), PyTorch is not installed, or a file that the
+                options name could not be written.
+        """
+        global _running
+        if _running is not None:
+            raise NbguardError("a profile runs already: end it first")
+        try:
+            import torch  # noqa: F401 - the fit will import it; better before the clock runs
+        except ImportError:
+            raise NbguardError("PyTorch is not installed here: there is no fit to profile") from None
+        self._outputs = Outputs(self._options)
+        instruments = Instruments(self._options, Recorder(), self._counter)
+        try:
+            instruments.start()
+        except BaseException:  # an interrupt: nothing of ours stays up
+            instruments.stop()
+            raise
+        self._operations = operations_so_far()
+        _running, self._instruments = self, instruments
+
+    def joins(self, learner: Any, ended: Callable[[BaseException | None], None]) -> None:
+        """Say that a fit of a Learner goes on already; `ended` is called once, with the exception that ended it or None."""
+        if self._instruments is not None:
+            self._instruments.recorder.subscribe("fit ends", ended)
+            self._instruments.fastai.joins(learner)
+
+    def ends(self, error: BaseException | None) -> None:
+        """End the recording now, with everything taken down: what runs from here until `finish` is no part of the fit."""
+        if self._instruments is not None and self._log is None:
+            self._log = self._ended(self._instruments, error)
+
+    def _ended(self, instruments: Instruments, error: BaseException | None) -> PhaseLog:
+        self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
+        return instruments.stop()
+
+    def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
+        """Take everything down and return the report.
+
+        Args:
+            error: the exception that the fit ended with.
+            title: the beginning of the report, e.g. `In[7]`.
+            key: text by which runs of the same code are known, to compare this one with the last.
+        """
+        global _running
+        if self._instruments is None or self._outputs is None:
+            return self.report
+        instruments, self._instruments = self._instruments, None
+        log, self._log = self._log or self._ended(instruments, error), None
+        _running = None
+        error_name = "" if error is None else type(error).__name__
+        unknown: Ending = "error"
+        unknown_failure: Failure = ""
+        ending = self._attempt("how it ended", lambda: ending_of(error), unknown)
+        observations = instruments.observe(log, title=title, ending=ending, error=error_name)
+        failure = self._attempt("why it failed", lambda: failure_of(error), unknown_failure)
+        observations = replace(observations, failure=failure)
+        analysis = self._attempt(
+            "findings",
+            lambda: self._observe_more(FitAnalysis(observations), instruments, key),
+            FitAnalysis(observations),
+        )
+        self._observations = analysis.observations
+        report = self._attempt("the report", lambda: analysis.report, None) or _bare(analysis.observations)
+        self._attempt("the history of runs", lambda: _keep(analysis, key), None)
+        none: tuple[str, ...] = ()
+        written = self._attempt("files", lambda: self._write(report, instruments), none)
+        self._report = replace(report, files=written, notes=(*report.notes, *self._outputs.failed, *self._mistakes))
+        return self._report
+
+    def _attempt(self, what: str, act: Callable[[], _T], otherwise: _T) -> _T:
+        """Return the result of a step after the fit; `otherwise`, and a note in the report, where it fails.
+
+        A mistake of ours costs a part of the report, never the cell or the user's own exception.
+        """
+        try:
+            return act()
+        except Exception as mistake:  # noqa: BLE001 - see above
+            self._mistakes.append(f"{what}: not known ({type(mistake).__name__}: {mistake}); please report it")
+            return otherwise
+
+    def _write(self, report: FitReport, instruments: Instruments) -> tuple[str, ...]:
+        if self._outputs is None or self._observations is None or not instruments.ranks.speaks:
+            return ()
+        return tuple(dict.fromkeys(self._outputs.write(report, self._observations)))
+
+    def _observe_more(self, analysis: FitAnalysis, instruments: Instruments, key: str) -> FitAnalysis:
+        """Return the analysis with the observations that are worth making, or can be made, only once it is known."""
+        options, observed = self._options, analysis.observations
+        if options.tune_workers:
+            tuning = self._attempt("other numbers of workers", lambda: _tune(instruments, analysis.timing), None)
+            observed = replace(observed, tuning=tuning)
+        if analysis.may_keep_graphs:
+            least = least_kept(analysis.timing.batches)
+            tracked = "" if analysis.memory is None else "cuda" if analysis.has_gpu else "cpu"
+            none: tuple[KeptGraphs, ...] = ()
+            kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least, tracked), none)
+            observed = replace(observed, kept_graphs=kept)
+        if (run := analysis.loader_run) is not None:
+            observed = replace(observed, tried=run_history.loaders(run.fit))
+        if options.compare:
+            observed = replace(observed, is_compared=True, before=run_history.last(key))
+        ranks = self._attempt("other ranks", lambda: instruments.ranks.exchange(analysis.rank_row), None)
+        return analysis.with_more(replace(observed, ranks=ranks))
+
+
+def _keep(analysis: FitAnalysis, key: str) -> None:
+    """Keep the figures of a fit, to compare the next run of the same code with."""
+    if analysis.timing.batches:
+        run_history.keep(key, analysis.samples)
+    if analysis.observations.ending == "complete" and (run := analysis.loader_run) is not None:
+        run_history.keep_loader(run)
+
+
+def _bare(observed: FitObservations) -> FitReport:
+    """Return a report that says how the fit ended and no more."""
+    timing = Timing(wall=observed.log.wall, rows=(), batches=0, warm_up=0, first=None, step=None, step_p95=None, epochs=())
+    overhead = Overhead(observed.mark_cost, len(observed.log.codes), 0, 0.0)
+    return FitReport(
+        title=observed.title,
+        ending=observed.ending,
+        error=observed.error,
+        timing=timing,
+        overhead=overhead,
+        notes=observed.mistakes,
+    )
+
+
+def _tune(instruments: Instruments, timing: Timing) -> WorkerTuning:
+    """Time the training loader with other numbers of workers."""
+    from nbguard.training.profiler.instruments.loader.tune import tune
+
+    step, wait = timing.step or 0, timing.medians.get(phases.WAIT, 0)
+    try:
+        return tune(instruments.loaders.loader(), step - wait)
+    except KeyboardInterrupt:
+        return WorkerTuning(sentence="the trials were interrupted")
+
+
+_NORM_OF_ONE = "Expected more than 1 value per channel when training"
+"""How the message begins with which PyTorch refuses to normalize a batch of one value."""
+
+
+def failure_of(error: BaseException | None) -> Failure:
+    """Return the cause of an error, where it is one of those known."""
+    message = error.args[0] if type(error) is ValueError and error.args else None
+    return "batch norm of one" if type(message) is str and message.startswith(_NORM_OF_ONE) else ""
+
+
+def ending_of(error: BaseException | None) -> Ending:
+    """Return how a fit has ended, by the exception that ended it."""
+    if error is None:
+        return "complete"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, StoppedAtNaN):
+        return "stopped at NaN"
+    from nbguard.memory.scan.oom.notes import ran_out
+
+    return "out of memory" if ran_out(error) else "error"

@@ -1,0 +1,195 @@
+"""Pictures of a fit: its memory over time with one batch in detail beside it, or a step by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nbguard.render.html import key
+from nbguard.render.markup import Html, join
+from nbguard.render.svg import LEFT, RIGHT, WIDTH, Scale, area, box, byte_grid, byte_step, drawing, line, short, words
+from nbguard.training.profiler.analysis.report import EpochRow, MemoryPoint, MemoryReport, TimeRow
+from nbguard.training.profiler.render.time import COLOURS, REST
+from nbguard.units import format_bytes, format_time
+
+_HEIGHT, _TOP, _BOTTOM = 190, 18, 22
+_MARGIN = "8px 0 2px"
+_GAP, _CLOSE_UP = 26, 250
+"""Pixels between the whole fit and the batch beside it, and the width of the batch."""
+_FEW = 48
+"""So many points are drawn each by itself, with its phase; of more there is an envelope, and a close-up of one batch."""
+_FOLLOWED = 4
+"""A batch with so many points is one whose phases can be drawn."""
+_SMALL, _TINY = 0.2, 0.02
+"""Shares of the height: changes within the first are hard to see; those within the second would be hard to label, too."""
+_BUCKETS = 140
+_RULED = 40
+"""Epochs of which each has its line."""
+_APART = 56
+"""Pixels between the labels of two epochs."""
+_SECOND = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """Pixels of nanoseconds and of bytes."""
+
+    x: Scale
+    y: Scale
+
+    @property
+    def floor(self) -> float:
+        return self.y(self.y.low)
+
+
+def memory_picture(memory: MemoryReport, epochs: Sequence[EpochRow]) -> Html:
+    """Return memory over time with its key; `epochs` whose start is known are ruled."""
+    points, shown, notes = memory.points, memory.points, []
+    y = Scale(*_span(points, memory.peak), _HEIGHT - _BOTTOM, _TOP)
+    if len(points) <= _FEW:
+        whole = _Panel(Scale(points[0].at, points[-1].at, LEFT, WIDTH - RIGHT), y)
+        inside = list(_phases(whole, points))
+    else:
+        shown = _in_detail(points)
+        notes.append("the whole fit: the least and the most that was seen at a time")
+        right = WIDTH - RIGHT - (_CLOSE_UP + _GAP if shown else 0)
+        whole = _Panel(Scale(0, points[-1].at, LEFT, right), y)
+        inside = [*_envelope(whole, points), *(_close_up(shown, y) if shown else ())]
+    notes += [f"begins at {short(y.low)}"] if y.low else []
+    inside = [
+        *byte_grid(y),
+        *_peak(y, memory.peak),
+        *inside,
+        *_reserved(whole, points),
+        *_epochs(whole, epochs),
+        *_times(whole.x),
+    ]
+    wall = format_time(whole.x.high)
+    label = f"Memory of {memory.device} over {wall}: {format_bytes(memory.peak)} at most; its figures are above"
+    colours = {"reserved": "ctx"} if any(point.reserved for point in points) else {}
+    colours |= _colours(point.phase for point in shown[1:])
+    return join((drawing(label, _HEIGHT, inside, _MARGIN), _key(colours, " · ".join(notes))))
+
+
+def _span(points: Sequence[MemoryPoint], peak: int) -> tuple[int, int]:
+    """Return the bytes at the bottom and at the top: 0 at the bottom, unless the changes are a small part of the whole."""
+    top = max(peak, *(max(point.allocated, point.reserved or 0) for point in points), 1)
+    least = min(point.allocated for point in points)
+    if not _TINY * top <= top - least <= _SMALL * top:
+        return 0, top
+    tick = byte_step(2 * (top - least))
+    return max(0, (least // tick - 1) * tick), top
+
+
+def _in_detail(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
+    """Return the points of one batch: of those followed phase by phase, the one that reached most; none if none was."""
+    batches: dict[int, list[MemoryPoint]] = {}
+    for point in points:
+        batches.setdefault(point.batch, []).append(point)
+    followed = [batch for batch in batches.values() if len(batch) >= _FOLLOWED]
+    if not followed:
+        return ()
+    return tuple(max(followed, key=lambda batch: max(point.allocated for point in batch)))
+
+
+def _peak(y: Scale, peak: int) -> Iterator[Html]:
+    """Yield the line of the peak."""
+    yield line(f"M{LEFT} {y(peak)}H{WIDTH - RIGHT}", "warn", dashes="3 3")
+    yield words(WIDTH - RIGHT, y(peak) - 4, format_bytes(peak), anchor="end", colour="warn")
+
+
+def _phases(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[Html]:
+    """Yield the allocated bytes from point to point, in the colour of the phase that went on."""
+    base = panel.floor
+    for before, after in pairwise(points):
+        left, right = panel.x(before.at), panel.x(after.at)
+        title = f"{after.phase}: {format_bytes(before.allocated)} → {format_bytes(after.allocated)}"
+        path = f"M{left} {base}V{panel.y(before.allocated)}L{right} {panel.y(after.allocated)}V{base}Z"
+        yield area(path, COLOURS.get(after.phase, REST), title=title)
+
+
+def _envelope(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[Html]:
+    """Yield the least and the most that was allocated in each stretch of time."""
+    start, end = panel.x.low, panel.x.high
+    stretches: dict[int, list[int]] = {}
+    for point in points:
+        stretches.setdefault((point.at - start) * _BUCKETS // (end - start + 1), []).append(point.allocated)
+    long = (end - start) / _BUCKETS
+    places = [panel.x(start + round((number + 0.5) * long)) for number in stretches]
+    high = [f"{x} {panel.y(max(values))}" for x, values in zip(places, stretches.values(), strict=True)]
+    low = [f"{x} {panel.y(min(values))}" for x, values in zip(places, stretches.values(), strict=True)]
+    base = panel.floor
+    yield area(f"M{places[0]} {base}L{' '.join(low)}L{places[-1]} {base}Z", "used")
+    yield area(f"M{' '.join(high)}L{' '.join(reversed(low))}Z", "used", opacity=".45")
+
+
+def _close_up(points: Sequence[MemoryPoint], y: Scale) -> Iterator[Html]:
+    panel = _Panel(Scale(points[0].at, points[-1].at, WIDTH - RIGHT - _CLOSE_UP, WIDTH - RIGHT), y)
+    yield from _phases(panel, points)
+    yield words(panel.x.start, 11, f"batch {points[-1].batch} in detail")
+    yield words(panel.x.end, _HEIGHT - 6, format_time(panel.x.high - panel.x.low), anchor="end")
+
+
+def _reserved(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[Html]:
+    """Yield the reserved bytes, a line that turns where they change; at one pixel it turns once, to the most."""
+    highest: dict[int, float] = {}
+    for point in points:
+        if point.reserved:
+            x, y = round(panel.x(point.at)), panel.y(point.reserved)
+            highest[x] = min(y, highest.get(x, y))
+    if highest:
+        turns = [(x, y) for (_, before), (x, y) in pairwise(highest.items()) if y != before]
+        first, y = next(iter(highest.items()))
+        yield line(f"M{first} {y}{''.join(f'H{x}V{y}' for x, y in turns)}H{max(highest)}", "ctx", width=1.5)
+
+
+def _epochs(panel: _Panel, epochs: Sequence[EpochRow]) -> Iterator[Html]:
+    """Yield a line where an epoch begins, with its number where there is room."""
+    starts = [(epoch.number, epoch.start) for epoch in epochs if epoch.is_training and epoch.start is not None]
+    written = -float(WIDTH)
+    for number, start in starts if 1 < len(starts) <= _RULED else ():
+        x = panel.x(start)
+        if start < panel.x.high:
+            yield line(f"M{x} {_TOP}V{_HEIGHT - _BOTTOM}", "dim", opacity=".5")
+        if x - written >= _APART and panel.x.end - x >= _APART:
+            yield words(x + 3, 11, f"epoch {number}")
+            written = x
+
+
+def _times(x: Scale) -> Iterator[Html]:
+    """Yield round times below the picture."""
+    wall = x.high - x.low
+    steps = [factor * 10**power for power in range(11) for factor in (1, 2, 5)]
+    steps += [60 * _SECOND * factor for factor in (1, 2, 5, 10, 20, 30)] + [3600 * _SECOND * 2**n for n in range(10)]
+    step = next(step for step in sorted(steps) if wall <= 5 * step)
+    for at in range(0, wall + 1, step):
+        text = format_time(at) if at else "0"
+        for needless in (".00", ".0", " 00 s", " 00 min"):
+            text = text.replace(needless, "")
+        yield words(x(x.low + at), _HEIGHT - 6, text, anchor="middle")
+
+
+def _key(colours: dict[str, str], note: str) -> Html:
+    return key(*((colour, name, "") for name, colour in colours.items()), note=note)
+
+
+def _colours(phases: Iterable[str]) -> dict[str, str]:
+    return {phase if phase in COLOURS else "all else": COLOURS.get(phase, REST) for phase in phases}
+
+
+def step_picture(rows: Sequence[TimeRow]) -> Html:
+    """Return the phases of a batch side by side, each as wide as its median; nothing where no median is known."""
+    known = [(row.phase, row.median) for row in rows if row.group == "batch" and row.median]
+    if not known:
+        return Html()
+    whole = sum(median for _, median in known)
+    inside, x = [], 0.0
+    for phase, median in known:
+        wide = median / whole * WIDTH
+        title = f"{phase}: {format_time(median)}"
+        inside.append(box(round(x, 1), 0, f"{wide:.1f}", 22, COLOURS.get(phase, REST), title=title))
+        x += wide
+    label = f"A batch by phase, {format_time(whole)} by the medians of its phases; the table above has the figures"
+    colours = _colours(phase for phase, _ in known)
+    return join((drawing(label, 22, inside, _MARGIN), _key(colours, "a batch, by medians")))

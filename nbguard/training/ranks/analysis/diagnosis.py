@@ -1,0 +1,60 @@
+"""What a look at the ranks of a job has come to: findings, the first of them the cause, and where each rank stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from nbguard.render.result import Result
+from nbguard.training.ranks.analysis.facts import RankState
+
+FaultKind: TypeAlias = Literal[
+    "left out", "extra", "order", "type", "size", "dtype", "root or operation", "uneven batches", "unused parameters",
+    "raised", "died", "ended", "slow", "stuck", "point to point", "same call", "rendezvous", "unknown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFault:
+    """One reason why ranks wait for each other, or have ended."""
+
+    kind: FaultKind
+    ranks: tuple[int, ...]  # at fault; where two of two differ, both, unless one has plainly left something out
+    collective: str  # the call that is waited for: "all_reduce"; empty: none is
+    place: str  # the user's line of that call; of an error or a rank that is late: its own line
+    last_common: int | None  # position of the last call that all have in common
+    what: str  # the fault in one sentence
+    evidence: tuple[str, ...] = ()  # sentences that it rests on
+    remedy: str = ""  # what to do; code between backticks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where one rank stands."""
+
+    rank: int
+    state: RankState
+    calls: int  # collectives that it has called in the default group, as far as known
+    waits_in: str  # the call that it waits in; empty: none
+    stands: str  # the line of its main thread
+    stack: tuple[str, ...] = ()  # all lines of its main thread that are known, innermost first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDiagnosis(Result):
+    """The faults of a job's ranks, the cause first; none: as far as they go, all ranks agree."""
+
+    kind: ClassVar[str] = "ranks"
+    view: ClassVar[str] = "nbguard.training.ranks.analysis.diagnosis_view:rank_blocks"
+    label: ClassVar[str] = "Ranks of a distributed job"
+
+    world: int  # number of ranks of the job
+    faults: tuple[RankFault, ...]  # the cause first
+    places: tuple[RankPlace, ...]  # of each rank that has been heard of
+
+    @property
+    def sentence(self) -> str:
+        """Return the cause in one sentence."""
+        if self.faults:
+            return self.faults[0].what
+        return f"{self.world} ranks agree in all known calls"

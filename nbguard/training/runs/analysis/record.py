@@ -1,0 +1,114 @@
+"""The record of a run: what it would take to repeat it, as names with values. What is not known has a reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from nbguard.errors import DamagedDataError, RunRecordError
+from nbguard.plain_data import Within, from_plain
+from nbguard.render.result import Result
+
+Topic = Literal[
+    "seeds",
+    "data",
+    "split",
+    "hyper-parameters",
+    "model",
+    "loaders",
+    "precision",
+    "generators",
+    "code",
+    "versions",
+    "hardware",
+    "variables",
+    "git",
+    "place",
+]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+"""In the order in which a difference explains another run: the first decide bits, the last hardly ever do."""
+
+NEVER_SET = "never set"
+"""The value of a seed that nobody has set."""
+
+KIND = "run_record"
+"""The `kind` of a record in JSON."""
+
+_ENVELOPE = ("schema", "kind")
+"""The keys of a result in JSON beside its fields."""
+
+METADATA = "nbguard_run"
+"""The key under which a notebook keeps the record, in the metadata of the output that shows it or the report of its fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFact:
+    """One thing that a run was made of."""
+
+    topic: Topic
+    name: str  # within the topic
+    value: str  # as text; of what is large, a hash
+
+
+@dataclass(frozen=True, slots=True)
+class MissingFact:
+    """One thing that a run was made of and that is not known."""
+
+    topic: Topic
+    name: str
+    reason: str  # why it is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCell:
+    """A cell that ran before the fit and that the Learner comes from."""
+
+    number: Annotated[int, Within(0, 2**63 - 1)]  # In[number]
+    source: str  # as it ran, without what may be a secret
+    role: str  # made: it bound a name that the run needs; used: it mentions the Learner after that; runs: it is the fit's own
+    edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(Result):
+    """What a run was made of, as it was at its beginning."""
+
+    kind: ClassVar[str] = KIND
+    view: ClassVar[str] = "nbguard.training.runs.analysis.record_view:record_blocks"
+    label: ClassVar[str] = "Record of a run"
+
+    subject: str  # class of the Learner and of the model; empty: none was given
+    time: str  # when it was collected: ISO 8601, UTC
+    facts: tuple[RunFact, ...]  # by topic
+    missing: tuple[MissingFact, ...] = ()  # facts that are not known, with the reason
+    cells: tuple[RunCell, ...] = ()  # in the order in which they ran
+    diff: str = ""  # changes of Python files since the commit, cut to a bound, without what may be a secret
+    seconds: Annotated[float, Within(0, 2**63 - 1)] = 0.0  # that collecting it took
+
+    def display_metadata(self) -> dict[str, Any]:
+        """Return the record itself, so that the saved notebook has it."""
+        return {METADATA: self.to_data()}
+
+    def of(self, topic: Topic) -> dict[str, str]:
+        """Return the facts of a topic by name."""
+        return {fact.name: fact.value for fact in self.facts if fact.topic == topic}
+
+    def flat(self) -> dict[str, str]:
+        """Return all facts by `topic.name`, as logs of experiments keep parameters."""
+        return {f"{fact.topic}.{fact.name}": fact.value for fact in self.facts}
+
+
+def record_from(data: Any) -> RunRecord:
+    """Return the record that JSON data hold, as `RunRecord.to_data` has made them.
+
+    Raises:
+        RunRecordError: they hold something else.
+    """
+    if type(data) is not dict or data.get("kind") != KIND:
+        raise RunRecordError("it holds no record of a run: write one, as in  %nbguard record learn --save run.json")
+    fields = {name: value for name, value in data.items() if name not in _ENVELOPE}
+    try:
+        record: RunRecord = from_plain(RunRecord, fields)
+    except DamagedDataError as error:
+        raise RunRecordError(f"{error}: the record is damaged, or of another version of nbguard") from None
+    return record

@@ -1,0 +1,146 @@
+"""The settings of a fit: model, optimizer by group, callbacks, loaders and their transforms, read from attributes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.training.runs.collector import FactCollector
+from nbguard.training.runs.fingerprint import WHOLE, tensors_hash, texts_hash
+from nbguard.training.runs.ingredients import Ingredients
+from nbguard.training.runs.seeds import generator_hash
+from nbguard.training.runs.values import described, text_of
+from nbguard.units import format_bytes
+
+LOADERS = ("training", "validation")
+_GROUPS = 16
+_NOT_SETTINGS = frozenset({"params", "initial_lr", "param_names"})
+_MOST_BYTES = 256 * 1024**2
+"""Bytes of parameters up to which the weights are hashed: of each tensor above 16 MiB only pieces."""
+
+
+def collect_model(facts: FactCollector, model: Any) -> None:
+    """Collect the model's class, the shapes of its parameters, and a hash of its weights where they lie in host memory."""
+    if model is None:
+        facts.miss("model", "class", "no model was given")
+        return
+    parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
+    facts.add("model", "class", f"{type(model).__module__}.{name_of(type(model))}")
+    facts.add("model", "parameters", sum(parameter.numel() for _, parameter in parameters))
+    facts.add("model", "trainable", sum(parameter.numel() for _, parameter in parameters if parameter.requires_grad))
+    shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in (*parameters, *buffers)]
+    facts.add("model", "structure", texts_hash([*shapes, *(name_of(type(module)) for module in model.modules())]))
+    facts.add("model", "dtypes", ", ".join(sorted({str(tensor.dtype) for _, tensor in parameters})) or "none")
+    facts.add("model", "device", ", ".join(sorted({tensor.device.type for _, tensor in parameters})) or "none")
+    tensors = [tensor for _, tensor in (*parameters, *buffers)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if sum(min(tensor.numel() * tensor.element_size(), WHOLE) for tensor in tensors) > _MOST_BYTES:
+        facts.miss("model", "weights", f"{format_bytes(size)} are too many to hash in a moment")
+        return
+    try:
+        facts.add("model", "weights", tensors_hash(tensors))
+    except ValueError as error:
+        facts.miss("model", "weights", str(error))
+
+
+def collect_learner(facts: FactCollector, learn: Any) -> None:
+    """Collect what a Learner adds: loss, optimizer, callbacks, number of epochs, mixed precision."""
+    if learn is None:
+        return
+    for name, attribute in (("loss", "loss_func"), ("optimizer", "opt_func"), ("metrics", "metrics")):
+        value = attribute_of(learn, attribute)
+        inner = attribute_of(value, "items") if name == "metrics" else None
+        texts = [described(each) for each in (inner if type(inner) is list else [value]) if each is not None]
+        facts.add("hyper-parameters" if name != "metrics" else "place", name, ", ".join(texts) or "none")
+    for name in ("lr", "wd", "moms", "wd_bn_bias", "train_bn", "n_epoch"):
+        value = attribute_of(learn, name)
+        if value is not None:
+            facts.add("hyper-parameters", f"learner {name}", text_of(value))
+    arch = attribute_of(learn, "arch")
+    if arch is not None:
+        facts.add("model", "architecture", text_of(arch))
+    callbacks = _items(attribute_of(learn, "cbs"))
+    shown = [described(each) for each in callbacks if not type(each).__module__.startswith("nbguard.")]
+    facts.add("model", "callbacks", ", ".join(shown))
+    half = next((each for each in callbacks if name_of(type(each)) in ("MixedPrecision", "NonNativeMixedPrecision")), None)
+    mode = attribute_of(half, "amp_mode") if half is not None else None
+    facts.add("precision", "mixed precision", "off" if half is None else getattr(mode, "value", None) or "on")
+
+
+def collect_optimizer(facts: FactCollector, optimizer: Any) -> None:
+    """Collect the settings of each group of an optimizer, torch's or fastai's."""
+    if optimizer is None:
+        facts.miss("hyper-parameters", "groups", "there is no optimizer yet; a fit makes it")
+        return
+    inner = attribute_of(optimizer, "opt") or optimizer
+    groups = attribute_of(inner, "param_groups")
+    hypers = attribute_of(inner, "hypers") if groups is None else groups
+    if type(hypers) not in (list, tuple) and (hypers := _items(hypers)) == []:
+        facts.miss("hyper-parameters", "groups", f"a {name_of(type(optimizer))} keeps its settings in its own way")
+        return
+    facts.add("hyper-parameters", "groups", f"{len(hypers)} of {name_of(type(inner))}")
+    for number, group in enumerate(hypers[:_GROUPS]):
+        for name, value in dict.items(group):
+            if type(name) is str and name not in _NOT_SETTINGS:
+                facts.add("hyper-parameters", f"{name} of group {number}", text_of(value))
+
+
+def collect_loaders(facts: FactCollector, ingredients: Ingredients) -> None:
+    """Collect the settings of the loaders, their transforms, and where their own generators stand."""
+    if not ingredients.loaders:
+        facts.miss("loaders", "training", "no loader was given")
+    for name, loader in zip(LOADERS, ingredients.loaders, strict=False):
+        _loader(facts, name, loader)
+
+
+def _loader(facts: FactCollector, name: str, loader: Any) -> None:
+    stand_in = attribute_of(loader, "fake_l")
+    inner = stand_in if stand_in is not None else loader
+    size = attribute_of(loader, "bs") if stand_in is not None else attribute_of(loader, "batch_size")
+    sampler = attribute_of(loader, "sampler")
+    shuffles = attribute_of(loader, "shuffle") if stand_in is not None else _is_random(sampler)
+    settings = {
+        "batch size": size,
+        "shuffles": shuffles,
+        "drops last": attribute_of(loader, "drop_last"),
+        "workers": attribute_of(inner, "num_workers"),
+        "prefetch": attribute_of(inner, "prefetch_factor"),
+        "pins memory": attribute_of(inner, "pin_memory"),
+        "keeps workers": attribute_of(inner, "persistent_workers"),
+    }
+    for setting, value in settings.items():
+        if value is not None:
+            facts.add("loaders", f"{name} {setting}", text_of(value))
+    if sampler is not None and stand_in is None:
+        facts.add("loaders", f"{name} sampler", name_of(type(sampler)))
+    for stage in ("after_item", "before_batch", "after_batch"):
+        transforms = _items(attribute_of(attribute_of(loader, stage), "fs"))
+        if transforms:
+            facts.add("loaders", f"{name} {stage}", ", ".join(map(described, transforms)))
+    transform = attribute_of(attribute_of(loader, "dataset"), "transform")
+    if transform is not None:
+        several = attribute_of(transform, "transforms")
+        facts.add("loaders", f"{name} transform", ", ".join(map(described, several if type(several) is list else [transform])))
+    own = attribute_of(loader, "rng")
+    if random.Random in mro_of(type(own)):
+        facts.add("generators", f"{name} loader", generator_hash(random.Random.getstate(own)))
+    torch: Any = sys.modules["torch"]
+    generator = attribute_of(inner, "generator")
+    if type(generator) is torch.Generator:
+        facts.add("generators", f"{name} loader, torch", generator_hash(generator.get_state()))
+
+
+def _is_random(sampler: Any) -> bool | None:
+    torch: Any = sys.modules["torch"]
+    return None if sampler is None else torch.utils.data.RandomSampler in mro_of(type(sampler))
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items of a list, of fastcore's `L` or of a pipeline; an empty list of anything else."""
+    if type(value) is list:
+        return value
+    inner = attribute_of(value, "items") if value is not None else None
+    return inner if type(inner) is list else []
