@@ -72,3 +72,36 @@ def test_names_of_one_object_go_together_and_those_of_a_kept_one_stay(notebook: 
     assert outcome["plan"]["promised"] == outcome["realised"]
     assert kernel.value("alias is keep")
     assert counters(kernel)[0] == 2 * MIB
+
+
+_AT_THE_TOP = """%%profile_fit --all -o report
+for step in range(6):
+    x, classes = torch.ones(1 << 14, 512, device="cuda"), torch.zeros(1 << 14, dtype=torch.long, device="cuda")
+    out = net(x)
+    loss = torch.nn.functional.cross_entropy(out, classes)
+    total += float(loss)
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+def test_a_loop_whose_names_keep_its_last_batch_is_shown_as_a_function(notebook: Notebook) -> None:
+    """The function that is printed is run: it does the same, and its names hold nothing after it."""
+    kernel = notebook()
+    kernel.run("net = Net().cuda(); opt = torch.optim.Adam(net.parameters()); total = 0.0").ok()
+    kernel.run(_AT_THE_TOP).ok()
+    [found] = kernel.value("[(f.nbytes, f.what, f.change) for f in report.findings if f.kind == 'loop names']")
+    nbytes, what, change = found
+    code = change.split("\n", 1)[1]
+    held = counters(kernel)[0]
+
+    batch = (1 << 14) * 512 * 4
+    assert 2 * batch <= nbytes <= 2 * batch + (1 << 18)
+    assert "`out`" in what
+    assert "`x`" in what
+    kernel.run("del x, classes, out, loss; net.zero_grad()").ok()
+    kernel.run(f"%%profile_fit --all -o report\n{code}").ok()
+    assert kernel.value("step") == 5
+    assert held - counters(kernel)[0] >= 2 * batch
+    assert kernel.value("[f.kind for f in report.findings if f.kind == 'loop names']") == []

@@ -248,3 +248,91 @@ except torch.OutOfMemoryError:
     assert found["peak"] > 800 * MiB
     assert found["peak"] <= found["capacity"] == 1024 * MiB
     assert _named(found)["parameters"] == PARAMETERS
+
+
+_LOOPS = """
+import json, torch, nbguard
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+device, rows = torch.device("cuda"), torch.ones(4096, 512)
+loader = DataLoader(TensorDataset(rows, rows), 1024)
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())]).to(device)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+def train(line="loss.backward()"):
+    code = compile(line, "<line>", "exec")
+    for epoch in range(2):
+        for x, y in loader:
+            loss = functional.mse_loss(model(x.to(device)), y.to(device))
+            exec(code, {"loss": loss})
+            optimizer.step()
+            optimizer.zero_grad()
+def evaluate():
+    total = 0.0
+    for x, y in loader:
+        total += functional.mse_loss(model(x.to(device)), y.to(device)).item()
+def peak(run, *args):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(*args)
+    return torch.cuda.max_memory_allocated() - before
+train()
+with nbguard.profile_fit(show=False) as profile:
+    train("loss.backward(retain_graph=True)")
+    evaluate()
+found = {finding.kind: finding for finding in profile.report.findings}
+kept, unused = found["retain_graph"], found["no_grad"]
+peaks = [peak(train, "loss.backward(retain_graph=True)"), peak(train, kept.change.strip("`"))]
+peaks.append(peak(evaluate))
+exec(unused.change.split("`")[1] + "\\n    peaks.append(peak(evaluate))")
+print(json.dumps([kept.nbytes, unused.nbytes, peaks]))
+"""
+
+
+def test_graphs_that_are_kept_or_recorded_for_nothing_cost_what_is_said(fake_cuda_run: Run) -> None:
+    """With the line that is printed for each, the peak falls by the bytes that are said."""
+    kept, unused, (retained, let_go, recorded, without) = json.loads(fake_cuda_run(_LOOPS).splitlines()[-1])
+
+    activations = 8 * 1024 * 512 * 4  # of each ReLU
+    assert activations <= kept <= 1.4 * activations, "with the batch and the result"
+    assert retained - let_go >= 0.9 * kept
+    assert activations <= unused <= 1.1 * activations
+    assert recorded - without >= 0.95 * unused
+
+
+_PASSING = """
+import json, torch, nbguard
+from torch import nn
+from torch.nn import functional
+model = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096)).to("cuda")
+optimizer = torch.optim.Adam(model.parameters())
+x, classes = torch.ones(1024, 512, device="cuda"), torch.zeros(1024, dtype=torch.long, device="cuda")
+large = 16 * 2**20
+def train(weight):
+    for _ in range(8):
+        loss = functional.cross_entropy(model(x), classes) + 0 * weight()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def at_once():
+    together = torch.stack([torch.ones(large, device="cuda") for _ in range(4)])
+    return together.sum()
+found = []
+for weight in (at_once, lambda: 1.0):
+    with nbguard.profile_fit(show=False, memory=True) as profile:
+        train(weight)
+    found.append([[each.what, each.nbytes, each.evidence] for each in profile.report.findings if each.kind == "temporaries"])
+    torch.cuda.reset_peak_memory_stats()
+print(json.dumps(found))
+"""
+
+
+def test_large_temporary_tensors_of_each_batch_are_named_by_their_line(fake_cuda_run: Run) -> None:
+    """What a loss keeps for its backward pass, and what the model and the optimizer take, is none."""
+    found, without = json.loads(fake_cuda_run(_PASSING).splitlines()[-1])
+
+    [(words, nbytes, evidence)] = found
+    assert nbytes == 4 * 4 * 16 * MiB, "the four, or the one that torch.stack makes of them; the other is named besides"
+    assert "256.00 MiB at " in evidence
+    assert "in at_once()" in words + evidence
+    assert without == []

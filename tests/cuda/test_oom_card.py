@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.cuda.conftest import Notebook, counters
@@ -83,3 +85,45 @@ def test_card_cleaning_and_ledger_come_in_this_order(notebook: Notebook) -> None
     assert released == "released 400 MiB that the error in In[5] held (%tb, %debug still work)"
     assert line.startswith("In[5]  +300 MiB → 300 MiB · new peak 700 MiB")
     assert counters(kernel) == (300 * MIB, 300 * MIB)
+
+
+_WIDE = """
+import nbguard.frontend.notebook.session_memory; nbguard.frontend.notebook.session_memory.PREDICTION_SECONDS = 60
+from fastai.basics import *
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 8192), nn.Linear(8192, 256)
+    def forward(self, x): return x + self.down(self.up(x).relu())
+rows = [(torch.randn(256), torch.randn(256)) for _ in range(2048)]
+def body_and_head(model): return [params(model[:4]), params(model[4])]
+def made():
+    dls = DataLoaders.from_dsets(rows, rows[:8], bs=2048, num_workers=0, device='cuda')
+    model = nn.Sequential(*[Block() for _ in range(4)], nn.Linear(256, 256))
+    return Learner(dls, model, loss_func=nn.MSELoss(), opt_func=SGD, splitter=body_and_head)
+def fitted(learn):
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+runs = made()
+"""
+
+
+def test_the_card_has_the_changes_that_fit_with_their_bytes_and_lines(notebook: Notebook) -> None:
+    """Each line that fits is run on a fit of the same kind, which then runs; and the command below computes them anew."""
+    kernel = notebook(fastai=True, bytes=480 * MIB, context=50 * MIB)
+    kernel.run(_WIDE).ok()
+    failed = kernel.run("fitted(runs)")
+    assert failed.error is not None
+    card = json.loads(kernel.run("%gpumem oom --json").ok().text)
+    changes = {fix["words"].split()[1].rstrip(","): fix for fix in card["fixes"] if fix["code"]}
+
+    assert changes.keys() >= {"bfloat16", "gradients", "checkpoints", "only"}
+    fitting = {name: fix for name, fix in changes.items() if "fits (predicted)" in fix["words"]}
+    assert fitting.keys() >= {"gradients", "only"}, changes
+    for fix in fitting.values():
+        assert fix["nbytes"] > 0
+        assert all(line in failed.text for line in fix["code"].splitlines())
+        kernel.run("runs = learn = None\n%reset_gpu").ok()
+        kernel.run(f"runs = made()\n{fix['code']}\nfitted(runs)").ok()
+    kernel.run("runs = made()").ok()
+    assert card["savings"]["command"] == "%gpumem predict runs --savings"
+    assert "changes that would save memory" in kernel.run(card["savings"]["command"]).ok().text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
+from nbguard.frontend.notebook.magics.predict import foreseen, foreseen_on
 from nbguard.frontend.notebook.magics.profile_fit import as_line
 from nbguard.training.prediction.predict import predict, predict_cell
+from nbguard.training.prediction.prediction import GpuComparison
 from tests.prediction.fits import make
 
 LOOP = """
@@ -44,7 +47,7 @@ def test_a_loop_is_foreseen_on_copies_and_binds_no_name(capsys: pytest.CaptureFi
     names = _names()
     before, bits, numbers = dict(names), _bits(names["model"]), torch.get_rng_state()
 
-    found = predict_cell(LOOP, names, gpu="T4")
+    found = predict_cell(LOOP, names, ("T4",))
 
     assert {name: id(value) for name, value in names.items()} == {name: id(value) for name, value in before.items()}
     assert _bits(names["model"]) == bits
@@ -55,6 +58,26 @@ def test_a_loop_is_foreseen_on_copies_and_binds_no_name(capsys: pytest.CaptureFi
     assert fit.prediction.fits is True
     assert fit.prediction.batch_sizes == (16, 16, 16)
     assert {str(each.category) for each in fit.prediction.categories} >= {"parameters", "gradients", "optimizer state"}
+
+
+def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> None:
+    names = _names()
+    gpus = ["A100", "RTX 2070", "610MiB"]
+    alone = [foreseen(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
+    found = foreseen_on(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
+
+    assert isinstance(found, GpuComparison)
+    assert [replace(fit.prediction, seconds=0, import_seconds=0) for fit in found.fits] == [
+        replace(each, seconds=0, import_seconds=0) for each in alone
+    ]
+    text = found.mimebundle()["text/plain"]
+    rows = [next(line for line in text.splitlines() if each.gpu in line) for each in alone]
+    for prediction, row in zip(alone, rows, strict=True):
+        assert ("does not fit" in row) is (prediction.fits is False)
+        assert ("−" in row) is ((prediction.capacity or 0) < prediction.need)
+    assert [prediction.fits for prediction in alone] == [True, True, False]
+    with pytest.raises(NbguardError, match="one GPU"):
+        foreseen_on(names, "learn", None, gpus, None, savings=True)
 
 
 def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> None:

@@ -136,7 +136,7 @@ def _foreseen(tmp_path: Path, source: str, *arguments: str) -> Prediction:
     (tmp_path / "train.py").write_text(source)
     (tmp_path / "helper.py").write_text(MODULE)
     sys.modules.pop("helper", None)
-    [fit] = predict_script(str(tmp_path / "train.py"), gpu="T4", arguments=arguments).fits
+    [fit] = predict_script(str(tmp_path / "train.py"), gpus=("T4",), arguments=arguments).fits
     return fit.prediction
 
 
@@ -237,7 +237,7 @@ learn.fine_tune(1)
 @pytest.mark.usefixtures("torch_process")
 def test_both_stages_of_fine_tune_are_foreseen_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FINE_TUNED)
-    stages = predict_script(str(tmp_path / "train.py"), gpu="T4").fits
+    stages = predict_script(str(tmp_path / "train.py"), gpus=("T4",)).fits
 
     assert [fit.text for fit in stages] == [
         f"line 5: fine_tune() of Learner, after {name}()" for name in ("freeze", "unfreeze")
@@ -254,5 +254,10 @@ def test_the_largest_batch_of_a_script(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["predict", str(tmp_path / "train.py"), "--gpu", "T4", "--largest", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"][0]["prediction"]["largest"]["sure"] == 28
     assert main(["predict", str(tmp_path / "train.py"), "--gpu", "T4", "--bs", "99", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "train.py"), "--gpu", "t4", "--gpu", "605MiB", "--largest"]) == 1
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-1] for line in words if line[:1] == ["T4"]] == ["28"]
+    assert [line for line in words if line[:5] == ["a", "GPU", "of", "605.00", "MiB"] and "not" in line and line[-1] == "none"]
     assert main(["predict", str(tmp_path / "train.py"), "--largest"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -68,10 +68,11 @@ def fastai_fit(each: Callable[..., None]) -> None:
     quiet_fit(learn, 1)
 
 
-@pytest.mark.parametrize(("fit", "most"), [(plain_loop, 780), (fastai_fit, 1095)], ids=["plain loop", "fastai"])
+@pytest.mark.parametrize(("fit", "most"), [(plain_loop, 805), (fastai_fit, 1095)], ids=["plain loop", "fastai"])
 def test_a_batch_takes_few_bytecodes(fit: Callable[[Callable[..., None]], None], most: int) -> None:
     """On a machine that is busy, too: they are counted. It was 1,128 and 1,789, then 740 and 1,344, then 684 and 986.
 
+    Some 20 are for a model's result, which is shown to checks in batches that are looked at.
     Some 80 are for one gradient that each step on the CPU reads, so that a NaN in it is found in its own batch.
     """
     counter, before = BytecodeCounter(), sys.gettrace()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.memory.memory_report import Unfrozen, unfrozen_finding
+from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations, Unfrozen, unfrozen_finding
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.instruments.memory import levels
 from nbguard.units import MiB
@@ -101,6 +101,38 @@ def test_parameters_that_are_trained_later_are_the_reason_for_a_higher_peak(fit:
     assert kept == pytest.approx(3 * BODY * 4, rel=0.01)
     assert "requires_grad_(False)" in finding.change
     assert found(fit, **settings, unfreezes=False) == []  # as advised
+
+
+def layer_by_layer() -> None:
+    """Train the last of four layers, then two of them, then all, each time by a new optimizer."""
+    model, x = (
+        nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)]).requires_grad_(False),
+        torch.ones(4, WIDTH),
+    )
+    for layers in (1, 2, 4):
+        model[-layers:].requires_grad_(True)
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+        for _ in range(4):
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
+def test_each_stage_has_its_gradients_and_its_state() -> None:
+    gc.collect()
+    with profile_fit(show=False) as profile:
+        layer_by_layer()
+    observed = profile.observations.memory
+    assert isinstance(observed, MemoryObservations)
+    assert observed.unfrozen is not None
+    layer = WIDTH * WIDTH * 4
+    assert [(each.begins, each.gradients, each.state // layer) for each in observed.unfrozen.stages] == [
+        (1, layer, 2),
+        (5, 2 * layer, 4),
+        (9, 4 * layer, 8),
+    ]
+    (finding,) = [each for each in profile.report.findings if each.kind == "unfrozen"]
+    assert "from batch 5 on" in finding.evidence
 
 
 def test_two_optimizers_in_turn_unfreeze_nothing() -> None:

@@ -123,13 +123,13 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     predict = add(
         "predict",
         help="predict the memory of a script's first fit",
-        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--largest] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
+        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE …] [--largest] [--settings CONF] [--json] SCRIPT [-- ARG ...]",
         epilog="Arguments after -- are passed to the script.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
-    gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB"
-    predict.add_argument("--gpu", type=_gpu, metavar="NAME|SIZE", help=gpu)
+    gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB; given more than once, in a table"
+    predict.add_argument("--gpu", type=_gpu, action="append", metavar="NAME|SIZE", help=gpu)
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
     predict.add_argument("--settings", type=_settings, metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")

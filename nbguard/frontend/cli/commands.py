@@ -32,7 +32,7 @@ def startup(options: argparse.Namespace) -> int:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it does not or may not."""
+    """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it may not fit on one."""
     try:
         open_file(options.script).close()  # before PyTorch is imported, which takes seconds
     except OSError as error:
@@ -44,7 +44,7 @@ def predict(options: argparse.Namespace) -> int:
 
     with shown_stages():
         foreseen = predict_script(
-            options.script, options.gpu, options.settings, options.bs, options.arguments, largest=options.largest
+            options.script, options.gpu or [None], options.settings, options.bs, options.arguments, largest=options.largest
         )
     show_result(foreseen, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))

@@ -1,33 +1,38 @@
-"""A batch that fits, foreseen for the Learner whose fit ran out of memory, and remembered for every card on that failure."""
+"""What fits, foreseen for the Learner whose fit ran out of memory, and remembered for every card on that failure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbguard.memory.cleanup.plan.default import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.oom_facts import OomFact
-from nbguard.memory.out_of_memory.card import batch_that_fits
+from nbguard.memory.out_of_memory.foreseen import ForeseenChange, batch_that_fits, changes_foreseen
+
+if TYPE_CHECKING:
+    from nbguard.training.prediction.prediction import ChangeKind, Saving
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Foreseen:
-    """The result of one search for a batch that fits."""
+    """The result of one search for what fits."""
 
     failure: tuple[object, ...]  # of which failed fit
     items: int | None  # of the batch, or None if none was found
+    changes: tuple[ForeseenChange, ...]  # to the fit that save memory
     kept: int  # bytes that a cleanup left when it was foreseen: with more than that it may not fit
 
 
 class ForeseenBatch:
-    """Foresees a batch that fits, and tells the analyses of later scans, while that failure is still the last error."""
+    """Foresees what fits, and tells the analyses of later scans, while that failure is still the last error."""
 
     def __init__(self) -> None:
         self._last: _Foreseen | None = None
 
     def foresee(self, analysis: Analysis, namespace: dict[str, Any], seconds: float) -> None:
-        """Tell the analysis the items of a batch that fits after a cleanup, where that can be foreseen.
+        """Tell the analysis the items of a batch that fits after a cleanup, and what else helps, where that can be foreseen.
 
         It is searched for once for each failure and state of the memory: every card on it says the same.
 
@@ -41,7 +46,8 @@ class ForeseenBatch:
             return
         failure, kept = _failure(oom), _kept(analysis)
         if last is None or (last.failure, last.kept) != (failure, kept):
-            self._last = _Foreseen(failure=failure, items=_search(analysis, oom, namespace, seconds), kept=kept)
+            items, changes = _search(analysis, oom, namespace, seconds)
+            self._last = _Foreseen(failure=failure, items=items, changes=changes, kept=kept)
         self.recall(analysis)
 
     def recall(self, analysis: Analysis) -> None:
@@ -51,22 +57,50 @@ class ForeseenBatch:
             return
         if last.failure == _failure(oom) and _kept(analysis) <= last.kept:
             analysis.know(batch_that_fits, last.items)
+            analysis.know(changes_foreseen, last.changes)
 
 
-def _search(analysis: Analysis, oom: OomFact, namespace: dict[str, Any], seconds: float) -> int | None:
+_WORTH = 0.01
+"""Share of the reserved peak that a change must save to be told of."""
+_NOTHING: tuple[int | None, tuple[ForeseenChange, ...]] = (None, ())
+
+
+def _search(
+    analysis: Analysis, oom: OomFact, namespace: dict[str, Any], seconds: float
+) -> tuple[int | None, tuple[ForeseenChange, ...]]:
     if oom.kind != "device" or not oom.learner or not oom.batch_size or analysis.facts.tracked != "cuda":
-        return None
-    learn = next((value for value in tuple(namespace.values()) if id(value) == oom.learner), None)
+        return _NOTHING
+    name, learn = next((item for item in tuple(namespace.items()) if id(item[1]) == oom.learner), ("", None))
     if learn is None:
-        return None
-    from nbguard.training.prediction.fitting_batch import fitting_batch
+        return _NOTHING
+    from nbguard.training.prediction.fitting_batch import fitting_changes
 
     storages = analysis.facts.graph.storages
     freed = frozenset(storages[number].address for number in analysis.once(default_plan).storages)
     try:
-        return fitting_batch(learn, oom.batch_size, freed, seconds)
+        items, savings = fitting_changes(learn, oom.batch_size, freed, seconds)
+        return items, tuple(_told(savings, name))
     except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user the card
-        return None
+        return _NOTHING
+
+
+def _told(savings: Iterable[Saving], name: str) -> Iterator[ForeseenChange]:
+    """Yield the changes that save enough, the best one of each kind."""
+    kinds: set[ChangeKind] = set()
+    helping = (each for each in savings if each.saved > _WORTH * (each.peak_reserved + each.saved))
+    for saving in sorted(helping, key=_order):
+        if saving.kind not in kinds:
+            kinds.add(saving.kind)
+            code = saving.code if name == "learn" else f"learn = {name}\n{saving.code}"
+            code += f"\nlearn.dls.train.bs = {saving.batch_size}" if saving.kind == "accumulation" else ""
+            yield ForeseenChange(name=saving.name, saved=saving.saved, fits=saving.fits, cost=saving.cost, code=code)
+
+
+def _order(saving: Saving) -> tuple[int, int]:
+    """Return what puts those that fit first, and of these the larger batch; of the others, the one that saves most."""
+    if saving.fits:
+        return 0, -saving.batch_size
+    return 1 + (saving.fits is False), -saving.saved
 
 
 def _failure(oom: OomFact) -> tuple[object, ...]:

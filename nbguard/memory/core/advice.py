@@ -282,6 +282,12 @@ def why(name: str) -> Advice:
     return Advice(command=f"{_REPORT} why {name}", call=_call("why", [name]), effect="shows the reference paths")
 
 
+def foresee_savings(name: str) -> Advice:
+    """Return the advice that tries the changes which save memory in the next fit of a Learner."""
+    effect = "tries mixed precision, gradient accumulation, checkpoints and frozen layers, each with its bytes and lines"
+    return Advice(command=f"{_REPORT} predict {name} --savings", effect=effect)
+
+
 UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects that gc.freeze() hides")
 PLAN = Advice(command=f"{_RESET} --dry-run", call=_call("plan"), effect="shows the plan and touches nothing")
 PLACEHOLDER = Advice(command=f"{_RESET} NAME", call=_call("release", ["NAME"]), effect="frees the memory of a name")

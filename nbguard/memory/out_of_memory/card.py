@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_of_device
 from nbguard.memory.core import advice
+from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.breakdown import DevicePart, Part
 from nbguard.memory.core.facts import Facts
@@ -17,6 +18,7 @@ from nbguard.memory.core.oom_facts import HOST_KINDS, HostFacts, OomFact
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.out_of_memory.failed_request import FailedRequest
 from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes
+from nbguard.memory.out_of_memory.foreseen import batch_that_fits, changes_foreseen, savings_of
 from nbguard.memory.out_of_memory.rerun import Rerun, RerunVerdict
 from nbguard.render.result import Result
 from nbguard.texts import joined
@@ -44,15 +46,8 @@ class OomCard(Result):
     holders: tuple[Holder, ...]  # the largest
     held: int  # what all holders hold
     fixes: tuple[Fix, ...]  # the best first
+    savings: Advice | None  # the command to try more changes, if a fit of a Learner failed
     notes: tuple[str, ...]  # sentences that must be known to read the figures
-
-
-def batch_that_fits(analysis: Analysis) -> int | None:  # noqa: ARG001 - a question
-    """Return the items of a batch with which the failed fit is foreseen to run after a cleanup; None: not known.
-
-    It takes a search, which the notebook makes: `Analysis.know` has its result.
-    """
-    return None
 
 
 def build_card(analysis: Analysis) -> OomCard | None:
@@ -75,6 +70,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         holders=holders,
         parts=parts,
         fitting=analysis.once(batch_that_fits),
+        changes=analysis.once(changes_foreseen),
     )
     return OomCard(
         asked=oom,
@@ -89,6 +85,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         holders=tuple(holder for holder in holders if holder.retained >= least)[:_HOLDERS],
         held=held,
         fixes=fixes(context),
+        savings=savings_of(request),
         notes=tuple(_notes(facts, rerun, parts)),
     )
 

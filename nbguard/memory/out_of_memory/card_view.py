@@ -27,6 +27,8 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     yield Section(card.asked.error, _place(card))
     yield Line(asked_words(card.asked, card.device))
     yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
+    if card.savings is not None:
+        yield Line(f"{card.savings.code} {card.savings.effect}")
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)
@@ -103,4 +105,8 @@ def _point(fix: Fix) -> Point:
     figures = [] if fix.nbytes is None else [format_bytes(fix.nbytes)]
     commands = joined(", then ", (line.code for line in fix.advice))
     first = "after " + commands if commands and fix.is_of_smaller_run else commands  # else they would be taken for all of it
-    return Point(word=VERDICT_TEXTS[fix.verdict], what=joined(" · ", filter(None, [*figures, first])), lines=(fix.words,))
+    return Point(
+        word=VERDICT_TEXTS[fix.verdict],
+        what=joined(" · ", filter(None, [*figures, first])),
+        lines=(fix.words, *fix.code.splitlines()),
+    )

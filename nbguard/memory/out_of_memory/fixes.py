@@ -15,6 +15,7 @@ from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.out_of_memory.failed_request import FailedRequest
+from nbguard.memory.out_of_memory.foreseen import ForeseenChange
 from nbguard.memory.out_of_memory.growing import growing_container
 from nbguard.memory.out_of_memory.release_candidates import (
     ReleaseCandidate,
@@ -44,6 +45,7 @@ class Fix:
     enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None: not known
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
+    code: str = ""  # lines of Python that make the change, to be run after those of the advice; empty: there are none
 
     def __post_init__(self) -> None:
         """Set `enough` by the verdict and `commands` by the advice: one meaning, for those who read only that."""
@@ -66,6 +68,7 @@ class OomContext:
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
     fitting: int | None = None  # items of a batch with which the fit is foreseen to run after the cleanup; None: not known
+    changes: tuple[ForeseenChange, ...] = ()  # to the fit, foreseen after the cleanup
 
     @property
     def after_cleanup(self) -> After:
@@ -390,6 +393,7 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
     if context.fitting and batch:
         words = f"a batch of {context.fitting} instead of {batch} fits (predicted)"
         yield Fix(words=words, advice=(release_stale(),), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+        yield from map(_change, context.changes)
         return
     if request.oom.kind == "device" and need and largest and batch and rerun.since is not None and _keeps_its_learner(context):
         whole = rerun.own_bytes + rerun.since + need
@@ -406,6 +410,13 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
             return
     depends = "; how much less depends on the model" if has_batch and request.oom.kind in ("device", "library") else ""
     yield Fix(words=f"{words} asks for less{depends}", advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+
+
+def _change(change: ForeseenChange) -> Fix:
+    verdict = RerunVerdict.SHORT if change.fits is False else RerunVerdict.UNKNOWN
+    return Fix(
+        words=change.words, advice=(release_stale(),), nbytes=change.saved, verdict=verdict, code=change.code, loss=_SMALLER
+    )
 
 
 def _keeps_its_learner(context: OomContext) -> bool:

@@ -1,4 +1,4 @@
-"""A smaller batch with which a fit that ran out of memory runs, foreseen in limited time on the device after a cleanup."""
+"""A smaller batch, and changes, with which a fit that ran out of memory runs: foreseen in limited time, after a cleanup."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from nbguard.errors import NbguardError
+from nbguard.memory.allocator.model.policy import parse_version
 from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.predict import tracer_of
+from nbguard.training.prediction.prediction import ChangeKind, Saving
+from nbguard.training.prediction.savings.savings import savings
 from nbguard.training.prediction.trace import FitTracer, OutOfTimeError
 
+_OF_BATCH = 0.5
+"""Share of the time after which a batch that fits is not made larger any more: what is left is for the changes."""
+_TRIED: frozenset[ChangeKind] = frozenset({"precision", "accumulation", "checkpoints", "frozen"})
+"""Kinds of changes that are tried."""
 
-def fitting_batch(learn: Any, failed: int, freed: frozenset[int], seconds: float) -> int | None:
-    """Return the items of a batch that is sure to fit; None where none is found, or nothing can be foreseen.
 
-    The failed size is halved until one fits; what is left of the time goes into larger ones below the last that did not.
+def fitting_changes(learn: Any, failed: int, freed: frozenset[int], seconds: float) -> tuple[int | None, tuple[Saving, ...]]:
+    """Return the items of a batch that is sure to fit, and the changes to the fit that save memory; None: no batch was found.
+
+    The failed size is halved until one fits; what is left of the time goes into larger ones below the last that did not, and
+    then into the changes, each of which takes a trace.
 
     Args:
         learn: the Learner whose fit failed.
@@ -23,24 +34,36 @@ def fitting_batch(learn: Any, failed: int, freed: frozenset[int], seconds: float
         freed: addresses of blocks that a cleanup frees before.
         seconds: after which no trace is begun any more.
     """
+    began = time.monotonic()
     try:
         source = LearnerSource.of(learn, None)
-        tracer = replace(tracer_of(source, freed=freed), until=time.monotonic() + seconds, is_last_optional=True)
+        tracer = replace(tracer_of(source, freed=freed), until=began + seconds, is_last_optional=True)
         if tracer.start is None:
-            return None
-        return _largest(tracer, failed)
+            return None, ()
+        items = _largest(tracer, failed, began + _OF_BATCH * seconds)
     except NbguardError:
-        return None
+        return None, ()
+    return items, () if items is None else _changes(tracer)
 
 
-def _largest(tracer: FitTracer, failed: int) -> int | None:
+def _changes(tracer: FitTracer) -> tuple[Saving, ...]:
+    """Return the changes that could be tried in time, those that save most first."""
+    try:
+        endless = tracer.endless(None)
+    except NbguardError:
+        return ()
+    return savings(tracer, None, endless, parse_version(str(torch.__version__)), is_wanted=lambda change: change.kind in _TRIED)
+
+
+def _largest(tracer: FitTracer, failed: int, enough: float) -> int | None:
+    """Return the largest batch that was found to fit; after the time `enough`, the first one that does."""
     low, high = 0, failed
     try:
         half = tracer.endless(max(1, failed // 2))
         if half.unknown:
             return None
         band = max(half.band, half.band_of((tracer.gpu.capacity or 0) - tracer.gpu.context))
-        while high - low > 1 and high - low > low // 16:
+        while high - low > 1 and high - low > low // 16 and not (low and time.monotonic() > enough):
             size = (low + high) // 2
             if tracer.runs(size, band):
                 low = size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from nbguard.training.prediction.hardware import Gpu, gpu_of
 from nbguard.training.prediction.imports import import_time
 from nbguard.training.prediction.largest_batch import largest_batch
 from nbguard.training.prediction.live import live_device, unopened_gpu
-from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, Prediction
+from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, GpuComparison, Prediction
 from nbguard.training.prediction.refusals import refuse, refuse_optimizers
 from nbguard.training.prediction.savings.savings import savings as tried_savings
 from nbguard.training.prediction.trace import FitTracer
@@ -163,24 +164,55 @@ def _before(gpu: Gpu) -> str:
     return f"{here}, and other processes hold {others}, as they do now"
 
 
-def predict_cell(source: str, namespace: dict[str, Any], gpu: str | None = None, settings: str | None = None) -> CellPrediction:
+def predict_cell(
+    source: str, namespace: dict[str, Any], gpus: Sequence[str | None] = (None,), settings: str | None = None
+) -> CellPrediction | GpuComparison:
     """Return the memory of the fits that a cell with this source would start. Nothing of it runs on the user's objects.
 
     Args:
         source: Python, as IPython has transformed it.
         namespace: the user's names, which are read; none is bound.
-        gpu: as of `predict`.
+        gpus: one or several, each as of `predict`.
         settings: as of `predict`.
 
     Raises:
         UnpredictableError: a fit cannot be foreseen; the message says why.
         NbguardError: the cell starts no fit, or makes what is fitted itself.
     """
-    fits = []
-    for fit in fits_of_cell(source, namespace):
-        prediction = foresee(fit.source, gpu=gpu, settings=settings, code=fit.code)
-        fits.append(ForeseenFit(text=fit.text, prediction=prediction))
-    return CellPrediction(executed="no line of the cell was run", fits=tuple(fits))
+    fits = fits_of_cell(source, namespace)
+    foreseen = [
+        ForeseenFit(text=fit.text, prediction=foresee(fit.source, gpu=gpu, settings=settings, code=fit.code))
+        for gpu in gpus
+        for fit in fits
+    ]
+    return of_fits("no line of the cell was run", foreseen, gpus)
+
+
+def of_fits(executed: str, fits: Sequence[ForeseenFit], gpus: Sequence[str | None]) -> CellPrediction | GpuComparison:
+    """Return fits that were foreseen on these GPUs: one after the other, or in a table where there are several."""
+    result = CellPrediction if len(gpus) == 1 else GpuComparison
+    return result(executed=executed, fits=tuple(fits))
+
+
+def compare_gpus(
+    learn: Any, gpus: Sequence[str], *, batch_size: int | None = None, settings: str | None = None, largest: bool = False
+) -> GpuComparison:
+    """Return the memory of the next fit of a Learner on each of several GPUs, which are empty before.
+
+    Args:
+        learn: as of `predict`.
+        gpus: names or sizes, each as of `predict`.
+        batch_size: as of `predict`.
+        settings: as of `predict`.
+        largest: as of `predict`.
+
+    Raises:
+        UnpredictableError: as of `predict`.
+        NbguardError: as of `predict`.
+    """
+    source = source_of(learn, None, None)
+    fits = (foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest) for gpu in gpus)
+    return GpuComparison(executed="", fits=tuple(ForeseenFit(text="the next fit", prediction=each) for each in fits))
 
 
 def tracer_of(

@@ -78,8 +78,8 @@ class LargestBatch:
     traces: int  # batch sizes that were tried for the limit
 
 
-ChangeKind: TypeAlias = Literal["", "accumulation", "checkpoints"]
-"""A change that a profile asks for: gradients of several batches added up, or blocks that compute twice."""
+ChangeKind: TypeAlias = Literal["", "precision", "accumulation", "checkpoints", "frozen"]
+"""A change that others ask for: half precision, gradients of several batches added up, blocks that compute twice, or a frozen body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,7 @@ class Saving:
     code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty: a setting does it
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
     cost: str  # what the change costs, in words
+    fits: bool | None = None  # on this GPU, after the change: yes even with the band, no, or not known
     largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None: not asked for
     kind: ChangeKind = field(default="", metadata={"json": False})
 
@@ -158,3 +159,14 @@ class CellPrediction(Result):
 
     executed: str  # what has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuComparison(Result):
+    """The memory of the same fits on several GPUs."""
+
+    kind: ClassVar[str] = "gpu_comparison"
+    view: ClassVar[str] = "nbguard.training.prediction.prediction_view:comparison_blocks"
+
+    executed: str  # as of `CellPrediction`; empty: nothing has run
+    fits: tuple[ForeseenFit, ...]  # all on the first GPU, then all on the next; each GPU is empty before a fit

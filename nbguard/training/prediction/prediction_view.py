@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from nbguard.memory.core.gpu_models import gpu_model
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
-from nbguard.training.prediction.prediction import CellPrediction, FitPhase, LargestBatch, PeakPlace, Prediction, Saving
+from nbguard.training.prediction.prediction import (
+    CellPrediction,
+    FitPhase,
+    GpuComparison,
+    LargestBatch,
+    PeakPlace,
+    Prediction,
+    Saving,
+)
 from nbguard.units import format_bytes, format_column, unit_of
 
 _SHORT = 0.05
@@ -89,13 +97,56 @@ def cell_blocks(cell: CellPrediction) -> Iterator[Block]:
         yield from prediction_blocks(fit.prediction, assumptions=fit is cell.fits[-1])
 
 
+_FITS = {True: "fits", False: "does not fit", None: "may fit"}
+
+
+def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
+    """Yield a table for each fit, with a row for each GPU in the order in which they were named."""
+    if comparison.executed:
+        yield Line(f"predicted; {comparison.executed}:", "dim")
+    for text in dict.fromkeys(fit.text for fit in comparison.fits):
+        predictions = [fit.prediction for fit in comparison.fits if fit.text == text]
+        yield Line(text, "strong")
+        yield _of_gpus(predictions)
+    found = [fit.prediction for fit in comparison.fits]
+    sentences = [f"not counted: {text}" for each in found for text in each.unknown]
+    sentences += [f"assumed: {text}" for each in found for text in each.assumptions]
+    if sentences:
+        yield Listing(sentences=tuple(dict.fromkeys(sentences)))
+
+
+def _of_gpus(predictions: list[Prediction]) -> Table:
+    """Return the GPUs, whether the fit runs on each, and what it leaves free; the largest batches where they were asked for."""
+    unit = unit_of(max(each.need for each in predictions))
+    needs = format_column([each.need for each in predictions], unit)
+    margins = [(each.capacity or 0) - each.need for each in predictions]
+    figures = format_column([abs(margin) for margin in margins], unit)
+    has_largest = any(each.largest is not None for each in predictions)
+    rows = []
+    for each, need, margin, figure in zip(predictions, needs, margins, figures, strict=True):
+        size = format_bytes(each.capacity or 0)
+        cells = (each.gpu, size, _FITS[each.fits], need, f"−{figure}" if margin < 0 else figure)
+        rows.append(TableRow(cells=(*cells, "" if each.largest is None else _items(each.largest)) if has_largest else cells))
+    names = ("GPU", "memory", "the fit", "it needs", "margin", *(("largest batch",) if has_largest else ()))
+    return Table(rows=tuple(rows), names=names, figures=(1, 3, 4))
+
+
+def _items(largest: LargestBatch) -> str:
+    """Return the largest batches in a few words: `31, up to 34 may fit`."""
+    if not largest.limit:
+        return "none"
+    if largest.sure == largest.limit:
+        return f"{largest.sure}"
+    return f"{largest.sure or 'none'}, up to {largest.limit} may fit"
+
+
 def _savings(prediction: Prediction) -> Iterator[Block]:
     """Yield the changes that save memory, each with the lines that do it, and the names of those that do not."""
     helping = [saving for saving in prediction.savings if saving.saved > _WORTH * prediction.peak_reserved]
     if helping:
         figures = format_column([saving.saved for saving in helping], unit_of(prediction.peak_reserved))
         rows = (
-            TableRow(cells=(each.name, f"−{figure}", each.cost + _largest_after(each)))
+            TableRow(cells=(each.name, f"−{figure}", _fits_after(prediction, each) + each.cost + _largest_after(each)))
             for each, figure in zip(helping, figures, strict=True)
         )
         yield Line("changes that would save memory (of the reserved peak):", "strong")
@@ -106,6 +157,13 @@ def _savings(prediction: Prediction) -> Iterator[Block]:
     others = [saving.name for saving in prediction.savings if saving not in helping]
     if others:
         yield Line(f"would save next to nothing here: {', '.join(others)}", "dim")
+
+
+def _fits_after(prediction: Prediction, saving: Saving) -> str:
+    """Return whether the fit runs after a change, where it does not as it is."""
+    if prediction.fits or saving.fits is None:
+        return ""
+    return "then it fits; " if saving.fits else "even then it does not fit; "
 
 
 def _largest_after(saving: Saving) -> str:

@@ -73,8 +73,11 @@ def test_each_kind_of_finding_is_known_by_what_suffers_from_it() -> None:
     assert {kind for kind in kinds if found(kind).concern == "memory"} == {
         "graph",
         "growth",
+        "loop names",
         "no_grad",
         "rank memory",
+        "retain_graph",
+        "temporaries",
         "unfrozen",
         "worker memory",
     }

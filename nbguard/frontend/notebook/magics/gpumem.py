@@ -15,7 +15,7 @@ from nbguard.frontend.notebook.magics import snapshots
 from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.frontend.notebook.magics.engines import engines_report
 from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
-from nbguard.frontend.notebook.magics.predict import foreseen
+from nbguard.frontend.notebook.magics.predict import foreseen_on
 from nbguard.frontend.notebook.magics.simulate import switched
 from nbguard.frontend.notebook.session import history, session_of
 
@@ -105,7 +105,8 @@ def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
     items = _number("a number of items, as in  --bs 32")
     options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
-    options.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
+    gpu = "say whether it fits on this GPU: T4, A100, H100, … or 16GiB; given more than once, in a table"
+    options.add_argument("--gpu", action="append", default=[], metavar="NAME|SIZE", help=gpu)
     options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
     options.add_argument("--savings", action="store_true", help="also list changes that save memory, with their code")
@@ -155,7 +156,7 @@ GRAMMAR = Grammar(
             add=_add_leak,
         ),
         "predict": Word(
-            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE [--largest]] [--savings]",
+            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE … [--largest]] [--savings]",
             help="the peak memory of the next fit, before it starts, and whether it fits",
             advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
             add=_add_predict,
@@ -247,7 +248,7 @@ class GpuMemMagics(Magics):
                 names = getattr(self.shell, "user_ns", {})
                 asked = (options.learner, options.bs, options.gpu, options.settings)
                 prediction = guarded(
-                    "%gpumem predict", foreseen, names, *asked, largest=options.largest, savings=options.savings
+                    "%gpumem predict", foreseen_on, names, *asked, largest=options.largest, savings=options.savings
                 )
                 return show(self.shell, options, prediction)
             case "simulate":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
 
 if TYPE_CHECKING:
-    from nbguard.training.prediction.prediction import CellPrediction, Prediction
+    from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, Prediction
 
 
 def foreseen(
@@ -38,20 +39,57 @@ def foreseen(
         from nbguard.training.prediction.predict import predict
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
+    return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+
+
+def foreseen_on(
+    namespace: dict[str, Any],
+    name: str,
+    size: int | None,
+    gpus: Sequence[str],
+    settings: str | None,
+    *,
+    largest: bool = False,
+    savings: bool = False,
+) -> Prediction | GpuComparison:
+    """Return what `foreseen` does, for one of the `gpus` or none; for several a table of them.
+
+    Raises:
+        NbguardError: as of `foreseen`; or savings are asked for of several GPUs.
+    """
+    named = _unquoted(gpus)
+    if len(named) < 2:
+        gpu = named[0] if named else None
+        return foreseen(namespace, name, size, gpu, settings, largest=largest, savings=savings)
+    if savings:
+        raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
+    try:
+        from nbguard.training.prediction.predict import compare_gpus
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    settings = (settings or "").strip("'\"")
+    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings, largest=largest)
+
+
+def _named(namespace: dict[str, Any], name: str) -> Any:
     from nbguard.memory.scan.targets import lookup, parse_target
 
-    learn = lookup(parse_target(name), namespace)
-    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
-    return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+    return lookup(parse_target(name), namespace)
 
 
-def foreseen_cell(shell: Any, cell: str, gpu: str | None) -> CellPrediction:
+def _unquoted(gpus: Sequence[str]) -> list[str]:
+    """Return each GPU once, without the quotes in which its name may stand."""
+    return list(dict.fromkeys(gpu.strip("'\"") for gpu in gpus))
+
+
+def foreseen_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction | GpuComparison:
     """Return the prediction of the fits that a cell would start.
 
     Args:
         shell: IPython's, whose names are read.
         cell: the cell's text below the line of the magic.
-        gpu: a GPU's name or size, also in quotes; None: this kernel's device.
+        gpus: names or sizes, also in quotes; none: this kernel's device; several give a table.
 
     Raises:
         NbguardError: the cell starts no fit, or one that cannot be foreseen; the message says why.
@@ -60,4 +98,4 @@ def foreseen_cell(shell: Any, cell: str, gpu: str | None) -> CellPrediction:
         from nbguard.training.prediction.predict import predict_cell
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
-    return predict_cell(shell.transform_cell(cell), shell.user_ns, gpu and gpu.strip("'\""))
+    return predict_cell(shell.transform_cell(cell), shell.user_ns, _unquoted(gpus) or [None])

@@ -54,7 +54,8 @@ def _options() -> MagicArgumentParser:
     options.add_argument(
         "--predict", action="store_true", help="do not run the cell; predict the memory that its fits will take"
     )
-    options.add_argument("--gpu", metavar="NAME|SIZE", help="with --predict: on this GPU, empty, instead of this kernel's")
+    gpu = "with --predict: on this GPU, empty, instead of this kernel's; given more than once, in a table"
+    options.add_argument("--gpu", action="append", default=[], metavar="NAME|SIZE", help=gpu)
     options.add_argument(
         "--log",
         action="append",

@@ -26,8 +26,8 @@ from nbguard.training.prediction.code.loops import FEW, GOES_ON, REACHED, Loops,
 from nbguard.training.prediction.fits.loaders import first_batch
 from nbguard.training.prediction.fits.loop_fit import LoopSource, few, goes_on, is_tracing
 from nbguard.training.prediction.fits.sources import source_of
-from nbguard.training.prediction.predict import foresee
-from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit
+from nbguard.training.prediction.predict import foresee, of_fits
+from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, GpuComparison
 
 _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
@@ -41,13 +41,13 @@ class ReachedError(BaseException):
 
 def predict_script(
     file: str,
-    gpu: str | None = None,
+    gpus: Sequence[str | None] = (None,),
     settings: str | None = None,
     batch_size: int | None = None,
     arguments: Sequence[str] = (),
     *,
     largest: bool = False,
-) -> CellPrediction:
+) -> CellPrediction | GpuComparison:
     """Return the memory of the first fit of a script: of a Learner, of a Trainer, or of a loop that trains.
 
     Everything before the fit runs as ever, with `__name__ == "__main__"`: it makes the data and the model. The fit does not.
@@ -55,7 +55,7 @@ def predict_script(
 
     Args:
         file: a path.
-        gpu: as of `predict`.
+        gpus: one or several, each as of `predict`.
         settings: as of `predict`.
         batch_size: as of `predict`.
         arguments: of the script, as they would stand on the command line.
@@ -71,6 +71,7 @@ def predict_script(
         fits = script.run()
         predictions = [
             foresee(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code, largest=largest)
+            for gpu in gpus
             for fit in fits
         ]
     if not fits:
@@ -78,10 +79,10 @@ def predict_script(
             f"{file} starts no fit that can be predicted; it has no fit of a Learner or Trainer and no loop with backward()"
         )
     predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
-    return CellPrediction(
-        executed="the script ran up to its fit; the fit itself did not run",
-        fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),
-    )
+    foreseen = [
+        ForeseenFit(text=fit.text, prediction=found) for fit, found in zip([*fits] * len(gpus), predictions, strict=True)
+    ]
+    return of_fits("the script ran up to its fit; the fit itself did not run", foreseen, gpus)
 
 
 def parsed(path: Path) -> ast.Module:

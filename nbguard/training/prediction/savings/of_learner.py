@@ -29,13 +29,23 @@ def of_learner(source: LearnerSource, gpu: Gpu, size: int, *, convolves: bool) -
     learn = source.learn
     if not source.precision and not _has_callback(learn, "MixedPrecision"):
         if gpu.architecture >= FULL_PRECISION:
-            yield Change(name="bfloat16", code=PRECISIONS["bf16"], cost="faster; sums keep fewer digits")
+            yield Change(kind="precision", name="bfloat16", code=PRECISIONS["bf16"], cost="faster; sums keep fewer digits")
         yield Change(
-            name="float16", code=PRECISIONS["fp16"], cost="faster; gradients are scaled, and an occasional step is skipped"
+            kind="precision",
+            name="float16",
+            code=PRECISIONS["fp16"],
+            cost="faster; gradients are scaled, and an occasional step is skipped",
         )
     if not _has_callback(learn, "GradientAccumulation"):
         code = f"from fastai.callback.training import GradientAccumulation\nlearn.add_cb(GradientAccumulation(n_acc={size}))"
         yield from added_up(size, [learn.model], lambda _: code, lambda parts: f"make the DataLoaders with bs={size // parts}")
+    if _can_freeze(learn):
+        yield Change(
+            kind="frozen",
+            name="only the head trained",
+            code="learn.freeze()",
+            cost="the body keeps its weights, as in transfer learning; learn.unfreeze() lets it learn again",
+        )
     yield from _of_optimizer(learn)
     yield from loss_in_parts("learn.loss_func.func", getattr(learn.loss_func, "func", None))
     if convolves and not _has_callback(learn, "ChannelsLast"):
@@ -79,6 +89,14 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "learn.opt = None",
             cost="nothing; the backward pass makes them again",
         )
+
+
+def _can_freeze(learn: Any) -> bool:
+    """Say whether a Learner trains several groups of parameters, of which `freeze` leaves only the last: a body and a head."""
+    if learn.opt is None or getattr(learn.opt, "frozen_idx", None):
+        return False
+    groups: Any = getattr(learn.opt, "param_lists", ())
+    return len(groups) > 1
 
 
 def _has_callback(learn: Any, name: str) -> bool:

@@ -16,7 +16,7 @@ from nbguard.training.prediction.savings.change import Change
 from nbguard.training.prediction.savings.of_learner import of_learner
 from nbguard.training.prediction.savings.of_model import of_model
 from nbguard.training.prediction.savings.of_step import of_step
-from nbguard.training.prediction.trace import FitTrace, FitTracer
+from nbguard.training.prediction.trace import FitTrace, FitTracer, OutOfTimeError
 
 _EXPANDABLE = "expandable_segments:True"
 
@@ -47,8 +47,12 @@ def savings(
         own = replace(tracer, code="\n".join(filter(None, (tracer.code, change.code))), is_last_optional=True)
         if change.conf:
             own = replace(own, settings=AllocatorSettings.parse(_joined(tracer.settings.conf(), change.conf), version))
+        after = batch_size if change.parts == 1 else size // change.parts
         try:
-            trace = own.endless(batch_size if change.parts == 1 else size // change.parts)
+            trace = own.endless(after)
+            fits = own.answer(after, trace)[0]
+        except OutOfTimeError:
+            break
         except UnpredictableError:
             continue  # this model cannot be changed so
         tried.append(
@@ -62,6 +66,7 @@ def savings(
                 code=change.code,
                 settings=change.conf,
                 cost=change.cost,
+                fits=fits,
                 largest=largest_batch(own, trace) if largest else None,
             )
         )

@@ -24,10 +24,12 @@ _GROWS = ("graph", "growth")
 """Kinds of findings on memory that grows."""
 _COPIES = ("worker memory",)
 """Kinds of findings on memory that is there several times: from `_MUCH_MEMORY` on it counts as growth does."""
+_STAYS = ("retain_graph", "temporaries")
+"""Kinds of findings on memory that stays for a while in each batch."""
 _MUCH_MEMORY = 64 * MiB
 """Growth in the fit, of memory, that comes before any loss of time;"""
 _SOME_MEMORY = 8 * MiB
-"""growth that is worth a word;"""
+"""growth, and memory that stays in each batch, that is worth a word;"""
 _AS_TIME = 0.25
 """and share of the fit's time that less growth counts as."""
 _COSTS_LATER = ("cache",)
@@ -54,7 +56,8 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     One sentence where nothing stands out, with the largest parts of the time.
     """
     if not timing.batches:
-        return ("nothing was trained here; this thread ran no backward pass and no optimizer step",)
+        unused = (f"{finding.what}: {finding.change}" for finding in findings if finding.kind == "no_grad")
+        return ("nothing was trained here; this thread ran no backward pass and no optimizer step", *unused)
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
@@ -79,6 +82,8 @@ def _lost(finding: FitFinding, timing: Timing) -> int:
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
     if finding.kind in _COPIES:
         is_large = (finding.nbytes or 0) >= _MUCH_MEMORY
+    elif finding.kind in _STAYS:
+        is_large = (finding.nbytes or 0) >= _SOME_MEMORY
     elif finding.kind in _GROWS:
         is_large = (finding.nbytes or 0) * timing.batches >= _SOME_MEMORY or (finding.total or 0) >= _WORTH * timing.wall
     elif finding.total is not None:

@@ -18,6 +18,7 @@ from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.training.profiler.analysis.loader.verdict import verdict
 from nbguard.training.profiler.analysis.memory import growth
 from nbguard.training.profiler.analysis.memory.memory_report import CUDA, memory_report, unfrozen_finding
+from nbguard.training.profiler.analysis.memory.recorded_batch import passing_finding
 from nbguard.training.profiler.analysis.observations import FitObservations
 from nbguard.training.profiler.analysis.operators import operator_table
 from nbguard.training.profiler.analysis.remedies import remedies, remedy_context
@@ -264,6 +265,7 @@ class FitAnalysis:
         )
         if not isinstance(observed.memory, Unavailable):
             yield from unfrozen_finding(observed.memory.unfrozen, observed.memory.peak)
+            yield from passing_finding(observed.memory.recorded)
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from self._failure()
         yield from self._lost_time()

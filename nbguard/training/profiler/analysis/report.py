@@ -147,7 +147,9 @@ _OF_RESULTS = frozenset(
         "unused",
     )
 )
-_OF_MEMORY = frozenset(("graph", "growth", "no_grad", "rank memory", "unfrozen", "worker memory"))
+_OF_MEMORY = frozenset(
+    ("graph", "growth", "loop names", "no_grad", "rank memory", "retain_graph", "temporaries", "unfrozen", "worker memory")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

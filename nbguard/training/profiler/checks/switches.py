@@ -16,8 +16,7 @@ from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.training.profiler.analysis.report import FitFinding, Setting
 from nbguard.training.profiler.checks.amp import autocast_dtypes
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.recorder import BY_HAND, Recorder
-from nbguard.units import counted
+from nbguard.training.profiler.record.recorder import Recorder
 
 
 @contextmanager
@@ -58,7 +57,6 @@ class SwitchFacts:
     is_double: bool = False  # its parameters are float64
     evaluated: int = 0  # training batches looked at in which a model with dropout or batch norm was in eval mode
     trained: int = 0  # training batches looked at
-    recorded_passes: int = 0  # passes over a loader in eval mode, without a loss to train on, in which graphs were recorded
     unseeded: tuple[str, ...] = ()  # parts of the loaders that draw from global generators
 
 
@@ -96,15 +94,6 @@ def _modes(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             evidence=f"in {facts.evaluated} of the {facts.trained} training batches seen: no dropout, and batch norm keeps "
             "the statistics that it had",
             change="`model.train()` before the training batches, also after each validation",
-        )
-    if facts.recorded_passes:
-        yield FitFinding(
-            kind="no_grad",
-            severity="advice",
-            what="an evaluation records graphs that no backward pass uses",
-            evidence=f"{counted(facts.recorded_passes, 'pass', 'passes')} over a loader with the model in eval mode, gradients "
-            "enabled and no backward pass: the activations of each batch stay until its outputs go",
-            change="`with torch.no_grad():` around the evaluation",
         )
     if facts.is_double:
         yield FitFinding(
@@ -229,12 +218,6 @@ def _is_evaluated(module: Any) -> bool:
     return bool(kinds) and not any(layer.training for layer in kinds)
 
 
-def _records(torch: Any, module: Any, args: Any) -> bool:
-    """Say whether a graph of a call is recorded for the sake of parameters alone: gradients of an input are asked for."""
-    tensors = [arg for arg in args if torch.Tensor in mro_of(type(arg))]
-    return any(parameter.requires_grad for parameter in module.parameters()) and not any(arg.requires_grad for arg in tensors)
-
-
 class SwitchWatch:
     """Reads the switches in the first training batch, and sees whether the fit is of a kind for which they matter."""
 
@@ -248,9 +231,6 @@ class SwitchWatch:
         self._detects_anomalies = False
         self._is_evaluated = False  # the model of this batch
         self._evaluated = self._trained = 0
-        self._losses = 0  # in the fit, when the latest pass over a loader began
-        self._recorded: int | None = None  # the pass in which a model in eval mode was called with gradients enabled
-        self._passes = 0  # of such, without a loss to train on
         self._facts: SwitchFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -260,7 +240,6 @@ class SwitchWatch:
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("loader", self._loader)
-        recorder.subscribe("end", self._end)
 
     def stop(self) -> None:
         """Read the switches now if no model was called."""
@@ -276,7 +255,6 @@ class SwitchWatch:
             unseeded=tuple(self._unseeded),
             evaluated=self._evaluated,
             trained=self._trained,
-            recorded_passes=self._passes,
         )
 
     @staticmethod
@@ -302,16 +280,8 @@ class SwitchWatch:
             has_device=torch.cuda.is_initialized(),
         )
 
-    def _model(self, module: Any, args: Any) -> None:
+    def _model(self, _module: Any, _args: Any) -> None:
         self._recorder.subscribe("forward", self._forward)
-        if self._torch.is_grad_enabled() and not module.training and _records(self._torch, module, args):
-            self._recorded = self._recorder.loop
-
-    def _end(self) -> None:
-        """Count a pass that has ended without a loss to train on, with a graph of each batch that nobody used."""
-        recorder = self._recorder
-        self._passes += self._recorded == recorder.loop != BY_HAND and recorder.losses == self._losses
-        self._recorded = None
 
     def _forward(self, module: Any, args: Any) -> None:
         torch = self._torch
@@ -328,7 +298,6 @@ class SwitchWatch:
             self._shapes.add(tuple(arg.shape[1:] for arg in args if torch.Tensor in mro_of(type(arg))))
 
     def _loader(self, iterator: Any) -> None:
-        self._losses = self._recorder.losses
         sampler = attribute_of(attribute_of(iterator, "_index_sampler"), "sampler")
         drawn = self._torch.utils.data.RandomSampler in mro_of(type(sampler))
         if drawn and attribute_of(sampler, "generator") is None:

@@ -1,10 +1,14 @@
-"""Calls that Python takes for calls in a line of the user's: it says of a warning where the code stands that has called."""
+"""Lines of the user's: which one has led to a call, and calls that Python takes for calls in such a line, as of a warning."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
+
+from nbguard.memory.scan.libraries import library_paths
+from nbguard.training.profiler.analysis.function_names import COMPREHENSIONS
 
 NAME = "nbguard_call"
 """The name of the function that calls, by which it is told from the user's."""
@@ -29,3 +33,32 @@ class CallsOnLines:
     def clear(self) -> None:
         """Forget all lines."""
         self._codes.clear()
+
+
+class CallLines:
+    """Finds the line of the user's that has led to a call."""
+
+    def __init__(self) -> None:
+        self._libraries = (*library_paths(), "<frozen")
+        self._known: dict[Any, bool] = {}
+
+    def here(self) -> tuple[str, int, str] | None:
+        """Return the file, the line and the function of the innermost frame that is no library's; None: there is none."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            is_library = self._known.get(code)
+            if is_library is None:
+                is_library = self._known[code] = code.co_filename.startswith(self._libraries)
+            if not is_library:
+                return code.co_filename, frame.f_lineno, _function(code)
+            frame = frame.f_back
+        return None
+
+
+def _function(code: CodeType) -> str:
+    """Return the name of a function; of a comprehension, that of the function around it."""
+    if code.co_name not in COMPREHENSIONS:
+        return code.co_name
+    around = getattr(code, "co_qualname", code.co_name).split(".")  # Python 3.10 does not know it
+    return next((name for name in reversed(around) if name not in (*COMPREHENSIONS, "<locals>")), "<module>")

@@ -30,8 +30,10 @@ Event = Literal[
     "phase",
     "model",
     "forward",
+    "output",
     "loss",
     "backward",
+    "grad",
     "gradients",
     "step",
     "zero_grad",
@@ -52,8 +54,10 @@ Event = Literal[
 - `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the first
   since an iterator over a loader began; `forward` follows
 - `forward(module, args)`: the outermost module is about to be called; `args` are all its arguments, those given by name, too
+- `output(result)`: the outermost module has returned, unless it is a loss
 - `loss(tensor)`: the loss of a training batch is there, before the backward pass
 - `backward()`: the backward pass has ended: gradients are there
+- `grad()`: `torch.autograd.grad` is about to go through a graph, under whatever name it is called
 - `gradients()`: those that `usual_gradients` has looked at after a backward pass are unusual
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
 - `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
@@ -152,6 +156,7 @@ class Recorder:
         "losses",
         "mark",
         "off",
+        "retains",
         "subscribers",
         "thread",
         "thread_of_fit",
@@ -168,6 +173,7 @@ class Recorder:
         self.batches = 0
         self.trained = 0  # batches in which there was a loss to train on
         self.losses = 0  # to train on
+        self.retains = False  # the backward pass that runs is to keep its graph, without making one of its own
         self.kept = 0  # backward passes in a row that left their graph, with `retain_graph=True`; of batches that are heard of
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.usual_step: Callable[[Any], bool] | None = None  # looks at gradients before a step, and says whether all is well

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,8 @@ from nbguard.training.profiler.record.recorder import STEPPED, Recorder
 from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
 
 Function = Callable[..., Any]
+_ENGINE = "_engine_run_backward"
+"""The function through which `backward` and `grad` go; `grad` itself may have been imported by its name."""
 
 _ref = weakref.ref  # every batch makes one
 _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in them
@@ -42,6 +45,7 @@ class TorchLoop:
         self._patches = Patches()
         self._calls = Patches()
         self._copies = Patches()
+        self._engines = Patches()
         self._has_copied = False  # whether the loop made any since the stretch began
         self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
@@ -78,6 +82,7 @@ class TorchLoop:
         """Take the marks out."""
         self._patches.restore()
         self._copies.restore()
+        self._engines.restore()
         self.leave_modules()
         self._codes.clear()
         while self._hooks:
@@ -102,7 +107,9 @@ class TorchLoop:
         """
         import torch
 
+        self._engines.restore()
         if begins:
+            self._engines.put(torch.autograd, _ENGINE if hasattr(torch.autograd, _ENGINE) else "grad", self._engine)
             self._has_copied = False
             if not self._copies.are_in:  # the marks stay below patches that others have put in since
                 for name in ("to", "cuda"):
@@ -280,13 +287,16 @@ class TorchLoop:
                 recorder.current = code
                 recorder.inside = 1
                 try:
-                    return original(module, *args, **kw)
+                    result = original(module, *args, **kw)
                 finally:
                     recorder.inside = 0
                     recorder.current = before
                     add((code, clock()))
                     if recorder.hears:
                         recorder.emit("phase", code)
+                if recorder.hears and code == forward:
+                    recorder.emit("output", result)
+                return result
 
             return __call__
 
@@ -302,6 +312,8 @@ class TorchLoop:
                 return original(tensors, *args, **kw)
             if recorder.has_new_loop:
                 self.begins_to_train()
+            if recorder.hears:
+                recorder.retains = _retains(*args, **kw)
             if recorder.log_loss(tensors):
                 recorder.emit("loss", tensors)
             before = recorder.current
@@ -321,6 +333,17 @@ class TorchLoop:
             return result
 
         return backward
+
+    def _engine(self, original: Function) -> Function:
+        recorder = self._recorder
+
+        def run(*args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
+            if recorder.hears and get_ident() == recorder.thread and sys._getframe(1).f_code.co_name != "backward":
+                recorder.emit("grad")
+            return original(*args, **kw)
+
+        return run
 
     def _optimizer(self, original: Function) -> Function:
         def __init__(optimizer: Any, *args: Any, **kw: Any) -> None:  # noqa: N807 - it stands in for it
@@ -407,6 +430,11 @@ class TorchLoop:
 def _keeps_graph(_gradients: Any = None, retain_graph: Any = None, create_graph: Any = False, *_: Any, **_kw: Any) -> bool:
     """Say whether the arguments of a backward pass, its tensors apart, leave the graph alive."""
     return (create_graph if retain_graph is None else retain_graph) is True
+
+
+def _retains(_gradients: Any = None, retain_graph: Any = None, create_graph: Any = False, *_: Any, **_kw: Any) -> bool:
+    """Say whether the arguments of a backward pass ask for its graph to stay, as none does that makes a graph itself."""
+    return retain_graph is True and create_graph is not True
 
 
 def _reference(module: Any) -> Callable[[], Any]:

@@ -76,7 +76,7 @@ def _finding(finding: FitFinding) -> Point:
     unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{finding.what} {finding.evidence}"]
     what = f"{finding.what} ({', '.join(unsaid)})" if unsaid else finding.what
     lines = [finding.evidence] if finding.evidence else []
-    lines += [f"→ {finding.change}"] if finding.change else []
+    lines += f"→ {finding.change}".splitlines() if finding.change else []
     return Point(word=finding.severity, what=what, lines=tuple(lines), warns=finding.severity == "problem")
 
 

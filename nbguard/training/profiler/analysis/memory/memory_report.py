@@ -20,12 +20,22 @@ _PART = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The batches from one in which more parameters are trained than before. Sizes in bytes."""
+
+    begins: int  # number of the training batch, from 1 on
+    state: int  # of the optimizer then
+    gradients: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unfrozen:
     """Parameters that an optimizer trains from some step on, and did not train before. Sizes in bytes."""
 
     parameters: int  # so many more
     peak: int  # before that step's batch
     kept: int  # by the gradients and the state of the optimizer, more than before
+    stages: tuple[Stage, ...] = ()  # the first batches, and each time that more parameters were trained from then on
 
 
 def unfrozen_finding(unfrozen: Unfrozen | None, peak: int) -> Iterator[FitFinding]:
@@ -41,10 +51,18 @@ def unfrozen_finding(unfrozen: Unfrozen | None, peak: int) -> Iterator[FitFindin
         severity="note",
         what=f"the peak rose from {format_bytes(unfrozen.peak)} to {format_bytes(peak)}, because "
         f"{counted(unfrozen.parameters, 'more parameter is', 'more parameters are')} trained",
-        evidence=f"their gradients and optimizer state take {format_bytes(unfrozen.kept)}{rest}",
+        evidence=f"their gradients and optimizer state take {format_bytes(unfrozen.kept)}{_by_stage(unfrozen.stages)}{rest}",
         change=f"`requires_grad_(False)` of layers that need not learn{in_own_words('freeze')}, or a smaller batch",
         nbytes=rise,
     )
+
+
+def _by_stage(stages: tuple[Stage, ...]) -> str:
+    """Return the gradients and the optimizer's state of each stage in words: `; from batch 6 on 32.02 + 64.03 MiB`."""
+    if not stages:
+        return ""
+    words = [f"{format_bytes(each.gradients)} + {format_bytes(each.state)} from batch {each.begins} on" for each in stages]
+    return f": {', '.join(words)}"
 
 
 CUDA = "torch.cuda"

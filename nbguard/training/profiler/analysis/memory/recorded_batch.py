@@ -8,10 +8,16 @@ from itertools import pairwise
 
 from nbguard.training.profiler.analysis.memory import categories as memory
 from nbguard.training.profiler.analysis.memory.categories import Stock
-from nbguard.training.profiler.analysis.report import Category, MemoryReport, PhasePeak, StackPeak
+from nbguard.training.profiler.analysis.report import Category, FitFinding, MemoryReport, PhasePeak, StackPeak
 from nbguard.training.profiler.analysis.time import phases
+from nbguard.units import MiB, format_bytes
 
 _MOST_SITES = 12
+_LARGE = 16 * MiB
+"""Bytes of temporary tensors of a line from which on they are worth a word;"""
+_PART = 0.1
+"""and their share of the peak."""
+_MOST_OTHERS = 2
 _SAME = 0.99
 """A phase's peak in the recorded batch is its peak, unless more than this share of it was seen in another one."""
 BEYOND = "beyond the recorded batch"
@@ -45,6 +51,7 @@ class RecordedBatch:
     phases: Mapping[str, int]  # the peak of each phase
     categories: tuple[Category, ...]  # of the bytes at the peak; they add up to it
     stacks: tuple[StackPeak, ...]  # lines that allocated them, the largest first
+    passing: tuple[StackPeak, ...] = ()  # of them, lines outside of the model whose bytes go again without a backward pass
 
 
 def read_batch(
@@ -69,10 +76,14 @@ def read_batch(
     kinds = _Kinds(events, marks, names)
     by_kind: dict[str, int] = {}
     by_site: dict[tuple[str, str], int] = {}
+    passing: dict[str, int] = {}
+    passes = kinds.passing_sites(events)
     for event, position in living.values():
         kind = kinds.of(event, position)
         by_kind[kind] = by_kind.get(kind, 0) + event.nbytes
         by_site[event.site, kind] = by_site.get((event.site, kind), 0) + event.nbytes
+        if event.site in passes and kind in (memory.OTHER, memory.TEMPORARIES) and kinds.is_of_loop(position):
+            passing[event.site] = passing.get(event.site, 0) + event.nbytes
     older = peak - sum(by_kind.values())
     for kind, nbytes in _older(max(older, 0), stock, by_kind, start):
         by_kind[kind] = by_kind.get(kind, 0) + nbytes
@@ -84,6 +95,27 @@ def read_batch(
         phases=by_phase,
         categories=memory.in_order(Category(kind, nbytes) for kind, nbytes in by_kind.items() if nbytes),
         stacks=tuple(StackPeak(*row) for row in sites[:_MOST_SITES]),
+        passing=tuple(StackPeak(*row) for row in sorted(passing.items(), key=lambda row: -row[1]) if row[0]),
+    )
+
+
+def passing_finding(batch: RecordedBatch | None) -> Iterator[FitFinding]:
+    """Yield the line whose temporary tensors take most of the peak, where that is much."""
+    if batch is None or not batch.passing:
+        return
+    largest, *others = batch.passing
+    if largest.nbytes < max(_LARGE, _PART * batch.peak):
+        return
+    share = f"{largest.nbytes / batch.peak:.0%} of the peak of {format_bytes(batch.peak)}"
+    more = [f"{format_bytes(row.nbytes)} at {row.site}" for row in others[:_MOST_OTHERS] if row.nbytes >= _LARGE]
+    yield FitFinding(
+        kind="temporaries",
+        severity="advice",
+        what=f"{largest.site} makes {format_bytes(largest.nbytes)} of temporary tensors in each batch",
+        evidence=f"{share}; no backward pass needs them" + (f" · likewise {', '.join(more)}" if more else ""),
+        change="compute it in smaller parts, write into a tensor that is made before the loop (`out=`), or `del` it as soon as "
+        "it has been used",
+        nbytes=largest.nbytes,
     )
 
 
@@ -132,6 +164,19 @@ class _Kinds:
         self._marks = marks
         self._names = names
         self._ends = {event.block: position for position, event in enumerate(events) if not event.nbytes}
+
+    def passing_sites(self, events: Sequence[AllocationEvent]) -> frozenset[str]:
+        """Return the lines of whose blocks one was freed outside of backward passes, as far as the record goes."""
+        freed = ((event, self._ends.get(event.block)) for event in events if event.nbytes)
+        return frozenset(event.site for event, end in freed if end is not None and self._phase_at(end) != phases.BACKWARD)
+
+    def is_of_loop(self, position: int) -> bool:
+        """Say whether the loop's own code ran at an event, between the model's calls and the steps of the optimizer."""
+        phase = self._phase_at(position)
+        return phase == phases.LOSS or phase not in (*phases.STEP_PHASES, *_LOADING)
+
+    def _phase_at(self, position: int) -> str:
+        return next((mark.phase for mark in self._marks if position < mark.position), "")
 
     def of(self, event: AllocationEvent, position: int) -> str:
         """Return the category of a block that was allocated by the event at `position`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.training.profiler.analysis.memory.categories import Shape, Stock
-from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, Unfrozen
+from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, Stage, Unfrozen
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.instruments.memory.categories import Stocktaker
@@ -47,7 +47,8 @@ class MemoryTimeline:
         self._trained_parameters: frozenset[int] = frozenset()  # ids, of the optimizer at the latest stock
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._highest = start.allocated  # up to the batch that goes on
-        self._unfrozen: tuple[int, int, Stock] | None = None  # more parameters; the peak and the stock before
+        self._unfrozen: list[tuple[int, int, Stock, int]] = []
+        """Each time: so many more parameters, the peak and the stock before, the number of the training batch."""
         self._is_due = True  # that stock is taken
         self._learner: weakref.ref[Any] | None = None
         self._boundaries = self._steps = self._alone = 0
@@ -152,7 +153,7 @@ class MemoryTimeline:
         trained, self._trained_parameters = self._trained_parameters, ids
         if before is None or not trained < ids or not trained:
             return False
-        self._unfrozen = len(ids) - len(trained), self._highest, before
+        self._unfrozen.append((len(ids) - len(trained), self._highest, before, self._recorder.trained))
         return True
 
     def _boundary(self) -> None:
@@ -209,11 +210,17 @@ class MemoryTimeline:
         self._high = 0
 
     def _more_trained(self) -> Unfrozen | None:
-        if self._unfrozen is None or self._stock is None:
+        if not self._unfrozen or self._stock is None:
             return None
-        more, peak, before = self._unfrozen
+        more, peak, before, _ = self._unfrozen[-1]
         kept = self._stock.gradients + self._stock.state - before.gradients - before.state
-        return Unfrozen(parameters=more, peak=peak, kept=max(kept, 0))
+        stocks = [*(stock for _, _, stock, _ in self._unfrozen), self._stock]
+        begins = [1, *(batch for *_, batch in self._unfrozen)]
+        stages = (
+            Stage(begins=batch, state=stock.state, gradients=stock.gradients)
+            for batch, stock in zip(begins, stocks, strict=True)
+        )
+        return Unfrozen(parameters=more, peak=peak, kept=max(kept, 0), stages=tuple(stages))
 
     def stop(self) -> None:
         """Take down the recording, which changes how operations run."""
