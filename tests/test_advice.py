@@ -32,12 +32,7 @@ GIVEN = {
 """What a maker is given, by the name of its parameter; the other parameters that it needs are of lines of Python."""
 ONLY_MAGICS = {
     *(advice.HISTORY, advice.CELLS_ON, advice.SIMULATE_OFF, advice.ON, advice.AUTO_CLEAN, advice.LOG_OFF, advice.NOTICES_ON),
-    *(
-        advice.release_stale_of_engines(),
-        advice.simulate_with("16GiB", "backend:native"),
-        advice.repair_nan(),
-        advice.repair_nan("net"),
-    ),
+    *(advice.release_stale_of_engines(), advice.repair_nan(), advice.repair_nan("net")),
     *(advice.SAVE_RECORD, advice.ALL_HOLDERS),
 }
 """About cells, engines or the sidebar, or options of rows: there is no call that does the same."""

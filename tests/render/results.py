@@ -42,7 +42,7 @@ from nbguard.training.runs.analysis.comparison import compare_records
 from tests.profiler.fit_reports import rich
 from tests.render.test_history import _afternoon as _history
 from tests.render.test_map import afternoon as _mapped
-from tests.render.test_prediction import CELL, FITS
+from tests.render.test_prediction import CELL, FITS, GPUS
 from tests.render.test_processes import _KEEPER, _ORPHAN, _OTHER
 from tests.render.test_render import _afternoon, _done, _oom
 from tests.render.test_saved import _snapshot
@@ -160,6 +160,7 @@ EXAMPLES: tuple[Result, ...] = (
     _history(),
     build_map(Analysis(_mapped()), 300 * MiB),
     CELL,
+    GPUS,
     FITS,
     SimulationState("no longer simulated", _AFTER),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),

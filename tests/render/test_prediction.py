@@ -13,6 +13,7 @@ from nbguard.training.prediction.prediction import (
     FitPhase,
     FitPhasePeak,
     ForeseenFit,
+    GpuComparison,
     MemoryCategory,
     PeakPlace,
     Prediction,
@@ -78,11 +79,18 @@ CELL = CellPrediction(
         ForeseenFit(text="line 2: learn.fine_tune(3), after unfreeze()", prediction=FITS),
     ),
 )
+GPUS = GpuComparison(
+    executed="",
+    fits=(
+        ForeseenFit(text="", prediction=FITS),
+        ForeseenFit(text="", prediction=replace(FITS, gpu="an RTX2070", capacity=8 * 1024 * MIB, fits=False)),
+    ),
+)
 _UNNAMED = replace(FITS, gpu="a GPU of any size", capacity=None, fits=None, why="no GPU was named")
 
 
 def test_golden_prediction(request: pytest.FixtureRequest) -> None:
-    shown = (FITS, replace(FITS, fits=False, why="the fit runs out of memory"), _NOT_KNOWN, _UNNAMED, CELL)
+    shown = (FITS, replace(FITS, fits=False, why="the fit runs out of memory"), _NOT_KNOWN, _UNNAMED, CELL, GPUS)
     _golden("prediction.txt", "\n\n".join(each.mimebundle()["text/plain"] for each in shown), request)
 
 

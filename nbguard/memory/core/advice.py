@@ -285,7 +285,7 @@ def why(name: str) -> Advice:
 def foresee_savings(name: str) -> Advice:
     """Return the advice that tries the changes which save memory in the next fit of a Learner."""
     effect = "tries mixed precision, gradient accumulation, checkpoints and frozen layers, each with its bytes and lines"
-    return Advice(command=f"{_REPORT} predict {name} --savings", effect=effect)
+    return Advice(command=f"{_REPORT} predict {name} --savings", call=f"nbguard.predict({name}, savings=True)", effect=effect)
 
 
 UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects that gc.freeze() hides")

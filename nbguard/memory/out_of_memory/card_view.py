@@ -28,7 +28,7 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     yield Line(asked_words(card.asked, card.device))
     yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     if card.savings is not None:
-        yield Line(f"{card.savings.code} {card.savings.effect}")
+        yield Line(card.savings.code + f" {card.savings.effect}")
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)

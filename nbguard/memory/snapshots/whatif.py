@@ -79,7 +79,7 @@ def whatif_report(
         fraction: the share of `capacity` that the process may take, where the sidecar has none.
         progress: called while a file is read.
         namespace: the names that the advice on freeing uses; by default the notebook's, or the script's.
-        simulation: whose history is taken without a path; None takes that of this process's GPUs.
+        simulation: a device whose history is taken where no path is given; None takes the history of this process's GPUs.
 
     Raises:
         NbguardError: nothing is recorded; or the file, a setting or the device cannot be used.

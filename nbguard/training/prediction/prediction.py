@@ -79,7 +79,7 @@ class LargestBatch:
 
 
 ChangeKind: TypeAlias = Literal["", "precision", "accumulation", "checkpoints", "frozen"]
-"""A change that others ask for: half precision, gradients of several batches added up, blocks that compute twice, or a frozen body."""
+"""A change that others ask for: half precision, gradients of several batches added up, checkpoints, or a frozen body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Prediction(Result):
     torch_version: str  # of the PyTorch whose operators and allocator are followed
     peak_allocated: int  # most bytes in tensors at once, as torch.cuda.max_memory_allocated() will say
     peak_reserved: int  # most bytes that the allocator has at once, as torch.cuda.max_memory_reserved() will say
-    end_allocated: int  # in tensors when the fit has ended
+    end_allocated: int  # in tensors at the end of the fit
     model: int  # parameters and buffers, before the fit
     workspaces: int  # of cuBLAS, kept to the end
     phases: tuple[FitPhasePeak, ...]  # peak of each phase, in their order in a batch

@@ -367,7 +367,7 @@ class FitReport(Result):
     remedies: tuple[Remedy, ...] = ()  # changes that would save memory or time
     settings: tuple[Setting, ...] = ()  # switches of torch and the environment, as in the first training batch
     ranks: RankReport | None = None  # of a distributed fit, on rank 0
-    operators: OperatorTable | None = None  # that take most time, with `--ops`; None: not asked for
+    operators: OperatorTable | None = None  # operators that take most time; None without `--ops`
     comparison: Comparison | None = None  # with an earlier run, where that was asked for
     notes: tuple[str, ...] = ()  # limits of the profile and mistakes of nbguard, in words
     files: tuple[str, ...] = ()  # written by --trace, --json and --log
