@@ -527,7 +527,7 @@ def test_a_dry_run_moves_nothing() -> None:
 
 
 def test_the_report_says_what_is_parked_and_counts_it_no_more() -> None:
-    names = {"t": torch.ones(1000), "u": torch.ones(10)}
+    names = {"t": torch.ones(1 << 19), "u": torch.ones(10)}
     _park(names, "t")
 
     report = nbguard.report(names)
@@ -535,7 +535,7 @@ def test_the_report_says_what_is_parked_and_counts_it_no_more() -> None:
     assert {h.label: h.retained for h in report.devices[0].holders if h.kind == "name"} == {"u": 40}
     assert [f.command for f in report.findings if f.kind == "parked"] == ["%reset_gpu --unpark t"]
     nbguard.unpark("t")
-    assert {h.label: h.retained for h in nbguard.report(names).devices[0].holders if h.kind == "name"}["t"] == 4000
+    assert {h.label: h.retained for h in nbguard.report(names).devices[0].holders if h.kind == "name"}["t"] == 1 << 21
 
 
 def test_what_fails_or_is_interrupted_halfway_is_told_truly(monkeypatch: pytest.MonkeyPatch) -> None:
