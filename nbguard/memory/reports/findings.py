@@ -171,7 +171,7 @@ def _handles(analysis: Analysis) -> Iterator[Finding]:
 
 
 def _without_way_out(keeps: str, release: Advice) -> str:
-    return f"{keeps}: {release.effect}" if release.effect else keeps
+    return keeps + ": " + release.effect if release.effect else keeps
 
 
 def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
@@ -190,7 +190,7 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
             how = "frees it" if release.frees >= holder.retained else f"frees {format_bytes(release.frees)} of it"
             yield Finding("no_name", f"{keeps}: " + release.code + f" {how}{_also(release)}", release)
         else:
-            yield Finding("no_name", f"{keeps}: {release.effect}", release)
+            yield Finding("no_name", keeps + ": " + release.effect, release)
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:

@@ -150,7 +150,8 @@ def _kind(epoch: EpochRow) -> str:
 def summary(report: FitReport) -> str:
     """Return the sentences of the report as Markdown: the first steps, the findings and the notes."""
     lines = [f"**{report.title}**: {report.ending}", ""]
-    lines += [f"{number}. {sentence}" for number, sentence in enumerate(report.first, 1)]
+    lines += [f"{number}. {sentence!s}" for number, sentence in enumerate(report.first, 1)]
     for finding in report.findings:
-        lines.append(f"- {finding.severity}: {finding.what} ({finding.evidence}). {finding.change}".rstrip())
+        sentence = finding.what + f" ({finding.evidence}). " + finding.change
+        lines.append(f"- {finding.severity}: {str(sentence).rstrip()}")
     return "\n".join([*lines, *(f"- {note}" for note in report.notes)])

@@ -56,7 +56,7 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     One sentence where nothing stands out, with the largest parts of the time.
     """
     if not timing.batches:
-        unused = (f"{finding.what}: {finding.change}" for finding in findings if finding.kind == "no_grad")
+        unused = (finding.what + ": " + finding.change for finding in findings if finding.kind == "no_grad")
         return ("nothing was trained here; this thread ran no backward pass and no optimizer step", *unused)
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
@@ -107,7 +107,7 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
     if finding.kind in _GROWS:
         is_problem &= (finding.nbytes or 0) * timing.batches >= _MUCH_MEMORY
         lost = max(lost, round(_AS_TIME * timing.wall))
-    return _Step(f"{finding.what}: {finding.change}{gain}", lost, finding.rank if is_problem else None)
+    return _Step(finding.what + ": " + finding.change + gain, lost, finding.rank if is_problem else None)
 
 
 def _largest_parts(timing: Timing) -> str:

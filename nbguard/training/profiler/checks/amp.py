@@ -110,8 +110,8 @@ def _of(operation: FailedOperation | None, finding: FitFinding) -> FitFinding:
     if operation is None:
         return finding
     is_known = operation.is_singular or finding.change in _OF_ANY_OPERATION
-    change = operation.change if is_known else f"{operation.change}; or {finding.change}"
-    return replace(finding, what=f"{finding.what}, by {operation.words}", change=change)
+    change = operation.change if is_known else operation.change + "; or " + finding.change
+    return replace(finding, what=finding.what + f", by {operation.words}", change=change)
 
 
 def consequences(facts: AmpFacts) -> str:
@@ -192,8 +192,8 @@ def _not_trained(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, o
     what = f"the model was not trained: {skipped}" if is_all else f"{skipped} that the GradScaler decides on"
     if nan is None:
         return replace(_problem(what, scaler, _smaller_scale(scaler, facts)), kind="not trained")
-    found = _problem(f"{what}, as {nan.what}", scaler, nan.change)
-    return replace(found, kind="not trained", evidence=f"{nan.evidence}; {found.evidence}")
+    found = _problem(what + ", as " + nan.what, scaler, nan.change)
+    return replace(found, kind="not trained", evidence=nan.evidence + "; " + found.evidence)
 
 
 def _smaller_scale(scaler: ScalerFacts, facts: AmpFacts) -> str:

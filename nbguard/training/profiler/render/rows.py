@@ -73,10 +73,10 @@ def finding_points(findings: Sequence[FitFinding]) -> Points:
 def _finding(finding: FitFinding) -> Point:
     costs = {} if not finding.time else {format_time(finding.time): " per batch"}
     costs |= {} if not finding.nbytes else {format_bytes(finding.nbytes): ""}
-    unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{finding.what} {finding.evidence}"]
-    what = f"{finding.what} ({', '.join(unsaid)})" if unsaid else finding.what
+    unsaid = [figure + unit for figure, unit in costs.items() if figure not in finding.what + " " + finding.evidence]
+    what = finding.what + f" ({', '.join(unsaid)})" if unsaid else finding.what
     lines = [finding.evidence] if finding.evidence else []
-    lines += f"→ {finding.change}".splitlines() if finding.change else []
+    lines += ("→ " + finding.change).splitlines() if finding.change else []
     return Point(word=finding.severity, what=what, lines=tuple(lines), warns=finding.severity == "problem")
 
 
@@ -86,7 +86,7 @@ def remedy_points(remedies: Sequence[Remedy]) -> Points:
     words = ("measured" if remedy.measured else "untried" for remedy in ordered)
     return Points(
         tuple(
-            Point(word=word, what=f"{remedy.name}: {remedy.effect}", lines=(f"→ {remedy.change}",) if remedy.change else ())
+            Point(word=word, what=f"{remedy.name}: " + remedy.effect, lines=("→ " + remedy.change,) if remedy.change else ())
             for word, remedy in zip(words, ordered, strict=True)
         )
     )

@@ -35,7 +35,7 @@ def _of_values(
     if nan is not None and any(nan.what in finding.what for finding in of_scales):
         broken = tuple(finding for finding in broken if finding is not nan)  # it is said as the cause
     elif nan is not None and (followed := consequences(amp)):
-        said = replace(nan, evidence=f"{nan.evidence}; from then on {followed}")
+        said = replace(nan, evidence=nan.evidence + f"; from then on {followed}")
         broken = tuple(said if finding is nan else finding for finding in broken)
     yield from (finding for finding in of_scales if finding.kind == "not trained")
     yield from broken

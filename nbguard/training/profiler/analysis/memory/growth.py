@@ -206,10 +206,10 @@ def with_growth(graphs: Sequence[FitFinding], growth: Growth | None, slowing: Sl
     grown, *others = (growth_finding(growth, slowing), *graphs)
     if not growth.holder and others:  # the graphs are what it grows by
         first, *others = others
-        yield replace(first, evidence=f"{first.evidence}; memory grows by {_rate(growth)}", nbytes=grown.nbytes)
+        yield replace(first, evidence=first.evidence + f"; memory grows by {_rate(growth)}", nbytes=grown.nbytes)
     elif any(f"`{growth.holder}`" in finding.what for finding in others):
         others = [
-            replace(finding, evidence=f"{finding.evidence}; {grown.evidence}", nbytes=grown.nbytes)
+            replace(finding, evidence=finding.evidence + "; " + grown.evidence, nbytes=grown.nbytes)
             if f"`{growth.holder}`" in finding.what
             else finding
             for finding in others
