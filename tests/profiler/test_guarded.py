@@ -244,13 +244,13 @@ AFTER_THE_FIT = [
     "nbguard.training.profiler.outputs.write_json",
     "nbguard.training.profiler.outputs.Outputs.write",
     *(
-        f"nbguard.training.profiler.instruments.{place}.{action}"
+        f"nbguard.training.profiler.{place}.{action}"
         for place in (
-            "subject.Subject",
-            "loader.loaders.LoaderWatch",
-            "gpu.GpuWatch",
-            "memory.memory.MemoryWatch",
-            "overhead.OverheadWatch",
+            "instruments.subject.Subject",
+            "instruments.loader.loaders.LoaderWatch",
+            "instruments.gpu.GpuWatch",
+            "instruments.memory.memory.MemoryWatch",
+            "instruments.overhead.OverheadWatch",
             "nonfinite.nonfinite.FiniteWatch",
         )
         for action in ("stop", "observe")
