@@ -352,6 +352,12 @@ def diagnose(name: str = "learn", batch: str = "") -> Advice:
     )
 
 
+SELF_TEST = Advice(
+    command=f"{_SWITCH} doctor --ranks --self-test",
+    call=_call("diagnose_launch", (), "self_test=True"),
+    terminal="nbguard doctor --ranks --self-test",
+    effect="runs an all-reduce in two processes",
+)
 NAME_ONE = Text(diagnose().code, f"`{diagnose().call}`", f"name one, as in  {diagnose().terminal}")
 """The end of a sentence that says that nothing was given to try."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address
 
+from nbguard.memory.core.advice import SELF_TEST
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.launch.facts import LEGACY, LaunchFacts, SelfTest
 from nbguard.training.ranks.analysis.launcher import launch_of, number, own_names
@@ -14,7 +15,7 @@ from nbguard.training.ranks.analysis.launcher import launch_of, number, own_name
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _USE_ENV = ("--use-env", "--use_env")
-_ASK = "not requested: `nbguard.diagnose_launch(self_test=True)` runs an all-reduce in two processes"
+_ASK = "not requested: " + SELF_TEST.code + f" {SELF_TEST.effect}"
 
 
 def launch_checks(facts: LaunchFacts, tried: SelfTest | None) -> tuple[Check, ...]:
