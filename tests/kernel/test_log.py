@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kernels import Kernel
 
-_RECORDS = "__import__('nbguard').notebook.session.session_of(get_ipython()).switches.history"
+_RECORDS = "__import__('nbguard').frontend.notebook.session.session_of(get_ipython()).switches.history"
 _ROWS = "import csv\nrows = [row for row in csv.DictReader(open('{path}')) if row['name'] == 'memory_allocated']"
 
 

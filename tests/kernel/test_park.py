@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.kernels import Kernel
+from tests.zoo.cases import SHOWS_SMALL
 
 _SETUP = """
 %load_ext nbguard
@@ -23,6 +24,7 @@ def losses(learn, epochs):
 
 
 def test_a_fit_goes_on_as_if_never_parked(kernel: Kernel) -> None:
+    kernel.run(SHOWS_SMALL).ok()
     kernel.run(_SETUP).ok()
     kernel.run("learn, other = experiment(), experiment(); assert losses(learn, 2) == losses(other, 2)").ok()
 

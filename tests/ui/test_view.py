@@ -15,7 +15,7 @@ from tests.ui.contrast import faint, graphics
 from tests.ui.servers import ROOT
 
 DATA = ROOT / "tests" / "data" / "sidebar"
-VIEW = ROOT / "nbguard" / "notebook" / "static"
+VIEW = ROOT / "nbguard" / "frontend" / "notebook" / "static"
 
 DRAWN_MS = 100
 MESSAGE_BYTES = 64_000
