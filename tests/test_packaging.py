@@ -77,7 +77,7 @@ def test_the_browser_gets_no_more_than_it_must(wheel: zipfile.ZipFile) -> None:
     at_once = loaded_at_once(scripts)
 
     assert any(name.startswith("styled_view") for name in scripts.keys() - at_once)
-    assert 10_000 < sum(len(scripts[name].encode()) for name in at_once) < 29_000
+    assert 10_000 < sum(len(scripts[name].encode()) for name in at_once) < 29_500
     assert 60_000 < sum(len(text.encode()) for text in scripts.values()) < 106_000
     assert 20_000 < sum(widget) < 84_000
 
@@ -121,7 +121,7 @@ def test_the_wheel_is_typed_light_and_without_what_only_developers_need(wheel: z
     assert not [name for name in names if "node_modules" in name or name.startswith(unwanted)]
     assert not [line for line in needed if "torch" in line or "fastai" in line or "pynvml" in line]
     code = sum(info.compress_size for info in wheel.infolist() if info.filename.endswith(".py"))
-    assert code < 1_300_000
+    assert code < 1_350_000
     assert (
         sum(info.compress_size for info in wheel.infolist()) - code < 170_000
     )  # the browser's side, schemas, styles, metadata
