@@ -337,7 +337,9 @@ def test_a_slow_malloc_is_not_asked_again_and_changes_are_still_found(notebook: 
 
     assert "new: t 4 MiB" in text
     assert (
-        notebook.value("__import__('nbguard').frontend.notebook.session.session_of(get_ipython()).recording._ledger._last.source")
+        notebook.value(
+            "__import__('nbguard').frontend.notebook.session.session_of(get_ipython()).recording._ledger._last.source"
+        )
         == "resident"
     )
 

@@ -303,9 +303,7 @@ def test_what_the_graph_of_a_name_keeps_is_no_leak_of_a_library(notebook: Kernel
 
 def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     """By its error, by the result that it shows, by a library's cache; once each, and not what runs out of memory."""
-    left = (
-        "__import__('nbguard.frontend.notebook.session').frontend.notebook.session.session_of(get_ipython()).notices._watch._left_behind"
-    )
+    left = "__import__('nbguard.frontend.notebook.session').frontend.notebook.session.session_of(get_ipython()).notices._watch._left_behind"
     notebook.run_silently(
         f"{left}.patience = 0; {left}._counters.read(); {left}._counters._counters._slow = -1000  # a busy machine must not make malloc too slow"
     )
