@@ -32,8 +32,6 @@ class GraphLook:
 
 def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | None:
     """Return the graph of tensors; None where it is too long to go through. What has been `given` to it is not its own."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
     autograd, kinds = Autograd(), Kinds()
     graphs = Graphs(autograd, kinds, _MOST_NODES)
     nodes: dict[int, Any] = {}
@@ -59,7 +57,7 @@ def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | No
     return GraphLook(
         operations=frozenset(map(sequence_of, inner)),
         saved={address: storage.nbytes() for address, storage in storages.items()},
-        largest=None if largest is None else StorageWeakRef(largest),
+        largest=None if largest is None else sys.modules["torch"].multiprocessing.reductions.StorageWeakRef(largest),
     )
 
 
