@@ -333,6 +333,6 @@ def test_large_temporary_tensors_of_each_batch_are_named_by_their_line(fake_cuda
 
     [(words, nbytes, evidence)] = found
     assert nbytes == 4 * 4 * 16 * MiB, "the four, or the one that torch.stack makes of them; the other is named besides"
-    assert "256.00 MiB at " in evidence
+    assert "256 MiB at " in evidence
     assert "in at_once()" in words + evidence
     assert without == []

@@ -387,7 +387,7 @@ def test_the_next_fit_of_a_learner_is_foreseen_and_nothing_of_it_runs(kernel: Ke
 
     need, answer = text.splitlines()
     assert need.startswith("the next fit needs ")
-    assert answer == "no GPU was named: predict(…, gpu='16GiB') says whether it fits there"
+    assert answer == "no GPU was named: `%gpumem predict learn --gpu 16GiB` says whether it fits there"
     assert kernel.value("all(map(torch.equal, before, learn.model.parameters()))")
     assert kernel.value("learn.opt is None")
 

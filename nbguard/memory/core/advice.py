@@ -288,6 +288,12 @@ def foresee_savings(name: str) -> Advice:
     return Advice(command=f"{_REPORT} predict {name} --savings", call=f"nbguard.predict({name}, savings=True)", effect=effect)
 
 
+ON_A_GPU = Advice(
+    command=f"{_REPORT} predict learn --gpu 16GiB",
+    call="nbguard.predict(learn, gpu='16GiB')",
+    terminal="nbguard predict train.py --gpu 16GiB",
+    effect="says whether it fits there",
+)
 UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects that gc.freeze() hides")
 PLAN = Advice(command=f"{_RESET} --dry-run", call=_call("plan"), effect="shows the plan and touches nothing")
 PLACEHOLDER = Advice(command=f"{_RESET} NAME", call=_call("release", ["NAME"]), effect="frees the memory of a name")

@@ -10,6 +10,7 @@ from typing import Any
 from nbguard.errors import UnpredictableError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.core.advice import ON_A_GPU
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.memory.scan.progress import stage
 from nbguard.training.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
@@ -106,7 +107,7 @@ class FitTracer:
     def answer(self, batch_size: int | None, endless: FitTrace) -> tuple[bool | None, str]:
         """Return whether the fit of which `endless` is the trace runs on the GPU, and why: yes only with the band kept free."""
         if self.gpu.capacity is None:
-            return None, "no GPU was named: predict(…, gpu='16GiB') says whether it fits there"
+            return None, "no GPU was named: " + ON_A_GPU.code + f" {ON_A_GPU.effect}"
         room = self.gpu.capacity - self.gpu.context
         needed = format_bytes(endless.peak_reserved)
         if endless.peak_reserved + endless.band > room and not self.runs(batch_size, endless.band):
