@@ -258,6 +258,6 @@ def test_the_largest_batch_of_a_script(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["predict", str(tmp_path / "train.py"), "--gpu", "t4", "--gpu", "605MiB", "--largest"]) == 1
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[-1] for line in words if line[:1] == ["T4"]] == ["28"]
-    assert [line for line in words if line[:5] == ["a", "GPU", "of", "605.00", "MiB"] and "not" in line and line[-1] == "none"]
+    assert [line for line in words if line[:5] == ["a", "GPU", "of", "605", "MiB"] and "not" in line and line[-1] == "none"]
     assert main(["predict", str(tmp_path / "train.py"), "--largest"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
