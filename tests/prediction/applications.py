@@ -145,7 +145,7 @@ def _table(count: int = 1200) -> Any:
 
     kinds = np.array(list("abcdef"))[np.arange(count) % 6]
     columns = {name: np.random.rand(count) for name in ("height", "weight", "price")}
-    return pandas.DataFrame({"kind": kinds, "colour": kinds[::-1], **columns})
+    return pandas.DataFrame({"kind": kinds, "colour": kinds[::-1].copy(), **columns})
 
 
 def _tabular(device: torch.device, y_block: Any, y_names: str, **columns: Any) -> Any:
