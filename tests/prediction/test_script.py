@@ -261,3 +261,21 @@ def test_the_largest_batch_of_a_script(tmp_path: Path, capsys: pytest.CaptureFix
     assert [line for line in words if line[:5] == ["a", "GPU", "of", "605", "MiB"] and "not" in line and line[-1] == "none"]
     assert main(["predict", str(tmp_path / "train.py"), "--largest"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("torch_process")
+def test_a_profile_around_the_fit_of_a_script_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fit does not run, so there is nothing to report on, and a report would stand before the JSON."""
+    (tmp_path / "train.py").write_text(
+        "import nbguard, torch\n"
+        "model, rows = torch.nn.Linear(8, 8), torch.ones(16, 8)\n"
+        "opt = torch.optim.SGD(model.parameters())\n"
+        "with nbguard.profile_fit():\n"
+        "    for _ in range(3):\n"
+        "        opt.zero_grad()\n"
+        "        model(rows).square().mean().backward()\n"
+        "        opt.step()\n"
+    )
+
+    assert main(["predict", str(tmp_path / "train.py"), "--gpu", "T4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "cell_prediction"

@@ -69,7 +69,9 @@ class profile_fit:  # noqa: N801 - used like a function
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         report = self._profile.finish(error, key=self._key)
-        if self._shows:
+        prediction = sys.modules.get("nbguard.training.prediction.code.script")
+        is_prediction = prediction is not None and isinstance(error, prediction.ReachedError)  # the fit does not run
+        if self._shows and not is_prediction:
             show(report)
 
 
