@@ -14,6 +14,7 @@ from typing import Any
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.objects.compiled import has_compiled, name_in_model
+from nbguard.texts import STOP_ON_NAN
 from nbguard.training.profiler.analysis.health.float32 import LARGEST, module_words
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.amp import autocast_dtypes
@@ -79,7 +80,9 @@ def _near_the_end(facts: RangeFacts) -> Iterator[FitFinding]:
         what=f"{layer} comes close to the limit of float16; it returned up to {largest.value:,.0f} of {limit:,.0f}",
         evidence=f"the largest magnitude in {facts.batches} sampled batches; above the limit it is infinite",
         change=(
-            "compute in bfloat16, or normalise the layer's input; `--stop-on-nan` stops before infinity reaches the parameters"
+            "compute in bfloat16, or normalise the layer's input; "
+            + STOP_ON_NAN
+            + " stops before infinity reaches the parameters"
         ),
     )
 
