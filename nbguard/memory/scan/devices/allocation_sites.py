@@ -24,7 +24,11 @@ class Sites:
         if not shown:
             return ""
         frame = next((frame for frame in shown if self.is_users(frame["filename"])), shown[0])
-        return line_words(self.place(frame["filename"]), frame["line"], frame["name"])
+        return self.line(frame["filename"], frame["line"], frame["name"])
+
+    def line(self, filename: str, number: int, function: str) -> str:
+        """Return a line in words; empty without a number."""
+        return line_words(self.place(filename), number, function) if number else ""
 
     def place(self, filename: str) -> str:
         """Return a file's name, or the cell that it stands for: `In[7]`."""

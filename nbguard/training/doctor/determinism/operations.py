@@ -190,7 +190,7 @@ def _users_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((*libraries, "<frozen", "<string>")):
-            return Sites().of([{"filename": name, "line": frame.f_lineno, "name": frame.f_code.co_name}])
+            return Sites().line(name, frame.f_lineno, frame.f_code.co_name)
         if name.endswith("doctor/determinism/step.py"):
             return ""
         frame = frame.f_back

@@ -75,8 +75,7 @@ class RetainWatch:
         """Return the observations; to be called after `stop`."""
         if self._line is None:
             return RetainedFacts()
-        file, number, name = self._line
-        where = Sites().of([{"filename": file, "line": number, "name": name}])
+        where = Sites().line(*self._line)
         return RetainedFacts(where=where, passes=self._passes, unused=self._unused, nbytes=self._nbytes)
 
     @staticmethod

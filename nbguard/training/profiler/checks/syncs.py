@@ -375,7 +375,7 @@ class SyncWatch:
             lines.setdefault(line, []).append((name, total))
         sync_sites = []
         for (code, number, own), totals in lines.items():
-            where = sites.of([{"filename": code.co_filename, "line": number, "name": code.co_name}])
+            where = sites.line(code.co_filename, number, code.co_name)
             calls, waited = (sum(total[i] for _, total in totals) for i in (0, 2))
             batches = max(total[1] for _, total in totals)
             names = tuple(name for name, _ in totals)

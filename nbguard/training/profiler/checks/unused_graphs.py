@@ -112,13 +112,13 @@ class UnusedGraphWatch:
         return UnusedFacts(
             tuple(
                 UnusedGraphs(
-                    where=sites.of([{"filename": file, "line": number, "name": name}]),
-                    function="" if name.startswith("<") else name,
+                    where=sites.line(*line),
+                    function="" if line[-1].startswith("<") else line[-1],
                     model=calls.model,
                     calls=calls.longest,
                     nbytes=calls.nbytes,
                 )
-                for (file, number, name), calls in self._lines.items()
+                for line, calls in self._lines.items()
                 if calls.freed and not calls.used
             )
         )

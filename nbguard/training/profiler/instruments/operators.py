@@ -12,7 +12,6 @@ from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.objects.compiled import has_compiled
-from nbguard.render.words import line_words
 from nbguard.training.profiler.analysis.operators import OperatorFacts, OperatorSpan, OperatorTime, added
 from nbguard.training.profiler.record.recorder import Recorder
 
@@ -194,7 +193,7 @@ class _Labels:
             if code is self._call and not module:
                 module = self._module(frame.f_locals.get("self"))
             elif not site and self._owned(code.co_filename):
-                site = line_words(self._sites.place(code.co_filename), frame.f_lineno, code.co_name)
+                site = self._sites.line(code.co_filename, frame.f_lineno, code.co_name)
             frame = frame.f_back
         return module, site
 

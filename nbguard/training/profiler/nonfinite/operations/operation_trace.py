@@ -59,7 +59,7 @@ class OperationLine:
     @property
     def words(self) -> str:
         """Return the line as `In[2], line 19 in margin_loss()`; empty where it is not known."""
-        return Sites().of([{"filename": self.file, "line": self.number, "name": self.function}]) if self.file else ""
+        return Sites().line(self.file, self.number, self.function) if self.file else ""
 
 
 @dataclass(slots=True, kw_only=True)
