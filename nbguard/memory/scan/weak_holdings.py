@@ -13,7 +13,7 @@ from nbguard.memory.core.facts import StorageFact
 from nbguard.memory.scan.collector import keep_garbage
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.heap.kinds import Kinds
-from nbguard.memory.scan.heap.walk import Walk, never_walked
+from nbguard.memory.scan.heap.walk import Walk, never_walked, weak_storage
 from nbguard.memory.scan.objects.parked import parked_addresses
 from nbguard.memory.scan.objects.plain_torch import unseen_by_modes
 from nbguard.memory.scan.scan import Notebook
@@ -104,5 +104,5 @@ def _of_tensor(torch: Any, tensor: Any, tracked: str) -> tuple[tuple[StorageFact
         storage = one.untyped_storage()
         if storage.nbytes() and storage.data_ptr():
             fact = StorageFact(str(storage.device), storage.nbytes(), storage.data_ptr())
-            held.append((fact, torch.multiprocessing.reductions.StorageWeakRef(storage)))
+            held.append((fact, weak_storage(storage)))
     return tuple(held)

@@ -21,7 +21,7 @@ from nbguard.memory.cleanup.apply.parked_calls import let_go, stop_calls
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.heap.walk import WeakTracker
+from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
 from nbguard.memory.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.memory.scan.objects.plain_torch import plain_torch
 from nbguard.spelling import did_you_mean
@@ -39,7 +39,6 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
 
     `is_stopped` is asked between storages: what has been moved by then is parked.
     """
-    torch: Any = sys.modules["torch"]
     _wait_for_device()
     tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
     numbers = list(numbers)
@@ -58,7 +57,7 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
         if not failed:
             parked = moved.setdefault(device, Parked(label=label, device=device))
             parked.tensors += map(weakref.ref, tensors)
-            parked.storages.append(torch.multiprocessing.reductions.StorageWeakRef(storage_of(tensors[0])))
+            parked.storages.append(weak_storage(storage_of(tensors[0])))
     modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]
     for parked in moved.values():
         stop_calls(parked, modules)
@@ -157,7 +156,7 @@ def _exchange(tensors: Sequence[Any], make: Callable[[int], Any]) -> str:
     torch: Any = sys.modules["torch"]
     with torch.no_grad():
         old = storage_of(tensors[0])
-        weak = torch.multiprocessing.reductions.StorageWeakRef(old)
+        weak = weak_storage(old)
         try:
             new = make(old.nbytes())
             _as_bytes(new).copy_(_as_bytes(old))

@@ -10,6 +10,7 @@ from typing import Any
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graphs import Graphs, sequence_of
 from nbguard.memory.scan.heap.kinds import Kinds, mro_of
+from nbguard.memory.scan.heap.walk import weak_storage
 
 _MOST_NODES = 3000
 """Nodes that a look goes into: a model of some hundred layers has that many in a batch."""
@@ -57,7 +58,7 @@ def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | No
     return GraphLook(
         operations=frozenset(map(sequence_of, inner)),
         saved={address: storage.nbytes() for address, storage in storages.items()},
-        largest=None if largest is None else sys.modules["torch"].multiprocessing.reductions.StorageWeakRef(largest),
+        largest=None if largest is None else weak_storage(largest),
     )
 
 

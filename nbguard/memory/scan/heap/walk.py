@@ -237,7 +237,7 @@ class Walk:
         if key not in self.storage_keys:
             self.storage_keys[key] = len(self.storages)
             self.storages.append(StorageFact(device, nbytes, address))
-            self.tracker.storages.append(_weak_storage(storage))
+            self.tracker.storages.append(weak_storage(storage))
         self.holds.setdefault(at, []).append(self.storage_keys[key])
         if self.tracker.tensors is not None:
             ref = weakref.ref(obj) if kind == "tensor" else None
@@ -285,7 +285,7 @@ def references_by_asking() -> int:
     return sys.getrefcount(probe[0])
 
 
-def _weak_storage(storage: Any) -> Any:
+def weak_storage(storage: Any) -> Any:
     """Return torch's own weak reference to a storage, or None where this torch has none."""
     reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
     return None if reductions is None else reductions.StorageWeakRef(storage)

@@ -8,6 +8,7 @@ from typing import Any
 
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import Kinds
+from nbguard.memory.scan.heap.walk import weak_storage
 
 
 class OlderStorages:
@@ -28,7 +29,7 @@ class OlderStorages:
                 except (RuntimeError, NotImplementedError, AttributeError):  # sparse tensors and wrappers have no storage
                     continue
                 if nbytes and key not in self._held:
-                    self._held[key] = device, nbytes, torch.multiprocessing.reductions.StorageWeakRef(storage)
+                    self._held[key] = device, nbytes, weak_storage(storage)
 
     def spent(self, device: str, rounding: int, owned: Container[int]) -> int:
         """Return the bytes on a device that were freed since, or that the storages at the addresses `owned` have."""
