@@ -56,6 +56,10 @@ class UnpredictableError(NbguardError):
     """The memory of a fit cannot be foreseen; the message names the operator, module or object that prevents it."""
 
 
+class ReachedError(BaseException):
+    """A script whose memory is predicted has come to its fit, which it names. No `except Exception` of its own may catch it."""
+
+
 class UndiagnosableError(NbguardError, ValueError):
     """A model cannot be tried as it was given; the message says what is missing. Nothing has been changed."""
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, ReachedError
 from nbguard.memory.cells.cell_end import CellEnd
 from nbguard.shell import running_shell
 from nbguard.training.profiler.analysis.report import FitReport
@@ -69,9 +69,7 @@ class profile_fit:  # noqa: N801 - used like a function
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         report = self._profile.finish(error, key=self._key)
-        prediction = sys.modules.get("nbguard.training.prediction.code.script")
-        is_prediction = prediction is not None and isinstance(error, prediction.ReachedError)  # the fit does not run
-        if self._shows and not is_prediction:
+        if self._shows and not isinstance(error, ReachedError):  # else the fit is predicted, and has not run
             show(report)
 
 

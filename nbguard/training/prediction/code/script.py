@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nbguard.errors import NbguardError, UnpredictableError, in_one_line
+from nbguard.errors import NbguardError, ReachedError, UnpredictableError, in_one_line
 from nbguard.files import unreadable
 from nbguard.libraries import experiments, learner_packages
 from nbguard.training.prediction.code.cell import CellFit
@@ -33,10 +33,6 @@ _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
 _AFTER = "the script's work after this fit is not counted"
 _INSTALLED = ("site-packages", "dist-packages")
-
-
-class ReachedError(BaseException):
-    """The script has come to its fit, which it names. No `except Exception` of the script's is to catch it."""
 
 
 def predict_script(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbguard.errors import NbguardError, UndiagnosableError, in_one_line
-from nbguard.training.prediction.code.script import ReachedError, Script, is_installed, parsed
+from nbguard.errors import NbguardError, ReachedError, UndiagnosableError, in_one_line
+from nbguard.training.prediction.code.script import Script, is_installed, parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
