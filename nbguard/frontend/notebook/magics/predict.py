@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
@@ -26,7 +27,7 @@ def foreseen(
     Args:
         namespace: the user's names.
         name: of the Learner, or an expression such as `runs[0]`.
-        size: items of a batch; None: the loader's.
+        size: items of a batch, instead of the loader's.
         gpu: a GPU's name or size, also in quotes.
         settings: of the allocator, also in quotes.
         largest: also the largest batch that fits.
@@ -35,11 +36,9 @@ def foreseen(
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
     """
-    try:
-        from nbguard.training.prediction.predict import predict
-    except ImportError:
-        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
+    with _needing_torch():
+        from nbguard.training.prediction.predict import predict
     return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
 
 
@@ -53,7 +52,7 @@ def foreseen_on(
     largest: bool = False,
     savings: bool = False,
 ) -> Prediction | GpuComparison:
-    """Return what `foreseen` does, for one of the `gpus` or none; for several a table of them.
+    """Return the prediction as `foreseen` does, on one GPU or none, or a table of several.
 
     Raises:
         NbguardError: as of `foreseen`; or savings are asked for of several GPUs.
@@ -64,12 +63,19 @@ def foreseen_on(
         return foreseen(namespace, name, size, gpu, settings, largest=largest, savings=savings)
     if savings:
         raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
-    try:
+    settings = (settings or "").strip("'\"")
+    with _needing_torch():
         from nbguard.training.prediction.predict import compare_gpus
+    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings, largest=largest)
+
+
+@contextmanager
+def _needing_torch() -> Iterator[None]:
+    """Raise NbguardError where an import inside fails because PyTorch is not installed."""
+    try:
+        yield
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
-    settings = (settings or "").strip("'\"")
-    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings, largest=largest)
 
 
 def _named(namespace: dict[str, Any], name: str) -> Any:
@@ -79,7 +85,7 @@ def _named(namespace: dict[str, Any], name: str) -> Any:
 
 
 def _unquoted(gpus: Sequence[str]) -> list[str]:
-    """Return each GPU once, without the quotes in which its name may stand."""
+    """Return the names of the GPUs without quotes, each once."""
     return list(dict.fromkeys(gpu.strip("'\"") for gpu in gpus))
 
 
@@ -94,8 +100,6 @@ def foreseen_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction 
     Raises:
         NbguardError: the cell starts no fit, or one that cannot be foreseen; the message says why.
     """
-    try:
+    with _needing_torch():
         from nbguard.training.prediction.predict import predict_cell
-    except ImportError:
-        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     return predict_cell(shell.transform_cell(cell), shell.user_ns, _unquoted(gpus) or [None])
