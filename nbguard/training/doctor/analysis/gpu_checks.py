@@ -40,7 +40,7 @@ def _driver(facts: EnvironmentFacts) -> Check:
                 command=f"# install the build for CUDA {dotted(driver.cuda)} or older from {_GET}, then restart the kernel",
             ),
         )
-    if torch.cuda and driver.cuda is not None and _major(torch.cuda) > driver.cuda[0]:
+    if torch.cuda and driver.cuda is not None and major(torch.cuda) > driver.cuda[0]:
         return checked(
             "environment",
             "driver and CUDA",
@@ -220,6 +220,7 @@ def dotted(version: tuple[int, ...] | None) -> str:
     return ".".join(map(str, version)) if version else "?"
 
 
-def _major(version: str) -> int:
+def major(version: str) -> int:
+    """Return the first number of a version; 0 where it has none."""
     digits = version.partition(".")[0]
     return int(digits) if digits.isdigit() else 0

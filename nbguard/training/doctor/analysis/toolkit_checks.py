@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.environment import CompilerFacts, EnvironmentFacts, Toolkit
-from nbguard.training.doctor.analysis.gpu_checks import NO_TORCH, dotted
+from nbguard.training.doctor.analysis.gpu_checks import NO_TORCH, dotted, major
 
 _NAME = "CUDA toolkit"
 _ONLY = "matters only to extensions that are compiled here, such as Apex or flash-attn"
@@ -40,7 +40,7 @@ def _findings(facts: EnvironmentFacts, taken: Toolkit, cuda: str) -> Iterator[Ch
     if not _is_whole(taken):
         which, lacks = (" that use CUDA's headers", "cuda_runtime.h") if taken.has_nvcc else ("", "bin/nvcc")
         yield _finding(f"extensions{which} cannot be compiled because {whose}, {taken.home}, has no {lacks}", _ONLY, other)
-    elif taken.version is not None and taken.version[0] != _major(cuda):
+    elif taken.version is not None and taken.version[0] != major(cuda):
         nvcc = dotted(taken.version)
         what = f"extensions cannot be compiled because nvcc is of CUDA {nvcc} and this PyTorch is built for {cuda}"
         yield _finding(what, f"PyTorch refuses another major version; it {_ONLY}", other)
@@ -81,7 +81,7 @@ def _compiler(compiler: CompilerFacts | None, numbered: tuple[int, ...], taken: 
 def _other(facts: EnvironmentFacts, cuda: str) -> str:
     """Return the line that takes another toolkit of this machine, of PyTorch's own version if there is one."""
     fitting = [
-        each for each in facts.toolkit.toolkits[1:] if _is_whole(each) and each.version and each.version[0] == _major(cuda)
+        each for each in facts.toolkit.toolkits[1:] if _is_whole(each) and each.version and each.version[0] == major(cuda)
     ]
     best = next((each for each in fitting if each.version and dotted(each.version[:2]) == cuda), None)
     taken = best or next(iter(fitting), None)
@@ -93,11 +93,6 @@ def _other(facts: EnvironmentFacts, cuda: str) -> str:
 
 def _is_whole(toolkit: Toolkit) -> bool:
     return toolkit.has_nvcc and toolkit.has_headers
-
-
-def _major(version: str) -> int:
-    digits = version.partition(".")[0]
-    return int(digits) if digits.isdigit() else 0
 
 
 def _finding(what: str, evidence: str, command: str) -> CheckFinding:
