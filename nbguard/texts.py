@@ -48,7 +48,7 @@ class Text(str):
 DEBUGGERS = Text("%tb and %debug", "its traceback and a debugger")
 MORE = Text("-n shows more", "")
 """Stands where rows are left out: the option of a magic. A result of Python has all of them."""
-STOP_ON_NAN = Text("`--stop-on-nan`", "`stop_on_nan=True`")
+STOP_OPTION = Text("`--stop-on-nan`", "`stop_on_nan=True`")
 """The option of a profile that ends a fit at its first value that is not finite."""
 BEHIND_MORE = Text(" (-n shows more)", "")
 """The same behind a sentence."""

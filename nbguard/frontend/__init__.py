@@ -1,1 +1,1 @@
-"""What a person meets: magics, the sidebar, the command line, engines of a cluster."""
+"""The front end: magics, the sidebar, the command line, engines of a cluster."""

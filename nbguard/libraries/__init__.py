@@ -38,9 +38,9 @@ class ExperimentClass:
     callback_leftovers: tuple[str, ...] = ()  # the same, of a callback that the experiment has: `progress.pbar`
     harmless: frozenset[str] = frozenset()  # of both: those that a fit which ended well leaves, too
     zero_gradients: str = "model.zero_grad()"  # its own call that frees the gradients between fits
-    fit: str = ""  # its method that fits, of the class in `loops`; empty: nobody can predict its memory
+    fit: str = ""  # name of its method that fits, in `loops`; empty where its memory cannot be predicted
     cancel: tuple[str, str] = ("", "")  # (module, name) of the exception that ends a fit, and that the library catches
-    is_learner: bool = False  # has the attributes and callbacks of a Learner, by which the training wing copies and tries it
+    is_learner: bool = False  # has a Learner's attributes and callbacks; the training wing copies and tries it by these
 
 
 DEFAULT_EXPERIMENT = ExperimentClass(modules=(), name="", parts=(ExperimentPart("model", "model"),))

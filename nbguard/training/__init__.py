@@ -1,1 +1,1 @@
-"""What looks after a training: profiles of fits, predictions, the doctor, ranks, records of runs."""
+"""The care of a training: profiles of fits, predictions, the doctor, ranks, records of runs."""

@@ -294,7 +294,7 @@ export const isDeviceTick: Check<DeviceTick> = object({
   fits: nullable(isFittingRequest)
 });
 
-/** The fit that runs now, read from the frames of a Learner's fit; None: not known. */
+/** The fit that runs now, read from the frames of a Learner's fit; None where it is not known. */
 export interface FitTick {
   /** The Learner, as one would write it. */
   label: string;

@@ -1,4 +1,4 @@
-"""What fits, foreseen for the Learner whose fit ran out of memory, and remembered for every card on that failure."""
+"""Predictions for the Learner whose fit ran out of memory: a batch and changes that fit, kept for each card on that failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class _Foreseen:
     """The result of one search for what fits."""
 
-    failure: tuple[object, ...]  # of which failed fit
+    failure: tuple[object, ...]  # the failed fit
     items: int | None  # of the batch, or None if none was found
     changes: tuple[ForeseenChange, ...]  # to the fit that save memory
     kept: int  # bytes that a cleanup left when it was foreseen: with more than that it may not fit
@@ -97,7 +97,7 @@ def _told(savings: Iterable[Saving], name: str) -> Iterator[ForeseenChange]:
 
 
 def _order(saving: Saving) -> tuple[int, int]:
-    """Return what puts those that fit first, and of these the larger batch; of the others, the one that saves most."""
+    """Return the sort key of a change: those that fit come first, with the larger batch; then those that save most."""
     if saving.fits:
         return 0, -saving.batch_size
     return 1 + (saving.fits is False), -saving.saved

@@ -65,7 +65,7 @@ class DeviceTick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitTick:
-    """The fit that runs now, read from the frames of a Learner's fit; None: not known."""
+    """The fit that runs now, read from the frames of a Learner's fit; None where it is not known."""
 
     label: str  # the Learner, as one would write it
     call: str  # the Learner's method that was called: `fit_one_cycle`

@@ -14,7 +14,7 @@ from typing import Any
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.objects.compiled import has_compiled, name_in_model
-from nbguard.texts import STOP_ON_NAN
+from nbguard.texts import STOP_OPTION
 from nbguard.training.profiler.analysis.health.float32 import LARGEST, module_words
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.amp import autocast_dtypes
@@ -81,7 +81,7 @@ def _near_the_end(facts: RangeFacts) -> Iterator[FitFinding]:
         evidence=f"the largest magnitude in {facts.batches} sampled batches; above the limit it is infinite",
         change=(
             "compute in bfloat16, or normalise the layer's input; "
-            + STOP_ON_NAN
+            + STOP_OPTION
             + " stops before infinity reaches the parameters"
         ),
     )

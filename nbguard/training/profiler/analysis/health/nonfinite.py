@@ -8,7 +8,7 @@ from typing import Literal
 
 from nbguard.libraries import in_own_words
 from nbguard.memory.core.advice import STOP_ON_NAN
-from nbguard.texts import STOP_ON_NAN as OPTION
+from nbguard.texts import STOP_OPTION
 from nbguard.training.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
 from nbguard.training.profiler.analysis.health.operations import FailedOperation
 from nbguard.training.profiler.analysis.report import FitFinding
@@ -243,7 +243,7 @@ def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
         severity="problem",
         what=f"{what}: the steps before it were too long",
         evidence="; ".join((*_grown(first), evidence_of(first.origin))),
-        change=change if first.has_stopped else change + "; " + OPTION + " stops there",
+        change=change if first.has_stopped else change + "; " + STOP_OPTION + " stops there",
     )
 
 
@@ -294,9 +294,9 @@ def _change(first: NotFinite) -> str:
     if is_known:
         return remedy
     if first.is_compiled:
-        return remedy + "; a fit without `torch.compile` names the operation, and " + OPTION + " stops there"
+        return remedy + "; a fit without `torch.compile` names the operation, and " + STOP_OPTION + " stops there"
     if operation is not None:
-        return remedy + "; " + OPTION + " stops there"
+        return remedy + "; " + STOP_OPTION + " stops there"
     return remedy + "; " + STOP_ON_NAN.code + " records each step, mostly names the operation, and stops there"
 
 
