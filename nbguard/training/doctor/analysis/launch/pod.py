@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked
 from nbguard.training.doctor.analysis.environment import EnvironmentFacts
 from nbguard.training.doctor.analysis.launch.facts import LaunchFacts
-from nbguard.training.ranks.analysis.launcher import POD
+from nbguard.training.ranks.analysis.launcher import POD, number
 from nbguard.units import counted, format_bytes
 
 _VISIBLE = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -32,8 +32,7 @@ def _gpus(facts: LaunchFacts, environment: EnvironmentFacts) -> str:
 
 
 def _findings(facts: LaunchFacts, environment: EnvironmentFacts) -> tuple[CheckFinding, ...]:
-    local = facts.variable.get("LOCAL_WORLD_SIZE", "1")
-    gpus, ranks = len(environment.driver.gpus), int(local) if local.isdecimal() else 1
+    gpus, ranks = len(environment.driver.gpus), number(facts.variable.get("LOCAL_WORLD_SIZE")) or 1
     if 0 < gpus < ranks:
         return (
             CheckFinding(

@@ -58,7 +58,7 @@ def unfrozen_finding(unfrozen: Unfrozen | None, peak: int) -> Iterator[FitFindin
 
 
 def _by_stage(stages: tuple[Stage, ...]) -> str:
-    """Return the gradients and the optimizer's state of each stage in words: `; from batch 6 on 32.02 + 64.03 MiB`."""
+    """Return the gradients and the optimizer's state of each stage in words: `: 32 MiB + 64 MiB from batch 6 on`."""
     if not stages:
         return ""
     words = [f"{format_bytes(each.gradients)} + {format_bytes(each.state)} from batch {each.begins} on" for each in stages]
