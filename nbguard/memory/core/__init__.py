@@ -1,1 +1,1 @@
-"""The memory that there is and who holds it: facts, the reference graph, holders, fragmentation. Standard library only."""
+"""The memory and its holders, as facts, the reference graph, holders, fragmentation. Standard library only."""

@@ -1,4 +1,4 @@
-"""Advice: one line to run, what it does, and the bytes that it gives back. Every command that nbguard prints is made here.
+"""Advice: one line to run, its effect, and the bytes that it gives back. Every command that nbguard prints is made here.
 
 It has both its forms: the magic, and the call of Python that does the same where there are no magics.
 """
@@ -22,7 +22,7 @@ class Advice:
 
     command: str  # runs as it stands; empty: there is none
     call: str = field(default="", compare=False, metadata={"json": False})
-    """The same in Python without magics; empty: the command is Python already, or a thing that only the magic does.
+    """The same in Python without magics; empty if the command is Python already, or only the magic does it.
 
     `command` has it, too, and so has every sentence that it is added to.
     """
@@ -88,7 +88,7 @@ def release_stale_of_engines(frees: int | None = None) -> Advice:
 
 
 def release_names(names: Sequence[str], frees: int | None = None, *, has_caches: bool = False) -> Advice:
-    """Return the advice that deletes names, or what one writes after `del`, and frees their memory.
+    """Return the advice that deletes names, or the expressions that one writes after `del`, and frees their memory.
 
     With `has_caches` it empties the caches of functions that have it, too.
     """
@@ -134,7 +134,7 @@ def release_output(label: str, frees: int | None = None) -> Advice:
 
 
 def release_errors(frees: int | None = None) -> Advice:
-    """Return the advice that releases what the frames of kept exceptions hold."""
+    """Return the advice that releases the objects in the frames of kept exceptions."""
     effect = "releases memory held by the frames of exceptions, and keeps the exceptions"
     return Advice(command=f"{_RESET} --errors", call=_call("release", (), "errors=True"), effect=effect, frees=frees)
 
@@ -158,7 +158,7 @@ def end_joblib_workers() -> Advice:
 
 
 def park(names: Sequence[str], frees: int | None = None) -> Advice:
-    """Return the advice that moves what names lead to into host memory."""
+    """Return the advice that moves the tensors of names into host memory."""
     command, call = f"{_RESET} --park {' '.join(names)}", _call("park", names)
     return Advice(command=command, call=call, effect=f"moves {', '.join(names)} to host memory", frees=frees)
 
@@ -184,7 +184,7 @@ def copy_of_view(name: str, *, has_graph: bool, frees: int | None = None) -> Adv
 def without_graph(container: str, kind: str) -> Advice:
     """Return the line that puts a loss into a container without its autograd graph.
 
-    `kind`: the name of the container's class; "tensor" for a sum, "joined" for a tensor to which others are joined. There is
+    `kind`: the name of the container's class; "tensor" for a sum, "joined" for a tensor that others are joined to. There is
     no line for other classes: how something gets into them is not known.
     """
     lines = {
@@ -226,10 +226,11 @@ def empty_parts(module: str, places: Sequence[tuple[str, bool]], cut: frozenset[
 
 
 def cancel_work(executor: str, type_name: str) -> Advice:
-    """Return the line that lets go of the work which waits in an executor, by the name of its class; it takes no more.
+    """Return the line that lets go of the work that waits in an executor, by the name of its class; it takes no more.
 
-    One of threads lets go at once. One of processes has what runs until that is done, and the line returns then; of what it
-    has cancelled the executor itself keeps a list. joblib's would do all that waits first, so its workers are ended.
+    An executor of threads lets go at once. One of processes keeps the running calls until they are done, and the line returns
+    then; the executor itself keeps a list of the cancelled calls. joblib's would do all that waits first, so its workers are
+    ended.
     """
     lines = {
         "ThreadPoolExecutor": f"{executor}.shutdown(wait=False, cancel_futures=True)",
@@ -240,7 +241,7 @@ def cancel_work(executor: str, type_name: str) -> Advice:
 
 
 def cancel(line: str, name: str, *, is_task: bool) -> Advice:
-    """Return the line that cancels what waits in an event loop: by its name, if it has one, else `line`."""
+    """Return the line that cancels a waiting task of an event loop by its name, or `line` if it has none."""
     by_name = f"{name}.cancel(); del {name}" if is_task else f"{name}.cancel()"
     return Advice(command=by_name if name else line, effect="cancels it; its memory is freed when the cell ends")
 
@@ -278,7 +279,7 @@ def end_autocast(device: str) -> Advice:
 
 
 def why(name: str) -> Advice:
-    """Return the advice that shows the ways by which something is kept alive."""
+    """Return the advice that shows the references that keep something alive."""
     return Advice(command=f"{_REPORT} why {name}", call=_call("why", [name]), effect="shows the reference paths")
 
 

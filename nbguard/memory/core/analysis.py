@@ -1,6 +1,6 @@
-"""The analysis of one scan: what follows from its facts, each answer computed when it is first asked for, and once.
+"""The analysis of one scan, that is, the conclusions from its facts, each computed when it is first asked for, and once.
 
-Everybody who looks at the same facts is handed the same analysis: the report, its findings, the map, the card after an
+All readers of the same facts get the same analysis: the report, its findings, the map, the card after an
 out-of-memory error, the sidebar. So no two of them can give two answers to one question.
 """
 
@@ -43,7 +43,7 @@ class Analysis(_Answers):
         self.facts = facts
 
     def once(self, question: Callable[[Analysis], Answer]) -> Answer:
-        """Return what the function `question` computes from this analysis: at the first call, and later from memory."""
+        """Return the answer of the function `question` on this analysis, computed at the first call and then remembered."""
         return self._answer(question)
 
     def know(self, question: Callable[[Analysis], object], answer: object) -> None:
@@ -51,7 +51,7 @@ class Analysis(_Answers):
         self._answers[question] = answer
 
     def with_graph(self, graph: Graph, *keep: Callable[[Analysis], object]) -> Analysis:
-        """Return an analysis of the same facts by another graph, in which the answers to `keep` are the same."""
+        """Return an analysis of the same facts by another graph, with the same answers to `keep`."""
         return Analysis(replace(self.facts, graph=graph), {question: self.once(question) for question in keep})
 
     @cached_property
@@ -94,7 +94,7 @@ class DeviceAnalysis(_Answers):
         self.analysis, self.facts = analysis, facts
 
     def once(self, question: Callable[[DeviceAnalysis], Answer]) -> Answer:
-        """Return what the function `question` computes from this device: at the first call, and later from memory."""
+        """Return the answer of the function `question` on this device, computed at the first call and then remembered."""
         return self._answer(question)
 
     @property
@@ -134,7 +134,7 @@ class DeviceAnalysis(_Answers):
 
     @cached_property
     def limits(self) -> RequestLimits:
-        """Return the limits of the largest request, apart from what is free on the device."""
+        """Return the limits of the largest request, apart from the device's free memory."""
         return self.room.limits()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The parts of a device's memory: of this process's allocator, of others, and free. They add up to the device's size."""
+"""The parts of a device's memory (of this process's allocator, of others, and free), which add up to the device's size."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _by_counters(device: DeviceFacts, stats: AllocatorStats, allocated: int) -> 
 def bound_of(device: DeviceFacts, part: str) -> str:
     """Return `at most` or `at least` where the figure of a part is a bound, else an empty string.
 
-    PyTorch counts nothing in expandable segments as split: there a part of what seems releasable is stranded.
+    PyTorch counts nothing in expandable segments as split: there a part of the seemingly releasable memory is stranded.
     """
     bounds = {DevicePart.RELEASABLE.value: "at most", DevicePart.STRANDED.value: "at least"}
     return bounds.get(part, "") if device.segments is None and "expandable_segments:True" in device.settings else ""
@@ -116,7 +116,7 @@ def _bounded(device: DeviceFacts, part: Part) -> Part:
 
 
 def _rest(device: DeviceFacts, pid: int, reserved: int) -> list[Part]:
-    """Return the parts outside of what our allocator has `reserved`; none where the device's size is not known."""
+    """Return the parts outside of our allocator's `reserved` memory, or none where the device's size is not known."""
     if device.total is None or device.free is None:
         return []
     outside = max(0, device.total - device.free - reserved)
@@ -127,7 +127,7 @@ def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list
     """Tell the bytes in use outside our allocator apart, as far as the driver lists processes.
 
     In containers it lists none, or under pids of the host: then a single process must be this one, and of several none can
-    be told to be. What belongs to no process is the driver's own.
+    be told to be. Memory of no process is the driver's own.
     """
     unknown = [Part(DevicePart.OUTSIDE, outside, "other processes and CUDA contexts; the driver does not say which")]
     processes = None if device.nvml is None else device.nvml.processes

@@ -1,4 +1,4 @@
-"""Counters of allocators and of the process at one moment: for the hook after a cell, and for a tick."""
+"""Counters of allocators and of the process at one moment, for the hook after a cell, and for a tick."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nbguard.memory.core.facts import DeviceFacts
 from nbguard.units import MiB
 
 NOTICED = MiB
-"""Without an allocator's counters (CPU tensors), a change of the process's heap by so many bytes is looked into."""
+"""Without an allocator's counters (CPU tensors), a change of the process's heap by so many bytes leads to a scan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class Reading:
         return grown is None or abs(grown) >= NOTICED
 
     def grown_since(self, other: Reading) -> int | None:
-        """Return the bytes by which the process has grown; None if that is not known."""
+        """Return the growth of the process in bytes, or None if it is unknown."""
         if self.heap is None or other.heap is None or self.source != other.source:
             return None
         return self.heap - other.heap
 
     def grown_by(self, before: Reading) -> int:
-        """Return the bytes by which memory has grown since a reading, as far as counters tell."""
+        """Return the growth of memory in bytes since a reading, as far as counters tell."""
         if self.devices:
             return sum(counted.allocated - before.of(counted.device).allocated for counted in self.devices)
         return self.grown_since(before) or 0

@@ -1,4 +1,4 @@
-"""Facts of one scan, as frozen plain data: ints, strings and tuples of them, never a user's object.
+"""Facts of one scan, as frozen plain data, that is, ints, strings and tuples of them, never a user's object.
 
 All sizes are bytes. A reading that could not be made is None, with an `Unavailable` that says why; never 0.
 """
@@ -49,7 +49,7 @@ ModulePart = Literal["", "parameters", "buffers", "modules"]
 """The dict of a torch module that an object is: all else that a module refers to is no part of the model."""
 
 OwnEnd = Literal["", "reset", "delete_adapter"]
-"""The method by which an object of a library itself clears its collected values."""
+"""The method of a library's object that clears its collected values."""
 
 DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
@@ -163,7 +163,7 @@ class PinnedFacts:
 
 @dataclass(frozen=True, slots=True)
 class StorageFact:
-    """Memory that tensors share, counted once. `nbytes` is what the allocator set aside for it, where that is known.
+    """Memory that tensors share, counted once. `nbytes` is the size that the allocator set aside for it, where that is known.
 
     A storage on a device whose blocks are known, and that lies in none of them, is not of torch's allocator: 0 bytes.
     """
@@ -174,7 +174,7 @@ class StorageFact:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return what tells it from others that are alive at the same time: (device, address)."""
+        """Return its identity (device, address) among those that are alive at the same time."""
         return self.device, self.address
 
 
@@ -223,8 +223,8 @@ class Node:
 class Graph:
     """The references between objects, among the objects that lead to a tracked storage or an experiment.
 
-    `rest` is the number of the node that stands for all objects that were not looked into, None if all were. A node that leads
-    to it may hold more than is known. A storage that the rest leads to is freed only if the rest goes, too.
+    `rest` is the number of the node that stands for all objects that the scan left out, None if there are none. A node that
+    leads to it may hold more than is known. A storage that the rest leads to is freed only if the rest goes, too.
     """
 
     roots: tuple[Root, ...] = ()
@@ -254,7 +254,7 @@ class UnreadFact:
 
 @dataclass(frozen=True, slots=True)
 class LearnerFact:
-    """A Learner or Trainer: its node, whether a fit runs on it now, and what it is made of."""
+    """A Learner or Trainer: its node, whether a fit runs on it now, and its parts."""
 
     node: int
     is_running: bool

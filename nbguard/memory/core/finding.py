@@ -9,7 +9,7 @@ from nbguard.memory.core.advice import NONE, Advice
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence for the user, and what acts on it. Code stands between backticks."""
+    """One sentence for the user, and the commands that act on it. Code stands between backticks."""
 
     kind: str
     sentence: str

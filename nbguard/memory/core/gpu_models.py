@@ -1,4 +1,4 @@
-"""GPUs by the names that people give them: memory, multiprocessors and architecture."""
+"""GPUs by their usual names, with memory, multiprocessors and architecture."""
 
 from __future__ import annotations
 

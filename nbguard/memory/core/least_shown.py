@@ -1,4 +1,5 @@
-"""What is too small to be shown: one rule for rows, findings, badges, buttons and the sentence on what is left alone."""
+"""The limit below which things are too small to be shownas rows, findings, badges, buttons or in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +8,21 @@ from collections.abc import Iterable
 from nbguard.units import MiB
 
 _PART = 100
-"""Holders of less than this part of what is held are small,"""
+"""Holders of less than this share of the held bytes are small."""
 _TOGETHER = 10
 """unless they have more than this part of it together: then one line for all would hide where the memory is."""
 
 
 def least_shown(held: int) -> int:
-    """Return the bytes from which something has a row, a finding or a button of its own, where `held` bytes are held in all.
+    """Return the least bytes of a thing with its own row, finding or button, where `held` bytes are held in all.
 
-    1 MiB, or a hundredth of what is held if that is more.
+    1 MiB, or a hundredth of the held bytes if that is more.
     """
     return max(MiB, held // _PART)
 
 
 def least_of_rows(sizes: Iterable[int]) -> int:
-    """Return the bytes from which one of these rows is shown by itself."""
+    """Return the least bytes of a row among these that is shown by itself."""
     rows = list(sizes)
     held = sum(rows)
     least = least_shown(held)

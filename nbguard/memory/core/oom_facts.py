@@ -1,4 +1,4 @@
-"""Facts of an out-of-memory error: in its text, in its frames, and to an observer at the moment of the failure."""
+"""Facts of an out-of-memory error, found in its text, in its frames, and to an observer at the moment of the failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 OomKind = Literal["device", "library", "host", "worker", "shm"]
 """Who had no memory to give: PyTorch's allocator of a device; the driver, asked by a library of CUDA's; the host; the host,
-asked by a DataLoader worker that was killed for it; shared memory, through which such workers hand over batches."""
+asked by a DataLoader worker that was killed for it; shared memory, that such workers hand batches over in."""
 
 HOST_KINDS: frozenset[str] = frozenset({"host", "worker", "shm"})
 

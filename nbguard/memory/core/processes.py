@@ -1,4 +1,4 @@
-"""Processes, as plain data: the workers behind DataLoader iterators, and other processes on the device.
+"""Processes as plain data, such as the workers behind DataLoader iterators, and other processes on the device.
 
 A pid alone names nobody for long: each process is known by its pid and the time it started.
 """
@@ -53,7 +53,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Facts on this process and machine by which other processes are judged.
+    """Facts on this process and machine that other processes are diagnosed by.
 
     `owner` are this process's user ids (real, effective, saved; or the user's name), `kernels` the live kernels, known by
     their commands, `workers` the pids of the DataLoader workers that this process has started.
@@ -68,7 +68,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProcess:
-    """A process that uses a device, with the facts by which it is judged. A field is None where the system does not tell."""
+    """A process that uses a device, with the facts that it is diagnosed by. A field is None where the system does not tell."""
 
     process: Process  # pid and start
     ancestors: tuple[int, ...] = ()  # pids from its parent upwards

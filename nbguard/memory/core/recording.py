@@ -1,4 +1,4 @@
-"""The recording of PyTorch's allocator history: plain data."""
+"""The recording of PyTorch's allocator history, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated device in words and figures: plain data, and the facts of a look turned into facts about it."""
+"""A simulated device in words and figures (plain data), and the facts of a scan turned into facts about it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Simulated:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Return sentences on the ways in which a real device would differ, or may differ."""
+        """Return sentences on how a real device would or may differ."""
         sentences = list(ASSUMPTIONS)
         if not self.context:
             sentences.append("the CUDA context counts 0 B (context='500MiB' counts one; it differs from one GPU to the next)")
@@ -73,7 +73,7 @@ def assumptions_line(number: int) -> str:
 
 
 def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], figures: Simulated) -> Facts:
-    """Return the facts of a look at CPU tensors as facts about the simulated device.
+    """Return the facts of a scan of CPU tensors as facts about the simulated device.
 
     Args:
         facts: of the process, where CPU tensors are tracked.

@@ -1,4 +1,4 @@
-"""A target of a cleanup: a name or expression that the user asked to free."""
+"""A target of a cleanup, which is a name or expression that the user asked to free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Target:
         default=False, metadata={"json": False}
     )  # its root, such as the last error, lets go of it by itself: there is nothing to delete
     turn: tuple[int, int] = field(default=(0, 0), compare=False, metadata={"json": False})
-    """By which several are deleted, the least first: parts before what they are parts of, of a list the last first."""
+    """Order of deletion, the least first: parts before their wholes, and the last element of a list first."""
 
     @property
     def is_known(self) -> bool:

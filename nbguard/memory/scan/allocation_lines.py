@@ -1,4 +1,4 @@
-"""The lines of the user's that allocate storages, noted while code runs: for who asks what each round of an action leaves.
+"""The user's lines that allocate storages, noted while code runs, to explain the memory that each round of an action leaves.
 
 A dispatch mode sees every operation of its thread. On CUDA the allocator's own history, where it is recorded, tells the same
 without one.
@@ -29,7 +29,7 @@ class AllocationLines(TorchDispatchMode):  # type: ignore[misc]
         self._sites = Sites()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation as it is, and note what it has allocated."""
+        """Run an operation as it is, and note the storages that it allocated."""
         del types
         given = set(_storages((args, kwargs or {})))
         result = func(*args, **(kwargs or {}))

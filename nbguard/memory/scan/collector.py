@@ -1,8 +1,8 @@
-"""Python's garbage collector during a look: it leaves alone whatever was there before, and still frees what comes meanwhile.
+"""Python's garbage collector during a scan: it leaves older objects alone and still frees newer ones.
 
-To switch it off would be simpler. But other threads go on, and what they would have freed would pile up for as long as the look
-takes. So the young objects are moved to an older generation first, without a collection of any of them, and from then on only
-the youngest generation is collected.
+To switch it off would be simpler. But other threads go on, and their garbage would pile up for as long as the scan takes. So
+the young objects are moved to an older generation first, without a collection of any of them, and from then on only the
+youngest generation is collected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HAS_YOUNG_ONLY = sys.version_info < (3, 14)
 
 @contextmanager
 def keep_garbage() -> Iterator[None]:
-    """Have nothing collected that is there already: what a look allocates must not change what it looks at.
+    """Have no present object collected, as the scan's own allocations must not change the objects that it scans.
 
     A collector that is off stays off. Where functions in `gc.callbacks` would run at each collection, or generations cannot be
     told apart, there is none until the end.

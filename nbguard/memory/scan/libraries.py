@@ -1,4 +1,4 @@
-"""Whose a file of Python code is: an installed library's, or the user's own."""
+"""The owner of a file of Python code, either an installed library or the user."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _installed() -> frozenset[str]:
 
 @cache
 def _holds_packages(folder: str) -> bool:
-    """Say whether packages have been installed in a folder: installers leave what they know of each beside it."""
+    """Say whether packages have been installed in a folder: installers leave their records of each next to it."""
     if "-packages" in folder:
         return True
     try:

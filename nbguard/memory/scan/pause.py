@@ -1,8 +1,8 @@
-"""The main thread held still while another thread looks.
+"""The main thread held still while another thread scans.
 
 PyTorch computes there without Python's lock: a backward pass sets gradients and frees graphs while the scan follows them, and
 the process ends with a segmentation fault. So the main thread is asked to wait between two lines of Python,
-where nothing of PyTorch's is under way. A fit in a thread of the user's own cannot be asked: there the look only waits until no
+where nothing of PyTorch's is under way. A fit in a thread of the user's own cannot be asked: there the scan only waits until no
 backward pass runs.
 """
 
@@ -34,7 +34,7 @@ _EVERY = 0.001
 _BACKWARD = ("torch.autograd.graph", "_engine_run_backward")
 
 _TURN = 60.0
-"""Seconds that a look waits at most until another thread's has ended."""
+"""Most seconds that a scan waits for the end of another thread's."""
 
 _asked: set[_Stop] = set()  # until they have been called, and some time after that: C keeps no reference to them
 _paused_for: set[int] = set()  # threads for which the main thread waits already
@@ -75,7 +75,7 @@ class _Stop:
     def asked(cls) -> _Stop:
         """Have the main thread come; where too many ask for it, it does not.
 
-        It may still be on its way to an earlier look, which has ended without it: then it comes to this one.
+        It may still be on its way to an earlier scan, which ended without it: then it comes to this one.
         """
         _asked.difference_update([stop for stop in _asked if stop._has_gone])
         for stop in _asked:
@@ -97,7 +97,7 @@ class _Stop:
             time.sleep(0)
 
     def _wait(self) -> Iterator[Any]:
-        """Rest until the main thread is here, wait for the end of the look, and have the interrupt that fell in raised again.
+        """Rest until the main thread is here, wait for the end of the scan, and have the interrupt that fell in raised again.
 
         Since Python 3.14 ctypes tells audit hooks of each function that it calls, before it calls it. A hook in Python (the
         package filelock has one) takes an interrupt that comes meanwhile: it is raised again in the place of the first.

@@ -1,4 +1,5 @@
-"""The progress of work that takes long, reported to whoever waits for it in the same thread: a line that goes with its end."""
+"""The progress of work that takes long, reported in the same thread by a line that goes at its end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def reported(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def stage(words: str) -> None:
-    """Report what is being done, if somebody listens in this thread and a report is due."""
+    """Report the current stage, if somebody listens in this thread and a report is due."""
     if _listener.report is not None and time.perf_counter() - _listener.since > _PATIENCE:
         _listener.since = time.perf_counter()
         _listener.report(f"nbguard is {words}…")

@@ -1,4 +1,4 @@
-"""One scan of the process: devices, objects, roots and what the last error tells, joined into `Facts`."""
+"""One scan of the process: devices, objects, roots and the facts of the last error, joined into `Facts`."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ class TimedScan(Scan):
 
 
 def scan(notebook: Notebook, *, tensors: bool = False, tracked: str = "") -> Scan:
-    """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
+    """Scan the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
 
     With `tensors`, the tracker knows each tensor too, weakly, so that a parking finds them again. `tracked` is the kind of
-    device whose tensors are looked for; empty: the one that nbguard reports on here, a GPU where there is one.
+    device whose tensors are looked for; if empty, the one that nbguard reports on here, a GPU where there is one.
     """
     if "torch" not in sys.modules:
         raise NoTorchError
@@ -199,7 +199,7 @@ def _scan_from(
     missing: tuple[Unavailable, ...],
     before: Any,
 ) -> Scan:
-    """Walk from the roots and join what is found. `before` is what `allocations` said when the scan began."""
+    """Walk from the roots and join the results. `before` is the reading of `allocations` when the scan began."""
     tracked = walk.tracked
     roots = _walk_from(places, walk)
     _count_entries(roots, walk, notebook)
@@ -259,7 +259,7 @@ def _of_users_classes(walk: Walk, graph: Graph) -> set[int]:
 
 
 def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:
-    """Return the ids of what refers to the roots' objects by our looking, or is a place where IPython keeps a result."""
+    """Return the ids of the scan's own referrers to the roots' objects, and of the places where IPython keeps a result."""
     places = () if notebook.shell is None else output_places(notebook.shell)
     return {id(root.objects) for root, _ in roots} | {id(space) for space, _ in places}
 

@@ -1,4 +1,4 @@
-"""Targets as a report shows them: names and expressions where Python has them, and paths that only the last look knows."""
+"""Targets as a report shows them: names and expressions where Python has them, and paths that only the last scan knows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from nbguard.memory.scan.targets import resolve_targets
 def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
     """Return the targets of texts, in order; TargetError, before anything is touched, if one of them does not exist.
 
-    What is no name or part of one is looked for among the paths of a report. These have blanks: texts that follow each other
-    are read as one where only that is such a path.
+    A text that is no name or part of one is looked for among the paths of a report. These have blanks: texts that follow each
+    other are read as one where only that is such a path.
     """
     texts = [*texts]
     refused: TargetError | None = None
@@ -41,7 +41,8 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
 
 
 def _may_be_a_path(target: Target) -> bool:
-    """Say whether a report may mean something else by a text: what a library's class or global keeps, not the class itself."""
+    """Say whether a report may mean by a text the contents of a library's class or global, not the class itself.
+    """
     return "." in target.root or not target.root
 
 

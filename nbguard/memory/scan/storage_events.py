@@ -2,8 +2,8 @@
 
 A dispatch mode sees every operation of its thread, those of autograd's backward pass and of optimizers included. A storage
 is born at its first sight: as the output of an operation or, if it is older than that, as an argument. A weak reference tells
-of its death at the very moment at which PyTorch frees the memory. Views and in-place operations make no storage. A change
-of size (`resize_`, `out=`) is one birth and one death, in the order in which CUDA's `resize_` does it. Gradients that autograd
+of its death at the very moment when PyTorch frees the memory. Views and in-place operations make no storage. A change
+of size (`resize_`, `out=`) is one birth and one death, in the order of CUDA's `resize_`. Gradients that autograd
 would add in place, and with a dispatch mode entered does not, count as if it did.
 """
 
@@ -24,7 +24,7 @@ class Observer(Protocol):
     def born(self, nbytes: int, op: Any, *, is_older: bool) -> int:
         """Take note of a storage that `op` made, or uses first (`is_older`); return a number for its death.
 
-        What this raises takes the operation's place: its result is dropped.
+        An error raised here takes the operation's place: its result is dropped.
         """
 
     def died(self, token: int) -> None:
@@ -52,7 +52,7 @@ def is_autograds() -> bool:
     """Say whether autograd's engine itself has called an operation, to add up gradients: no Python code has, but its start.
 
     Modes of nbguard's that are entered above this one stand between, and their calls of operators. For tensors on a GPU the
-    engine calls from a thread of its own, in which no Python code stands before these.
+    engine calls from a thread of its own, with no Python code before these.
     """
     if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:
         return False
@@ -118,7 +118,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
             del failed  # this frame is in its traceback: together they would wait for the garbage collector
 
     def _note(self, values: Any, op: Any, is_older: bool = False) -> BaseException | None:
-        """Note the storages behind `values`; return what the observer raises, without a traceback, for it holds tensors."""
+        """Note the storages behind `values`; return the observer's error, without a traceback, as that holds tensors."""
         with torch._C.DisableTorchFunctionSubclass():
             return self._walk(values, op, is_older)
 
@@ -175,7 +175,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
     def note(self, tensors: Any) -> None:
         """Note storages that no operation has used yet, as those of a model that is there before its fit.
 
-        Raises what the observer raises.
+        Raises the observer's error.
         """
         failed = self._note(tensors, None, is_older=True)
         if failed is not None:

@@ -1,4 +1,4 @@
-"""The storages that one object leads to, by weak references: which of them are alive can be asked once the object is gone."""
+"""The storages that one object leads to, by weak references that tell which of them outlive the object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nbguard.memory.scan.scan import Notebook
 
 @dataclass(frozen=True, slots=True)
 class WeakHoldings:
-    """The storages that an object led to when it was looked at, each with torch's own weak reference."""
+    """The storages that an object led to when it was scanned, each with torch's own weak reference."""
 
     storages: tuple[tuple[StorageFact, Any], ...]  # (storage, its StorageWeakRef)
     named: frozenset[int]  # ids of the objects behind it that had a name of their own
@@ -37,7 +37,8 @@ class WeakHoldings:
 
 
 class _ModuleStops:
-    """Ids of what no walk looks into, made anew only when the modules have changed: going through thousands takes 10 ms."""
+    """Ids of objects that no walk looks into, collected again only when modules changed, as that takes 10 ms.
+    """
 
     def __init__(self) -> None:
         self._modules: dict[str, int] = {}
@@ -55,10 +56,10 @@ _module_stops = _ModuleStops()
 
 
 class WeakLook:
-    """A look at what one object after another leads to. Runs no code of the user's, starts no collection. Needs PyTorch.
+    """A scan of the storages that one object after another leads to. It runs no user's code and no collection. Needs PyTorch.
 
     Modules are gone through once, as long as none is imported, and classes once for the first object that is no plain tensor:
-    throw the look away after a cell.
+    throw the scan away after a cell.
     """
 
     def __init__(self, notebook: Notebook) -> None:

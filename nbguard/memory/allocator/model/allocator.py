@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator of one device as a model: for the requests of a program, exactly the decisions PyTorch takes.
+"""A model of PyTorch's caching allocator on one device, which makes exactly PyTorch's decisions for a program's requests.
 
 The methods follow `DeviceCachingAllocator` in PyTorch's `c10/cuda/CUDACachingAllocator.cpp`; where a method has a counterpart
 there, its docstring names it.
@@ -234,12 +234,12 @@ class CachingAllocator:
     # --- the search, and memory from the driver ---------------------------------------------------------------------------
 
     def choose(self, free: FreeSet, index: int, rounded: int) -> int:
-        """Return the index of the free block that serves a request; -1 for none (`get_free_block`).
+        """Return the index of the free block that serves a request; or -1 if there is none (`get_free_block`).
 
-        PyTorch looks at one candidate only: where that is refused, the search does not go on to the next.
+        PyTorch considers one candidate only: where that is refused, the search does not go on to the next.
 
         Args:
-            free: the set in which the request is searched.
+            free: the set that is searched.
             index: of the smallest block that is large enough.
             rounded: bytes of the request, rounded.
         """

@@ -1,4 +1,4 @@
-"""Blocks of memory, and the ordered sets of free blocks in which the allocator searches."""
+"""Blocks of memory, and the ordered sets of free blocks that the allocator searches."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 
 class Driver(Protocol):
-    """The calls by which the allocator gets memory and gives it back. Sizes and addresses in bytes."""
+    """The calls that get memory for the allocator and give it back. Sizes and addresses in bytes."""
 
     def allocate(self, size: int) -> int | None:
         """Return the address of a new segment, or None where there is no room (cudaMalloc)."""

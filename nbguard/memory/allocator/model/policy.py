@@ -1,4 +1,4 @@
-"""The constants and formulas of PyTorch's caching allocator: rounding, size classes, segment sizes, order of free blocks.
+"""The constants and formulas of PyTorch's caching allocator, from rounding to the order of free blocks.
 
 They hold for torch 2.1 to 2.15; where versions differ, the version decides, never the file at hand. Sizes in bytes.
 """

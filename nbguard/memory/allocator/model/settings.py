@@ -1,4 +1,4 @@
-"""The caching allocator's settings: strings such as `expandable_segments:True,max_split_size_mb:128`, read and written."""
+"""The caching allocator's settings, from and to strings such as `expandable_segments:True,max_split_size_mb:128`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving of a model as plain data, from which a second one is made that goes on exactly as the first would."""
+"""Saving of a model as plain data, that makes a second model, which goes on exactly as the first would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences on a what-if: a recommendation, and notes on how to read the figures."""
+"""Sentences on a what-if, with a recommendation, and notes on how to read the figures."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: 
 def learn_releases(
     model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, run: list[Event]
 ) -> bool:
-    """Note the order in which free blocks of one size went back, and reorder them; return whether it was another order."""
+    """Note the order of return of free blocks of one size, and reorder them; return whether it was another order."""
     free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     by_size: dict[tuple[int, int], dict[int, None]] = {}

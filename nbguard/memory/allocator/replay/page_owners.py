@@ -50,7 +50,7 @@ def page_owners(segments: Iterable[SnapshotSegment], trace: Trace, large_segment
 
 
 class _Halves:
-    """The halves of the pool in which a stream's memory lies, by address."""
+    """The halves of the pool that hold a stream's memory, by address."""
 
     def __init__(self) -> None:
         self._small: dict[int, bool] = {}

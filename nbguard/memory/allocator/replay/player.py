@@ -1,4 +1,4 @@
-"""One pass over a trace: the program's requests and the driver's answers are recorded, every decision is the model's."""
+"""One pass over a trace, with the recorded requests and driver's answers, and with the model's decisions."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class Player:
         return [DEFAULT_POOL, *(private_pools_of(self.model, run) if self._is_private else ())]
 
     def _pool(self, position: int, request: int) -> PoolId:
-        """Return the pool of a request: before torch 2.12 known only from the segment in which it ends up."""
+        """Return the pool of a request; before torch 2.12 only its segment tells."""
         if self.trace.pools is not None:
             return self.trace.pools[request]
         for index in range(position, request):

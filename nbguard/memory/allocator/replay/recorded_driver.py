@@ -1,4 +1,4 @@
-"""A driver that answers as the recorded one did: the trace shows whether there was room, and at which address."""
+"""A driver that answers as the recorded one did; the trace shows whether there was room, and at which address."""
 
 from __future__ import annotations
 

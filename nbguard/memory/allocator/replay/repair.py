@@ -1,4 +1,4 @@
-"""Repair of a replay that parts from its trace: the start is corrected, or the model follows the recorded events."""
+"""Repair of a replay that parts from its trace, where the start is corrected, or the model follows the recorded events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def free_at(free: FreeSet, address: int) -> ModelBlock | None:
 
 
 def set_of(model: CachingAllocator, size: int, stream: int, pool: PoolId) -> tuple[FreeSet, int]:
-    """Return the set in which a request is searched, and its rounded size."""
+    """Return the set that a request is searched in, and its rounded size."""
     rounded = round_size(size, model.settings.divisions)
     owner = model.pools.get(pool) or model.create_pool(pool)
     return (owner.large if rounded > SMALL_MAX else owner.small).of(stream), rounded
@@ -49,7 +49,7 @@ def pool_around(model: CachingAllocator, address: int) -> PoolId:
 
 
 def private_pools_of(model: CachingAllocator, run: list[Event]) -> list[PoolId]:
-    """Return the private pools from which a run of releases gave memory back, and end their use."""
+    """Return the private pools that gave memory back in a run of releases, and end their use."""
     places = {event[1] for event in run}
     released = []
     for owner in model.pools.values():

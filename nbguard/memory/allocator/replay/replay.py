@@ -1,4 +1,4 @@
-"""Replay of recorded traces, with the share of events that the model reproduces: the proof on which every what-if stands."""
+"""Replay of recorded traces, with the share of events that the model reproduces, which every what-if relies on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_PASSES = 40
 """Passes over a trace to learn the state at its start."""
 
 _MOST_EVENTS = 4_000_000
-"""Events played over all passes, of which there are at least three; then a start that is still unknown stays so."""
+"""Events played over all passes, at least three; a start that is still unknown then stays so."""
 
 _VERSION_OF: dict[TieBreak, str] = {"address": "2.11", "block": "2.12", "segment": "2.15"}
 
@@ -150,7 +150,7 @@ def recorded_device(
 
 
 def final_model(device: RecordedDevice, driver: Driver | None = None) -> CachingAllocator:
-    """Return a model in the state at the end of a trace, for questions such as what would fit now.
+    """Return a model in the state at the end of a trace, for questions such as "which request would fit now?".
 
     Args:
         device: from `recorded`.

@@ -1,4 +1,5 @@
-"""Detection of retries: whether memory went back within a request or before it, and the place of a range reserved then."""
+"""Detection of retries(whether memory went back within a request or before it), and of the range reserved then.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def trial_blocks(whatif: WhatIf, name: str) -> Iterator[Block]:
 
 
 def note_blocks(whatif: WhatIf) -> Iterator[Block]:
-    """Yield what must be known to read the figures, if there is anything."""
+    """Yield notes that a reader of the figures needs, if any."""
     if sentences := tuple(notes(whatif)):
         yield Listing(sentences=sentences)
 

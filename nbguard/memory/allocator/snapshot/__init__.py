@@ -1,1 +1,1 @@
-"""PyTorch's memory snapshots: safe reading of their files, their schema as frozen data."""
+"""PyTorch's memory snapshots, with safe reading of their files and their schema as frozen data."""

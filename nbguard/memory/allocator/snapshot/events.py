@@ -1,4 +1,4 @@
-"""The events of a trace as columns of numbers: a large trace has millions, and most commands never look at one of them."""
+"""The events of a trace as columns of numbers, since a large trace has millions and most commands read none of them."""
 
 from __future__ import annotations
 

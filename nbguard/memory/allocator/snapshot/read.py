@@ -27,7 +27,7 @@ MAX_BYTES = 4 * 1024**3
 """A larger file, or one that unpacks to more, is refused."""
 
 LARGE = 1 << 20
-"""Bytes from which on a pickle is worth a separate process, which starts in some 0.1 s."""
+"""Least size in bytes of a pickle that is read in a separate process, which starts in some 0.1 s."""
 
 _PICKLED = b"\x80(]}"
 """First bytes of pickles whose object is a dict or a list, of all protocols."""
@@ -36,7 +36,7 @@ _CHUNK = 1 << 24
 """Bytes that are read at once."""
 
 _PLAIN = 1 << 26
-"""Bytes of content from which on its density is checked."""
+"""Least bytes of content whose density is checked."""
 
 _DENSEST = 250
 """Content of more than `_PLAIN` bytes that is so many times its packed size is made to fill memory: snapshots reach some 60."""
@@ -91,7 +91,7 @@ def _content(path: Path, max_bytes: int) -> BinaryIO:
 
 
 def _unpacked(path: Path, densest: int, max_bytes: int) -> BinaryIO:
-    """Return a temporary file with what a gzip'd file unpacks to, at most so many bytes."""
+    """Return a temporary file with the unpacked content of a gzip'd file, at most so many bytes."""
     content = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         with gzip.open(path) as packed:

@@ -1,7 +1,7 @@
 """Large pickles are read by Python's own unpickler, in a process of its own that may neither look up a global nor grow at will.
 
 Python's unpickler is ten times as fast as ours, but a hostile file can make it fill memory, hang or crash: here that ends the
-process that reads, and nothing else. What it has read is checked there and comes back as numbers and texts. (ADR 0016)
+process that reads, and nothing else. The result is checked there and comes back as numbers and texts. (ADR 0016)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _why_it_died(status: int) -> str:
 
 
 def _without_collecting(make: Callable[[], Snapshot]) -> Snapshot:
-    """Return what `make` returns; millions of new tuples would set off garbage collections that find nothing."""
+    """Return the result of `make`, as millions of new tuples would set off garbage collections that find nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def _limit(memory: int, seconds: int) -> None:
-    """Bound what this process may take, so that a hostile file ends it and nothing else."""
+    """Bound the memory and time of this process, so that a hostile file ends it and nothing else."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

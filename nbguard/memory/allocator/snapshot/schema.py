@@ -33,7 +33,7 @@ _AT_ONCE = 1 << 14
 """Entries of a trace whose columns are read and checked together: the lists that this takes stay small."""
 
 _LONG = 256
-"""Frames from which on a stack is known by its list."""
+"""Least number of frames of a stack that is known by its list."""
 
 _HINTS = ("time_us", "compile_context", "user_metadata", "pool_id", "internal_metadata", "forward_frames")
 """Fields of an entry that tell the version of torch."""

@@ -38,5 +38,5 @@ class Stacks(Sequence[Stack]):
         return tuple([self.frames[number] for number in self.numbers[start : self.ends[at]]])
 
     def with_frames(self, change: Callable[[Frame], Frame]) -> Stacks:
-        """Return the same stacks with each frame replaced by what `change` makes of it."""
+        """Return the same stacks with each frame replaced by the result of `change`."""
         return Stacks(tuple(map(change, self.frames)), self.numbers, self.ends)

@@ -1,4 +1,4 @@
-"""An unpickler of plain data and nothing else: it looks up no global, makes no object and runs no code.
+"""An unpickler of plain data and nothing else, which looks up no global, makes no object and runs no code.
 
 Python's own unpickler can be kept from looking up globals, but not from filling memory (a memo index of four thousand
 million) or hanging (keys made to collide). This one knows the opcodes of plain data only, and every container that it
@@ -105,7 +105,7 @@ class _Reader:
             return self.stack.pop()
 
     def weigh(self) -> None:
-        """Refuse a pickle of which almost nothing is content: it would fill many times its own size of memory."""
+        """Refuse a pickle with almost no content, as it would fill many times its own size of memory."""
         if max(self.made, len(self.memo), len(self.stack)) > len(self.data) // _BYTES_PER_OBJECT + _STEP:
             raise UnreadablePickle("it is made of empty containers")
 

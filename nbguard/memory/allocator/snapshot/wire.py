@@ -1,4 +1,5 @@
-"""A snapshot as bytes, from the process that reads a large file to the one that asked for it: a line of JSON, then arrays."""
+"""A snapshot as bytes (a line of JSON, then arrays), which the process that reads a large file sends.
+"""
 
 from __future__ import annotations
 

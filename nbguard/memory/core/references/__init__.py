@@ -1,1 +1,1 @@
-"""The graph of references: reach and paths, owner sets, holders, and the explanation of a holder."""
+"""The graph of references, with reach and paths, owner sets, holders, and the explanation of a holder."""

@@ -1,11 +1,11 @@
-"""Strongly connected components: sets of nodes each of which leads to all others of its set."""
+"""Strongly connected components: sets of nodes that all lead to each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 Children = Sequence[Sequence[int]] | Mapping[int, Sequence[int]]
-"""The nodes to which each refers, by its number."""
+"""The nodes that each refers to, by its number."""
 
 
 def components(children: Children, starts: Iterable[int], closed: Set[int] = frozenset()) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Cycles that wait for the collector, in words: whose they are, how many, and by which reference each leads back to itself."""
+"""Cycles that wait for the collector, in words: whose they are, how many, and the reference that closes each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Cycle:
 
 
 def with_cycles_named(graph: Graph, users: Collection[int] = ()) -> Graph:
-    """Return a graph in which the roots of waiting cycles say whose these are; `users` are instances of the user's classes."""
+    """Return a graph whose roots of waiting cycles name their owners; `users` are instances of the user's classes."""
     if not any(root.kind == "garbage" for root in graph.roots):
         return graph
     named = (replace(root, what=words) if (words := cycles_in_words(graph, root, users)) else root for root in graph.roots)

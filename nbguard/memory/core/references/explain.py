@@ -1,4 +1,4 @@
-"""Why something is still alive: the ways in which each root leads to it, and the line that would cut each."""
+"""Why something is still alive: the ways from each root to it, and the line that would cut each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CARRIERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """One way in which a root keeps the thing alive."""
+    """One way from a root that keeps the thing alive."""
 
     steps: tuple[str, ...]  # as one would write them, the root first
     cell: int | None  # number of the cell that the root stems from
@@ -97,7 +97,7 @@ def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_
 def _of_its_parts(graph: Graph, path: Path) -> Path:
     """Return a path whose end is a name of an object that has experiments as parts, with the line that lets go of these alone.
 
-    A study keeps what its trials have found when their models go.
+    A study keeps the findings of its trials when their models go.
     """
     root = next(root for root in graph.roots if root.label == path.steps[0])
     nodes = [graph.nodes[node] for node in root.nodes]
@@ -124,7 +124,7 @@ def explain_root(facts: Facts, label: str) -> Why | None:
 
 
 def explain_path(facts: Facts, text: str) -> Why | None:
-    """Return why the thing at a path that a report shows is alive, or where the path is a root's label what is behind it."""
+    """Return why the thing at a path that a report shows is alive, or, for a root's label, the things behind it."""
     ways = ways_written(facts.graph, text)
     if not ways:
         return None

@@ -1,4 +1,4 @@
-"""Why memory is allocated that no Python object holds: what in PyTorch or a library keeps it, and the line that helps."""
+"""The part of PyTorch or a library that keeps memory no Python object holds, and the line that helps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEEPERS: Mapping[HolderSource, tuple[str, str, Advice]] = MappingProxyType(
         "changed": ("another thread", "it allocated or freed memory during the scan; scan again", NONE),
     }
 )
-"""By the source of a holder: what keeps it, in how far, and the line to run."""
+"""By the source of a holder: the keeper, how much it keeps, and the line to run."""
 
 
 def is_explained(row: Holder) -> bool:

@@ -33,8 +33,8 @@ def caches_worth_emptying(
 ) -> dict[int, frozenset[Edge]]:
     """Return the caches of functions that alone keep memory alive, once these roots and references are gone, by node.
 
-    Each comes with the references that emptying it removes. One that only keeps what something else needs is left out: the
-    function would have to compute again, for nothing. With `of_interest`, only what leads to one of these nodes counts.
+    Each comes with the references that emptying it removes. A cache that only keeps things needed elsewhere is left out: the
+    function would have to compute again, for nothing. With `of_interest`, only caches that lead to one of these nodes count.
     """
     every = {n: cached_edges(graph, n) for n in range(len(graph.nodes)) if is_function_cache(graph, n)}
     if not any(every.values()):

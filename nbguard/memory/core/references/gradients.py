@@ -1,4 +1,4 @@
-"""Gradients that idle Learners keep: a fit leaves them, as large as the model, and the next one makes them anew."""
+"""Gradients that idle Learners keep. A fit leaves them, as large as the model, and the next one makes them again."""
 
 from __future__ import annotations
 

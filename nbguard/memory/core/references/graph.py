@@ -1,4 +1,4 @@
-"""The graph of references: the nodes that others lead to, the shortest way to each, and the words for such a way."""
+"""The graph of references, with the nodes that others lead to, the shortest way to each, and the words for such a way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Edge = tuple[int, int]
 
 FUNCTION = " → its function"
 """How the step from a finished frame to the function that it ran is written, where a variable has the function too. No
-cleanup can remove this reference; what the function keeps can go."""
+cleanup can remove this reference; but the things that the function keeps can go."""
 
 DEFAULT = " → default "
 """How the step from a function to the defaults of its arguments is written."""

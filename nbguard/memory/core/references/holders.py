@@ -2,9 +2,9 @@
 
 A storage belongs to the set of roots that reach it. Roots of the user's own (names, globals, running code) come first:
 only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
-So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of what nothing else needs. Cycles that wait
-for the collector hold nothing that anything else holds: whatever frees that collects them, too.
-Allocated blocks without a holder in Python are rows by their use, so that the holders add up to what is allocated.
+So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of things that nothing else needs. Cycles that
+wait for the collector hold nothing that anything else holds: whatever frees that collects them, too. Allocated blocks without a
+holder in Python are rows by their use, so that the holders add up to what is allocated.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Holder:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Return what has to go with a name that frees next to nothing by itself, as one would write it."""
+        """Return the names that have to go with one that frees next to nothing by itself, as one would write them."""
         return tuple(text for text in self.together.targets if text not in self.names)
 
     @property
     def shown(self) -> int:
-        """Return the bytes by which the row is large or small: its own, or those that its release frees with others."""
+        """Return the bytes that decide whether the row is large: its own, or those that its release frees with others."""
         return max(self.retained, self.frees, self.together.frees or 0)
 
     @property
@@ -67,7 +67,7 @@ class Holder:
 
 
 def holders(graph: Graph, device: str | None = None) -> tuple[Holder, ...]:
-    """Return every holder of bytes on `device` (None: all), largest first; their `retained` bytes add up to the total.
+    """Return every holder of bytes on `device` (or on all, if None), largest first; their `retained` bytes add up to the total.
 
     Names of one and the same object form one holder (`learn = best`). All are found in one pass, see `owners`.
     """
@@ -121,7 +121,7 @@ def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def _rank(graph: Graph, group: tuple[int, ...]) -> int:
-    """Return 0 for a Learner, 1 for another experiment, 2 for the rest: the order in which shared holders are named."""
+    """Return 0 for a Learner, 1 for another experiment, 2 for the rest: the order of names of shared holders."""
     kinds = {graph.nodes[node].kind for node in graph.roots[group[0]].nodes}
     return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
 
@@ -155,7 +155,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
 
 
 def shared_row(labels: Sequence[str], nbytes: int, roots: tuple[int, ...]) -> Holder:
-    """Return the row of bytes that several roots hold together; `labels` are what the user calls them."""
+    """Return the row of bytes that several roots hold together; `labels` are the user's names for them."""
     return Holder(
         label=" + ".join(labels[:_LABELS]) + (f" + {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""),
         kind="shared",
@@ -170,7 +170,8 @@ def shared_row(labels: Sequence[str], nbytes: int, roots: tuple[int, ...]) -> Ho
 
 
 def _way_to_most(graph: Graph, root: Root, exclusive: set[int]) -> tuple[int, ...]:
-    """Return the shortest way to what has most of the bytes: one variable of a frame, or one thing that a library holds."""
+    """Return the shortest way to the largest part of the bytes: one variable of a frame, or one thing of a library.
+    """
     into: dict[int, int | None] = dict.fromkeys(
         root.nodes
     )  # by node: the variable through which it was met first; None: on the way to one
@@ -193,7 +194,7 @@ def _way_to_most(graph: Graph, root: Root, exclusive: set[int]) -> tuple[int, ..
 
 
 def _what(graph: Graph, root: Root) -> str:
-    """Return what a root is; of a model that holds much else, what of it is the model and what is not."""
+    """Return the description of a root; for a model that holds much else, with the shares of the model and of the rest."""
     contents = contents_of(graph, root) if root.kind == "name" else None
     return root.what if contents is None else f"{root.what}: {contents.words}"
 
@@ -210,18 +211,17 @@ def all_holders(facts: Facts, device: DeviceFacts, held: Iterable[Holding], free
 
 
 def after_cleanup(graph: Graph, holding: Holding, freed: Set[int]) -> Holder:
-    """Return a holder marked by a cleanup that frees the storages `freed`: what is stale of it, all or a part."""
+    """Return a holder marked by a cleanup that frees the storages `freed`: with its stale bytes, all or a part."""
     row, storages = holding
     return replace(row, stale=row.stale and storages <= freed, stale_bytes=nbytes_of(graph, storages & freed))
 
 
 def unheld(facts: Facts, device: DeviceFacts) -> Iterator[Holder]:
-    """Yield a holder for each kind of allocated block of `device` that the graph holds no storage in.
+    """Yield a holder for each kind of allocated block of `device` without a storage of the graph.
 
     Workspaces of cuBLAS and cuBLASLt are known by their sizes, which torch tells; other blocks by the line that allocated
     them, where the allocator's history is recorded; those of a private pool by its graph or MemPool; the rest is C++'s own.
-    Where blocks are not known, what the allocator
-    counts and no storage explains is one row.
+    Where blocks are not known, the counted bytes that no storage explains are one row.
     """
     if device.segments is None and device.allocator is not None:
         explained = sum(storage.nbytes for storage in facts.graph.storages if storage.device == device.device)
@@ -259,7 +259,7 @@ def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment,
 
 
 def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder]:
-    """Yield a holder for the difference between what the allocator counts and what `rows` hold, if there is one.
+    """Yield a holder for the difference between the allocator's count and the bytes of `rows`, if there is one.
 
     Another thread that allocates while the heap is walked makes one: it is shown, so that the column adds up.
     """

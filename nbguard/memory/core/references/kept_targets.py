@@ -56,7 +56,7 @@ class KeptTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class CleanupState:
-    """What a plan leaves of a graph."""
+    """The state of a graph after a plan."""
 
     graph: Graph
     gone: Set[int]  # numbers of the roots that go

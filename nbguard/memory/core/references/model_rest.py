@@ -1,4 +1,4 @@
-"""What a model holds that is not the model: neither parameter nor buffer nor gradient, but tensors that its code put on it."""
+"""Tensors that a model's code put on it, which are neither parameter nor buffer nor gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict", "default
 _NAMED = 2
 """Places of the rest that a sentence names."""
 _SHARE = 0.05
-"""Share of a model's bytes from which the rest is told."""
+"""Least share of a model's bytes at which the rest is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,8 @@ class ModelContents:
 
     @property
     def words(self) -> str:
-        """Return what is in the model: `6 MiB parameters, 256 MiB in model[0].fc.x: tensors with a graph`."""
+        """Return the contents of the model in words, e.g. `6 MiB parameters, 256 MiB in model[0].fc.x`.
+        """
         parts = (
             ("parameters", self.parameters),
             ("buffers", self.buffers),
@@ -64,7 +65,7 @@ class ModelContents:
 
 
 def contents_of(graph: Graph, root: Root) -> ModelContents | None:
-    """Return what the model or Learner that a name stands for holds; None where the rest is small beside the whole."""
+    """Return the contents of the model or Learner of a name, or None where the rest is small beside the whole."""
     model = _model_of(graph, root)
     if model is None or root.kind not in ("name", "module"):
         return None
@@ -150,7 +151,7 @@ class _Parts:
         self.nodes: set[int] = set()
 
     def look_into(self, model: int) -> Iterator[Edge]:
-        """Yield the references by which a model or a module of it leads to something else than its parts."""
+        """Yield the references from a model or a module of it to other things than its parts."""
         graph, todo = self._graph, deque([model])
         rest = list[Edge]()
         while todo:

@@ -3,7 +3,7 @@
 A set of owners is an int with a bit for each group. Most nodes have one owner, and one walk finds them: each group in turn
 marks what no earlier one has. Only below a node that a second group runs into can there be several owners. That part is
 condensed into its strongly connected components, whose members have the same owners, and the sets flow down from
-component to component, each looked at once. So the time grows with the graph, not with the number of groups.
+component to component, each visited once. So the time grows with the graph, not with the number of groups.
 """
 
 from __future__ import annotations

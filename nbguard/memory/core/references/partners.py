@@ -1,4 +1,4 @@
-"""Partners of a target: what else keeps its memory alive, and whether that can go with it.
+"""Partners of a target: the other keepers of its memory, and whether they can go with it.
 
 One rule for every command that names a partner: it takes nothing that a live name needs for another reason. A list, a dict or a
 second name may let go of the target; a model that has it as a part, a function that uses it and code that runs may not.
@@ -27,10 +27,10 @@ cache does; it is an experiment or a function with the memory as a part; it is c
 that has no name."""
 
 _NEEDING = frozenset({"learner", "model", "code"})
-"""Kinds of objects that need what they have: without it they are broken."""
+"""Kinds of objects that need their contents and are broken without them."""
 _LOCKED = frozenset({"frame", "traceback", "locals"})
 _LETTING_GO = frozenset({"error", "cache", "garbage"})
-"""Kinds of roots that let go by themselves of what the targets of a cleanup lead to."""
+"""Kinds of roots that let go by themselves of the things that a cleanup's targets lead to."""
 _WAYS = 20
 """Most places of one root that a command names one by one."""
 _MANY = 3
@@ -62,7 +62,8 @@ class Partners:
 
 
 def partners_of(graph: Graph, target: Target, entries: Collection[int], gone: Set[int], cut: Set[Edge]) -> Partners:
-    """Return what keeps the memory of `target`, which refers to `entries`, once the roots `gone` and references `cut` go."""
+    """Return the keepers of `target`, which refers to `entries`, without the roots `gone` and references `cut`.
+    """
     return _Search(graph=graph, target=target, entries=frozenset(entries), gone=gone, cut=cut).partners()
 
 
@@ -126,21 +127,22 @@ class _Search:
             cut.add((way[place - 1], way[place]))
 
     def _cache(self, way: tuple[int, ...]) -> int | None:
-        """Return the place of the first function on a way whose cache leads on; None: there is none."""
+        """Return the place of the first function on a way whose cache leads on; or None if there is none."""
         graph, steps = self.graph, enumerate(pairwise(way))
         return next(
             (n for n, step in steps if is_function_cache(graph, step[0]) and step in cached_edges(graph, step[0])), None
         )
 
     def _is_all_of(self, root: Root, carriers: Set[int]) -> bool:
-        """Say whether a root is a list or the like of many things, all of which lead to the memory: it is named as a whole."""
+        """Say whether a root is a list or the like of many things that all lead to the memoryand is named as a whole.
+        """
         entry = self.graph.nodes[root.nodes[0]]
         if entry.type_name not in _COLLECTIONS or len(entry.children) <= _MANY:
             return False
         return leading_to(self.graph, carriers, self.left).issuperset(entry.children)
 
     def _place(self, root: Root, way: tuple[int, ...]) -> int:
-        """Return the place on a way where least is lost: before an experiment, or the thing itself; 0: the root."""
+        """Return the place on a way where least is lost: before an experiment, or the thing itself; 0 is the root."""
         graph = self.graph
         place = next((n for n, node in enumerate(way) if graph.nodes[node].kind in EXPERIMENT_KINDS), len(way) - 1)
         while place and not can_delete(graph, root, way[: place + 1]):

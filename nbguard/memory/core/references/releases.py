@@ -1,4 +1,4 @@
-"""Releases: the line that cuts a way from a root where least is lost, and the references that it takes away."""
+"""Releases, each with the line that cuts a way from a root where least is lost, and the references that it takes away."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_fu
 _PENDING = "pending_work_items"
 """How an executor of processes, and the thread that serves it, name the work that waits or runs."""
 _FINALIZER = "_Info"
-"""What `weakref.finalize` keeps of each finalizer in its registry."""
+"""The entry of each finalizer in the registry of `weakref.finalize`."""
 _EXECUTORS = frozenset({"ThreadPoolExecutor", "ProcessPoolExecutor", "_ReusablePoolExecutor"})
 """Keep work that waits in a queue of their own, which their threads have as well: deleting the executor lets nothing go.
 
@@ -81,7 +81,7 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 
 
 def releases_of_root(graph: Graph, root: Root) -> tuple[Advice, ...]:
-    """Return the lines after which a root leads to no memory any more, as far as there are such, each where least is lost."""
+    """Return the lines that leave a root without memory, as far as there are any, each where least is lost."""
     cut, lines = set[Edge](), list[Advice]()
     for _ in range(_MOST):
         carriers = {node for node in reach(graph, root.nodes, cut) if graph.nodes[node].storages}
@@ -160,7 +160,7 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
 
 
 def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
-    """Return the line by which an object on a way lets go itself of what piles up in it there; None where it does not."""
+    """Return the line that has an object on a way let go of the things it piles up, or None where it has no such method."""
     owner, method = way[place], graph.nodes[way[place]].own_end
     text = path_text(graph, root, way[: place + 1])
     steps = list(zip(way[place:], way[place + 1 :], strict=False))
@@ -221,7 +221,7 @@ def _end_of_waiting(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | 
 
 
 def _end_of_thread(graph: Graph, way: tuple[int, ...]) -> Advice:
-    """Return the line that ends what a thread keeps: that of the executor with a name whose thread it is, if it is one's."""
+    """Return the line that ends a thread's hold: it shuts down the named executor that the thread belongs to, if any."""
     for pool in graph.roots:
         executor = pool.nodes[0]
         if pool.kind != "name" or graph.nodes[executor].type_name not in _EXECUTORS:

@@ -1,4 +1,4 @@
-"""Paths as a report shows them, read back: the ways through the graph that are written so, and the reference each ends with.
+"""Paths as a report shows them, read back into the ways through the graph and the reference each ends with.
 
 A path is an expression where Python has one, `runs['a'].learn`, and words where it has none: `lib.HOOKS[<K>] → closure m`. Both
 can be given to a cleanup, which takes away the last reference on the way that can be taken away at all.
@@ -37,14 +37,14 @@ WAITING = frozenset({"task", "timer"})
 HOOK = re.compile(r"_hooks\[\d+\]$")
 """End of the path of a module's or tensor's hook: as a target it goes as often as it is registered."""
 _MOST = 100
-"""Ways that are written alike, of which all are returned."""
+"""Most ways that are written alike and all returned."""
 _FIXED = frozenset(
     {
         *("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator", "coroutine"),
         *("cell", "Token", "Context", "ContextVar", "hamt", "hamt_bitmap_node", "hamt_array_node", "SimpleQueue", "_Info"),
     }
 )
-"""Classes whose objects keep for good what they were made of, or let nobody in."""
+"""Classes whose objects keep for good the objects that they were made of, or let nobody in."""
 _LOCKED = frozenset({"frame", "traceback", "locals", "graph", "cell", "data"})
 _UNWRITTEN = (GRAPH, BASE, DEFAULT, FUNCTION, " → closure ")
 
@@ -140,7 +140,7 @@ def is_written(graph: Graph, text: str) -> bool:
 
 
 def targets_written(graph: Graph, text: str) -> tuple[Target, ...]:
-    """Return what a cleanup takes away for a path as a report shows it: a target for each reference that is written so.
+    """Return the targets of a cleanup for a path as a report shows it, one for each reference that is written so.
 
     Raises:
         TargetError: the path is known, and nothing can be done about it: code that runs uses it, or C++ keeps it.
@@ -202,7 +202,7 @@ def _target(graph: Graph, edge: Edge, text: str) -> Target:
 
 
 def references_of_root(graph: Graph, root: Root) -> Iterator[Edge]:
-    """Yield the references after which a root that has no name leads to no memory any more, each where least is lost."""
+    """Yield the references whose loss leaves a nameless root without memory, each where least is lost."""
     cut = set[Edge]()
     for _ in range(_MOST):
         reached = reach(graph, root.nodes, cut)
@@ -216,7 +216,7 @@ def references_of_root(graph: Graph, root: Root) -> Iterator[Edge]:
 
 
 def reference_to_cut(graph: Graph, root: Root, way: Sequence[int]) -> Edge | None:
-    """Return the reference on a way by whose loss least is lost; None where none can be taken away.
+    """Return the reference on a way whose removal loses least, or None where none can be taken away.
 
     That is the one to the last hook, callback or the like on the way: a live model stays, the hook on it goes. Without
     such, it is the one to the first experiment, or else to the thing itself.
@@ -225,7 +225,7 @@ def reference_to_cut(graph: Graph, root: Root, way: Sequence[int]) -> Edge | Non
 
 
 def place_to_cut(graph: Graph, way: Sequence[int]) -> int:
-    """Return the place on a way before which least is lost, as `reference_to_cut` says."""
+    """Return the place on a way whose cut loses least, as `reference_to_cut` says."""
     callbacks = [place for place, node in enumerate(way) if is_callback(graph.nodes[node])]
     if callbacks:
         place = callbacks[-1]
@@ -236,7 +236,7 @@ def place_to_cut(graph: Graph, way: Sequence[int]) -> int:
 
 
 def is_callback(node: Node) -> bool:
-    """Say whether a node is a hook, a callback or a finalizer: it can go, and what it is registered with stays."""
+    """Say whether a node is a hook, a callback or a finalizer: it can go, and its owner stays."""
     return node.type_name in ("function", "method", "partial", "_Info")
 
 

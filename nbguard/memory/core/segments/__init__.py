@@ -1,1 +1,1 @@
-"""The allocator's segments: pools, fragmentation, pinning blocks, and the largest request that would succeed."""
+"""The allocator's segments, with pools, fragmentation, pinning blocks, and the largest request that would succeed."""

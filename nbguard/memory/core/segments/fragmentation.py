@@ -1,4 +1,4 @@
-"""Fragmentation: how much of the allocator's free memory can go back to the device, and how much is stranded."""
+"""Fragmentation, that is, how much of the allocator's free memory can go back to the device, and how much is stranded."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def stranded_pages(segments: Iterable[Segment]) -> int:
 
 
 def unit_pages(segment: Segment) -> int:
-    """Return the bytes in which a segment goes back to the device: all of it, or one page of an expandable one."""
+    """Return the unit in bytes that a segment goes back to the device by: all of it, or one page of an expandable one."""
     return EXPANDABLE_PAGE["small" if segment.is_small else "large"] if segment.is_expandable else segment.total_size
 
 

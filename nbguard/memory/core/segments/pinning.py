@@ -1,4 +1,4 @@
-"""Pins: the live blocks that keep free memory from going back to the device, by their holders.
+"""Pins, the live blocks that keep free memory from going back to the device, by their holders.
 
 PyTorch gives back whole segments, of an expandable one whole pages. So one tensor of 512 bytes keeps 20 MiB.
 """

@@ -1,4 +1,4 @@
-"""Owners of the allocator's private pools: whose CUDA graph or MemPool one is, and the line after which it is nobody's."""
+"""Owners of the allocator's private pools: whose CUDA graph or MemPool one is, and the line that ends its ownership."""
 
 from __future__ import annotations
 

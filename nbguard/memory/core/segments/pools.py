@@ -1,4 +1,4 @@
-"""The allocator's pools by name: how much of each is free, and whether it can be given back."""
+"""The allocator's pools by name, with how much of each is free, and whether it can be given back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbguard.units import format_bytes
 _ONE_NUMBER = 512
 """Bytes of the block of a tensor of one element."""
 _WORTH_SAYING = 0.05
-"""Share of what is reserved on a device from which a private pool has a line of its own."""
+"""Least share of a device's reserved memory at which a private pool has a line of its own."""
 _GIVES_BACK = "releases it, and memory that no tensor of the pool pins goes back to the device"
 
 
@@ -30,7 +30,7 @@ class Pool:
 def pools_in_use(facts: Facts, alive: Set[int] | None = None) -> frozenset[PoolId]:
     """Return the private pools that are not known to be let go: an object keeps them (one of the nodes `alive`, if given).
 
-    The `doubtful_pools` are among them: what cannot be promised stays.
+    The `doubtful_pools` are among them: memory that cannot be promised stays.
     """
     return frozenset(pool.pool for pool in facts.pools if _is_kept(pool, alive)) | doubtful_pools(facts, alive)
 
@@ -84,7 +84,7 @@ def _freed(facts: Facts, device: DeviceFacts, storages: Iterable[int]) -> Set[in
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """What `empty_cache` does on all devices once some storages are free, in bytes."""
+    """The effect of `empty_cache` on all devices once some storages are free, in bytes."""
 
     released: int  # go back to the device, cached memory that was free before included
     at_most: int  # the same, if the pools that may be in use and may not (`doubtful_pools`) are not, nor what goes with graphs
@@ -94,9 +94,9 @@ class GivenBack:
 def given_back(
     facts: Facts, storages: Iterable[int], alive: Set[int] | None = None, blocks: Mapping[str, Set[int]] | None = None
 ) -> GivenBack | None:
-    """Return what `empty_cache` gives back of all devices once `storages` are free; None without segments.
+    """Return the bytes that `empty_cache` gives back on all devices once `storages` are free, or None without segments.
 
-    `alive` are the nodes that stay (None: all), `blocks` addresses by device that are free then, too.
+    `alive` are the nodes that stay (all if None), `blocks` addresses by device that are free then, too.
     """
     in_use = pools_in_use(facts, alive)
     kept = in_use - doubtful_pools(facts, alive)

@@ -1,8 +1,8 @@
 """Requests for memory: whether one would succeed now, and the largest that would. PyTorch's rules, apart from their model.
 
 `memory` knows live segments and who holds them, `allocator` the model: neither may import the other, and a model built from
-live segments would have to guess what they do not tell (ages, address space). The rule needs none of that, and a test asks
-the model on copied states whether it is right (docs/adr/0009).
+live segments would have to guess facts that they lack (ages, address space). The rule needs none of that, and a test asks the
+model on copied states whether it is right (docs/adr/0009).
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ _STEP = 2 * 1024**2
 _MINIMUM = 512
 _NO_LIMIT = 1 << 62
 _OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cudamalloc_oom")
-"""Settings under which a request may need more than is computed here."""
+"""Settings that may make a request need more than is computed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRequest:
-    """The largest request of the default stream that would succeed, in bytes; None: the device's free memory is not known."""
+    """The largest request of the default stream in bytes, or None if the device's free memory is
+    unknown.
+    """
 
     cached: int  # bytes of the largest free block that it can get: served without asking the device
     now: int | None  # bytes, also with new memory from the device's free bytes (cudaMemGetInfo)
@@ -39,7 +41,7 @@ class LargestRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMemory:
-    """The new memory that the device can give a request, apart from what is free on it now. Sizes are bytes."""
+    """The new memory that the device can give a request, apart from its present free memory. Sizes are bytes."""
 
     back: int  # the device gets back first, less what is taken before
     allowed: int  # the memory fraction leaves (`torch.cuda.set_per_process_memory_fraction`)
@@ -73,9 +75,9 @@ class NewMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The limits of the largest request, apart from what is free on the device: they hold until a segment or block changes.
+    """The limits of the largest request, apart from the device's free memory; they hold until a segment or block changes.
 
-    With them a tick says what fits now, though other processes take and free memory, without a look at the segments.
+    With them a tick knows the request that fits now, though other processes take and free memory, without reading the segments.
     """
 
     cached: int  # bytes of the largest free block that a request can get
@@ -84,7 +86,8 @@ class RequestLimits:
     is_bound: bool  # a setting rounds requests otherwise: they may have less
 
     def largest(self, free: int | None) -> LargestRequest:
-        """Return the largest request, by each way of serving it, while `free` bytes of the device are free; None: not known."""
+        """Return the largest requestby each way of serving it while `free` bytes are free, or None if unknown.
+        """
         if free is None:
             return LargestRequest(cached=self.cached, now=None, flushed=None, is_bound=self.is_bound)
         now = max(self.cached, self.as_it_is.largest(free))
@@ -99,7 +102,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The memory that a request on one device can have, by its free blocks and by what the device can still give.
+    """The memory that a request on one device can have, by its free blocks and by the memory that the device can still give.
 
     The one rule on requests that would succeed: everything that says how large one may be asks it.
     """
@@ -136,9 +139,9 @@ class Room:
         )
 
     def fits(self, nbytes: int, *, is_new: bool = False) -> bool | None:
-        """Say whether a request would succeed, the cache emptied if need be; None: not known.
+        """Say whether a request would succeed, the cache emptied if need be, or None if unknown.
 
-        `is_new` says that no free block serves it: only what the device can still give does.
+        `is_new` says that no free block serves it: only the memory that the device can still give does.
         """
         rounded = rounded_to_blocks(nbytes)
         small = rounded <= SMALL_MAX

@@ -1,4 +1,4 @@
-"""A device's memory as blocks: the bar of its parts, the table of its holders, the table of its pools."""
+"""A device's memory as blocks, with the bar of its parts, the table of its holders, the table of its pools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAMED = 4
 def parts_bar(parts: Sequence[Part], whole: int | None = None, label: str = "") -> Bar:
     """Return the parts of a device as a bar; `whole` is its size, where that is known: a terminal draws it then, too.
 
-    Empty parts are left out, but for what is allocated and what is free.
+    Empty parts are left out, but for allocated and free memory.
     """
     shown = [part for part in parts if part.nbytes or part.name in _ALWAYS_SHOWN]
     slices = []
@@ -94,7 +94,9 @@ def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
 
 
 def _words_on(holder: Holder) -> str:
-    """Return what a holder is, and what its release takes along: others without which it frees nothing, or stale memory."""
+    """Return the words on a holder and on the things its release takes along, others that it needs to free anything, or stale
+    memory.
+    """
     line = holder.together
     if holder.is_shared:
         return f"shared, together {format_bytes(line.frees or 0)}  " + line.command if line.command else holder.what
@@ -109,7 +111,7 @@ def _words_on(holder: Holder) -> str:
 
 
 def stale_words(nbytes: int, *, is_all: bool) -> str:
-    """Return in words what is stale of a row: all of it, so many bytes of it, or nothing."""
+    """Return the stale part of a row in words, that is, all of it, so many bytes of it, or nothing."""
     return "stale" if is_all else f"{format_bytes(nbytes)} stale" if nbytes else ""
 
 

@@ -1,4 +1,4 @@
-"""The paths that keep something alive as a compact tree: what they have in common is written once."""
+"""The paths that keep something alive as a compact tree: their common steps are written once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def why_blocks(why: Why) -> Iterator[Block]:
 
 
 def why_sentence(why: Why) -> str:
-    """Return the answer in a sentence: what keeps the thing, and the line that lets it go."""
+    """Return the answer in a sentence, with the keeper of the thing and the line that lets it go."""
     left = f"{format_bytes(why.nbytes)} of it is still in memory"
     how = f"released by `{why.released_by}`" if why.released_by else "deleted"
     gone = f"`{why.name}` was {how} {'after' if why.is_between_cells else 'in'} In[{why.deleted}]"

@@ -1,4 +1,4 @@
-"""The GPUs of this machine as blocks: a line for each, then the processes on them."""
+"""The GPUs of this machine as blocks, a line for each, then the processes on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes on the GPUs as blocks: each with its judgement, and how to end the orphans."""
+"""Processes on the GPUs as blocks, each with its diagnosis, and how to end the orphans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bytes(judged: Judged) -> str:
 
 
 def _sentences(zombies: Zombies) -> Iterator[str]:
-    """Yield what was ended, or how to end the orphans."""
+    """Yield sentences on the ended processes, or on how to end the orphans."""
     if zombies.unavailable:
         yield zombies.unavailable
     if not zombies.judged and not zombies.interrupted:

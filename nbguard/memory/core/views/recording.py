@@ -11,7 +11,7 @@ from nbguard.units import format_bytes
 
 
 def recording_blocks(recording: Recording) -> Iterator[Block]:
-    """Yield the state, and what the history costs and is good for while it is kept."""
+    """Yield the state, and the cost and use of the history while it is kept."""
     yield Title(_state(recording))
     if recording.state in ("on", "waiting"):
         most = format_bytes((recording.entries or 0) * ENTRY_BYTES)

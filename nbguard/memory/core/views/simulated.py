@@ -1,4 +1,4 @@
-"""The simulated device in words: blocks of its state, and a line after each cell."""
+"""The simulated device in words, as blocks of its state, and a line after each cell."""
 
 from __future__ import annotations
 

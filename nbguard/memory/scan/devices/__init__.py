@@ -1,1 +1,1 @@
-"""Readers of devices and of the host: CUDA, NVML, processes, counters, allocation sites."""
+"""Readers of devices and of the host, such as CUDA, NVML, processes, counters, allocation sites."""

@@ -1,4 +1,4 @@
-"""Accelerators other than CUDA's: Intel's (xpu), Apple's (mps), and whatever else torch calls its accelerator.
+"""Accelerators other than CUDA's, such as Intel's (xpu), Apple's (mps), and whatever else torch calls its accelerator.
 
 Each reading that this torch does not have for a device is a reason, never 0. None of it has been measured on such a device
 yet: the tests give torch stand-in modules with the functions that torch 2.13 documents.
@@ -32,7 +32,7 @@ def accelerator_facts(kind: str, *, with_segments: bool = True) -> _Facts:
 
 
 def _apple(module: Any) -> _Facts:
-    """Return the facts on an Apple GPU, whose memory is the machine's: its size is what Metal recommends as the most."""
+    """Return the facts on an Apple GPU, whose memory is the machine's; its size is the most that Metal recommends."""
     total = _number(lambda: module.recommended_max_memory())
     reserved = int(module.driver_allocated_memory())
     device = DeviceFacts(
@@ -104,7 +104,7 @@ def _segments(module: Any) -> dict[int, tuple[Segment, ...]] | None:
 
 
 def _missing(kind: str, devices: tuple[DeviceFacts, ...]) -> list[Unavailable]:
-    """Return what could not be read of some device, in words."""
+    """Return the failed readings of some device, in words."""
     reasons = {
         f"this torch has no memory counters for {kind}": any(device.allocator is None for device in devices),
         f"this torch does not report the size of {kind} devices": any(device.total is None for device in devices),

@@ -1,4 +1,4 @@
-"""Lines that allocated blocks, if the allocator's history is recorded: of each the innermost that is the user's own."""
+"""Lines that allocated blocks, if the allocator's history is recorded, and for each block the user's innermost line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbguard.shell import running_shell
 
 
 class Sites:
-    """Writes stacks of the allocator as `In[7], line 3 in step()`. One instance serves one look."""
+    """Writes stacks of the allocator as `In[7], line 3 in step()`. One instance serves one scan."""
 
     def __init__(self) -> None:
         self._cells: Mapping[str, int] = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})

@@ -1,4 +1,4 @@
-"""AMD's driver (amdsmi) for torch's ROCm builds: the same readings as NVML gives. Never run on such a device yet.
+"""AMD's driver (amdsmi) for torch's ROCm builds, with the same readings as NVML gives. Never run on such a device yet.
 
 amdsmi is imported here and nowhere else; it comes with ROCm, or as a wheel. Its functions have changed names, so each that is
 missing is a reason.

@@ -1,4 +1,4 @@
-"""Counters that cost microseconds to read, for a hook after every cell: no heap scan, no context, no synchronisation.
+"""Counters that cost microseconds to read, for a hook after every cell, without heap scan, no context, no synchronisation.
 
 For devices whose allocator counts, its own figures. Nobody counts CPU tensors: there malloc says how many bytes the whole
 process has in use, which tells whether a scan is worth it.
@@ -109,7 +109,7 @@ def heap_reader() -> Callable[[], int] | None:
 
 
 def _resident() -> int | None:
-    """Return the bytes of the process that are in memory (what was allocated and not yet written to is not); None: unknown."""
+    """Return the bytes of the process that are in memory (pages never written to are not), or None if unknown."""
     try:
         statm = os.open("/proc/self/statm", os.O_RDONLY)  # read in ticks: Python's own files take three times as long
         try:

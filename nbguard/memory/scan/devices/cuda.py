@@ -1,4 +1,4 @@
-"""torch's view of the accelerator: counters, segments, free memory, settings. Never initialises a device to look at it.
+"""torch's view of the accelerator, with counters, segments, free memory and settings. It never initialises a device.
 
 CUDA (and ROCm, which torch calls cuda) in full; other accelerators as far as torch tells (`accelerators.py`). Without an
 accelerator, CPU tensors are tracked.
@@ -179,7 +179,7 @@ def memory_fraction(index: int) -> float | None:
 
 
 def _limit(index: int, properties: Any, limits: dict[str, int]) -> int | None:
-    """Return what torch may reserve: by its memory fraction, CUDA's Multi-Process Service, and the control group."""
+    """Return the bytes that torch may reserve by its memory fraction, CUDA's Multi-Process Service, and the control group."""
     fraction = memory_fraction(index)
     known = (
         None if fraction is None else int(fraction * int(properties.total_memory)),

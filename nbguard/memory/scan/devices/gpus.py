@@ -1,4 +1,4 @@
-"""The GPUs of this machine, read from the driver alone: no context is made, and PyTorch is not needed."""
+"""The GPUs of this machine, read from the driver alone, without a context and without PyTorch."""
 
 from __future__ import annotations
 

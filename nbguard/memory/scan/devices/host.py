@@ -1,4 +1,6 @@
-"""Memory of the host as this process may use it: the machine's, its container's (cgroups 1 and 2), RLIMIT_AS, /dev/shm."""
+"""Memory of the host as this process may use it: the machine's, its container's (cgroups 1 and 2), RLIMIT_AS,
+/dev/shm.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 from nbguard.memory.core.oom_facts import HostFacts
 
 _UNLIMITED = 1 << 60
-"""What a cgroup of version 1 writes for no limit is a number of about this size."""
+"""Least number that a cgroup of version 1 writes for no limit."""
 _SHM = "dev/shm"
 _VERSIONS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),

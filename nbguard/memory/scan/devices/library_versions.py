@@ -11,7 +11,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryVersions:
-    """What a build of PyTorch brings; the driver's own version is read by `NvmlReader.driver`."""
+    """The versions in a build of PyTorch; the driver's own version is read by `NvmlReader.driver`."""
 
     cuda: str = ""  # torch.version.cuda: it was built for this CUDA; empty: for none
     hip: str = ""  # likewise for ROCm

@@ -51,7 +51,7 @@ class NvmlReader:
             return None
 
     def utilization(self, properties: Any, index: int) -> float | None:
-        """Return the share, from 0 to 1, of the driver's last moments in which torch's device `index` ran some kernel."""
+        """Return the share, from 0 to 1, of the driver's last moments when torch's device `index` ran some kernel."""
         nvml = self._nvml
         if nvml is None:
             return None

@@ -1,7 +1,7 @@
 """Processes as the system shows them, by psutil: memory, start, owner, parents, and the devices they use.
 
 Linux tells more than psutil knows of, read from /proc: whether a process was forked and never called exec, its namespace,
-the shared memory it keeps for others. What cannot be read is None.
+the shared memory it keeps for others. Unreadable facts are None.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FORKED = 0x40  # PF_FORKNOEXEC, field 9 of /proc/PID/stat
 _FIRST_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the machine's own namespace of pids
 _DEVICE = re.compile(r"^/dev/nvidia\d+$")
 _MEMORY = "/dev/nvidia-uvm"
-"""Opened by every CUDA context, but not by what only reads the driver's counters."""
+"""Opened by every CUDA context, but not by programs that only read the driver's counters."""
 
 
 def _ask(question: Callable[[], Answer]) -> Answer | None:
@@ -102,7 +102,7 @@ def shared_bytes(pid: int) -> int | None:
 
 
 def _open_files(pid: int) -> Iterator[tuple[str, Path]]:
-    """Yield (what it leads to, its entry) of each open file of a process, as far as this user may see them."""
+    """Yield (its target, its entry) of each open file of a process, as far as this user may see them."""
     folder = _PROC / str(pid) / "fd"
     for entry in _ask(lambda: list(folder.iterdir())) or ():
         name = _ask(entry.readlink)
@@ -114,7 +114,7 @@ def _open_files(pid: int) -> Iterator[tuple[str, Path]]:
 
 
 def surroundings() -> Surroundings:
-    """Return the facts on this process and on the kernels that run here by which other processes are judged."""
+    """Return the facts on this process and on the kernels that run here that other processes are diagnosed by."""
     me = psutil.Process()
     ancestors = frozenset(parent.pid for parent in _ask(me.parents) or ())
     kernels = []
@@ -171,7 +171,7 @@ def _holders_of_device_files() -> Iterator[int]:
 def process_facts(
     pid: int, devices: tuple[tuple[str, int | None], ...] = (), holds_files: bool = False
 ) -> DeviceProcess | None:
-    """Return the facts on a process by which it is judged; None if it has ended."""
+    """Return the facts on a process that it is diagnosed by, or None if it has ended."""
     entry = _entry(pid)
     started = None if entry is None else _ask(entry.create_time)
     if entry is None or started is None:
@@ -208,7 +208,7 @@ def _owner(process: Any) -> tuple[str, ...] | None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Say whether what a process calls its parent is none: there is no such process, or one that is younger than the child.
+    """Say whether a process has lost its parent: its number belongs to no process, or to one younger than the child.
 
     A process may be there without being shown to this user.
     """

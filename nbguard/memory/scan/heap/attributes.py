@@ -31,7 +31,7 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
 
 
 def attribute_of(obj: Any, name: str) -> Any:
-    """Return what an instance's attribute dict has under a name, None if nothing; the object stays as quick as it was.
+    """Return the value of a name in an instance's attribute dict, or None; the object stays as quick as it was.
 
     CPython 3.11 and 3.12 make the dict when it is first asked for: each attribute then takes several times as long to read
     and to set, for as long as the object lives.
@@ -46,7 +46,7 @@ def attribute_of(obj: Any, name: str) -> Any:
 
 
 def plain_attributes(obj: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what `attribute_of` finds under several names, of those under which there is something, in one go."""
+    """Return the values that `attribute_of` finds under several names, without the missing ones, in one go."""
     answered = {name for base in mro_of(type(obj)) for name in names if name in namespace_of(base)}
     found: dict[str, Any] = {}
     for name in names:

@@ -1,9 +1,9 @@
 """References of tensors and autograd graphs in C++, where Python's gc cannot see them.
 
 Saved tensors are identified by storage by the caller: unpacking makes a new Python tensor at every access. A saved tensor
-with hooks of the user's (offloading, checkpointing) is not unpacked, as that would run them: what it packed is looked at.
-torch 2.4, at least, does not say which has hooks. There nothing is unpacked while anything is checkpointed: that would run the
-forward pass again, and the user's backward pass would then fail. Other hooks do run there.
+with hooks of the user's (offloading, checkpointing) is not unpacked, as that would run them: its packed object is walked
+instead. torch 2.4, at least, does not say which has hooks. There nothing is unpacked while anything is checkpointed: that would
+run the forward pass again, and the user's backward pass would then fail. Other hooks do run there.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Autograd:
         return gradient is not None and self.has_graph(gradient)
 
     def may_close_a_cycle(self, tensor: Any) -> bool:
-        """Say whether a tensor has what can be taken from it where a cycle leads back to it: a gradient, hooks, attributes."""
+        """Say whether a tensor has things (a gradient, hooks, attributes) that can be taken from it to end a cycle.
+        """
         return self.has_gradient_with_graph(tensor) or bool(self.hooks(tensor)) or bool(attributes_of(tensor))
 
     def parts(self, tensor: Any) -> list[Any]:
@@ -152,7 +153,7 @@ def has_own_dispatch(cls: type) -> bool:
 
 
 def _names_of_saved(cls: type) -> tuple[str, ...]:
-    """Return the attributes under which nodes of a class have what they saved."""
+    """Return the attributes that hold the saved tensors of a class's nodes."""
     return tuple(name for name in dir(cls) if name.startswith("_saved_") or name in ("variable", "saved_tensors"))
 
 

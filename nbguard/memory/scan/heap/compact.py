@@ -1,4 +1,5 @@
-"""From a walk to plain data: the objects that lead to a storage or are an experiment, with how each step is written."""
+"""From a walk to plain data, that is, the objects that lead to a storage or are an experiment, and the words for each step.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
 
 
 def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePart]:
-    """Return the dicts in which torch modules have their parameters, buffers and modules, by their ids."""
+    """Return the dicts of torch modules that have their parameters, buffers and modules, by their ids."""
     parts: dict[int, ModulePart] = {}
     for number in numbers:
         if walk.kind[number] == "model":
@@ -126,7 +127,7 @@ def _repeated(children: list[int], new: dict[int, int]) -> tuple[int, ...]:
 
 
 def _is_goal(walk: Walk, number: int) -> bool:
-    """Say whether an object is what a graph is about: a holder of a storage, an experiment, what keeps a pool, the rest."""
+    """Say whether an object is a goal of a graph: a holder of a storage, an experiment, a keeper of a pool, or the rest."""
     return number in walk.holds or number == walk.rest or walk.kind[number] in KEPT_KINDS
 
 

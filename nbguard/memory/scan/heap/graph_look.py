@@ -1,4 +1,4 @@
-"""A look at the autograd graph of tensors: which operations it has, and the bytes that they have saved."""
+"""A sample of the autograd graph of tensors, with its operations and the bytes that they saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.memory.scan.heap.kinds import Kinds, mro_of
 from nbguard.memory.scan.heap.walk import weak_storage
 
 _MOST_NODES = 3000
-"""Nodes that a look goes into: a model of some hundred layers has that many in a batch."""
+"""Most nodes that a sample goes into; a model of some hundred layers has that many in a batch."""
 _LEAF = "AccumulateGrad"
 
 
@@ -32,7 +32,7 @@ class GraphLook:
 
 
 def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | None:
-    """Return the graph of tensors; None where it is too long to go through. What has been `given` to it is not its own."""
+    """Return the graph of tensors, or None where it is too long to go through. The `given` tensors are not its own."""
     autograd, kinds = Autograd(), Kinds()
     graphs = Graphs(autograd, kinds, _MOST_NODES)
     nodes: dict[int, Any] = {}
@@ -70,7 +70,7 @@ def _address(autograd: Autograd, tensor: Any) -> int:
 
 
 def _ignore(_: Any) -> None:
-    """Do nothing: what is not gone into is counted in `Graphs.cut`."""
+    """Do nothing: nodes left out are counted in `Graphs.cut`."""
 
 
 def tensors_of(value: Any) -> list[Any]:

@@ -23,11 +23,11 @@ from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import Kinds
 
 MOST_NODES = 20_000
-"""Nodes that one look goes into: some 40 µs and 1 KiB each."""
+"""Most nodes that one scan goes into, at some 40 µs and 1 KiB each."""
 _MOST_ALIVE = 60_000
 """Nodes alive that looks may have given wrappers in all."""
 _LONGEST = 1_536
-"""Nodes with wrappers on a path: half of what a stack of 1 MiB frees in the worst case, 1/16 of what 8 MiB do."""
+"""Nodes with wrappers on a path: half as many as a stack of 1 MiB frees in the worst case, 1/16 of those of 8 MiB."""
 _WALKS = 3  # a cut walk, a whole one and the one that is under way may lie one above the other
 _STACK_PER_NODE = 340
 _MARGIN = 4
@@ -38,10 +38,10 @@ _Visited = tuple[int, int, list[tuple[int, int]]]
 
 
 class _Record:
-    """The nodes that looks of this process have gone into and that still live, by id and sequence number.
+    """The nodes that scans of this process have gone into and that still live, by id and sequence number.
 
     `whole` are those below which everything is known, with their height; `cut` the others, walk by walk, with how deep it went;
-    `ends` those where a walk was deep enough: no later look goes on from there, and each finds the same.
+    `ends` those where a walk was deep enough: no later scan goes on from there, and each finds the same.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Record:
         """Nodes with wrappers that can lie on one path at most."""
 
     def has(self, node: Any, sequence: int) -> bool:
-        """Return whether a look has gone into this node, and not into one that died and had the same id."""
+        """Return whether a scan went into this node, and not into one that died and had the same id."""
         return self.keys.get(id(node)) == sequence
 
     def forget_the_dead(self, alive: dict[int, int]) -> None:
@@ -117,7 +117,7 @@ def _import_resource() -> Any:
 
 
 class Graphs:
-    """The walks of one look. `nodes` counts what it went into, `cut` where it ended before the graph did.
+    """The walks of one scan. `nodes` counts the nodes that it went into, `cut` where it ended before the graph did.
 
     `at_most` bounds the operations of the graphs that it cut, 0 where it did not even ask for their latest.
     """
@@ -157,7 +157,7 @@ class Graphs:
         return min(self._limit // _WALKS, self._limit - _record.longest) if self._stays else self._most
 
     def _is_scarce(self) -> bool:
-        """Return whether what earlier looks went into would keep this one from going as far as it may."""
+        """Return whether the nodes of earlier scans would keep this one from going as far as it may."""
         return self._limit - _record.longest < self._limit // _WALKS or len(_record.keys) > _MOST_ALIVE - MOST_NODES
 
     def walk(self, top: Any, link: Callable[[Any, Any], None], cut: Callable[[Any], None]) -> None:
@@ -227,7 +227,7 @@ def _width(node: Any) -> int:
 
 
 def _references_in_one_variable() -> int:
-    """Return what `sys.getrefcount` says of an object that one variable refers to."""
+    """Return the answer of `sys.getrefcount` on an object that one variable refers to."""
     probe = object()
     return sys.getrefcount(probe)
 

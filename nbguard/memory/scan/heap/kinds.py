@@ -21,7 +21,9 @@ from nbguard.libraries import class_kinds
 _Known = TypeVar("_Known")
 
 LEAF: Final = "leaf"
-"""Kind of what is never looked into: atoms, library classes. A module leads nowhere: the walk stops at its globals."""
+"""Kind of objects that are never looked into, such as atoms, library classes. A module leads nowhere: the walk stops at its
+globals.
+"""
 
 
 class Unwalked:
@@ -83,7 +85,7 @@ class Types(tuple[type, ...]):
 
 
 class TypeTable(dict[int, _Known], Generic[_Known]):
-    """What has been found out about types, by their ids; each is judged once. The types live as long as the table.
+    """Findings about types, by their ids; each is examined once. The types live as long as the table.
 
     `judge` must not lead to the table: a cycle would keep the types, among them the user's, until the collector runs.
     """
@@ -94,7 +96,7 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
         self._types: list[type] = []
 
     def of(self, cls: type) -> _Known:
-        """Return what is known of a type."""
+        """Return the findings about a type."""
         known = self.get(id(cls))
         if known is None:
             known = self[id(cls)] = self._judge(cls)
@@ -154,7 +156,7 @@ def loaded_class(module: str, name: str) -> type | None:
 def never_asked() -> Any:
     """Return the module that `gc.get_referents` must not be asked about: asyncio's own; None if it is not loaded.
 
-    CPython 3.12.0 to 3.12.5 hands out what that module has freed: the process hangs in its next garbage collection
+    CPython 3.12.0 to 3.12.5 hands out objects that the module freed: the process hangs in its next garbage collection
     (github.com/python/cpython/issues/122695).
     """
     return sys.modules.get("_asyncio")
@@ -177,7 +179,7 @@ class Kinds:
 
     @cached_property
     def modules(self) -> dict[str, dict[str, Any]]:
-        """Return `module_namespaces()` of the first time that this is asked: thousands, for one look the same."""
+        """Return `module_namespaces()` of the first call: thousands, the same for the whole scan."""
         return module_namespaces()
 
     def of(self, cls: type) -> str:

@@ -18,7 +18,7 @@ from nbguard.memory.scan.heap.kinds import Types, TypeTable, Unwalked, is_graph_
 from nbguard.memory.scan.roots.frames import frame_locals
 
 HAMT = "hamt"
-"""How the names of the classes begin of which a context's mapping from variables to values is made."""
+"""The beginning of the names of the classes that make up a context's mapping from variables to values."""
 _WRITTEN = Types((dict, list, tuple))
 _UNWRITTEN = Types((Unwalked, contextvars.Context))
 _FRAMES = Types((types.FrameType, types.TracebackType))
@@ -60,7 +60,7 @@ def _frame_labels(frame: types.FrameType) -> dict[int, str]:
 
 
 def _context_labels(node: Any) -> dict[int, str]:
-    """Return the labels of what a node of a context's mapping has: values by their variables, and further nodes.
+    """Return the labels of the contents of a node of a context's mapping: values by their variables, and further nodes.
 
     The collector is told of each value, then of its variable (CPython 3.10 to 3.14), of a node below alone.
     """
@@ -78,7 +78,7 @@ def _slots_of(cls: type) -> list[tuple[str, Any]]:
 
 
 def _has_items(cls: type) -> bool:
-    """Say whether instances of a class are subscripted: what a container that they keep in C has is written as theirs."""
+    """Say whether instances of a class are subscripted: elements of a container that they keep in C are written as theirs."""
     return any("__getitem__" in namespace_of(base) for base in mro_of(cls))
 
 

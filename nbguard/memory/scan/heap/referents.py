@@ -51,7 +51,7 @@ class Referents:
         return [] if len(referents) >= _BULK and type(obj) in _PLAIN_TYPES and self._all_plain(referents) else referents
 
     def is_users_class(self, cls: type) -> bool:
-        """Say whether a class is the user's own, so that what its attributes hold counts as held by the user."""
+        """Say whether a class is the user's own, so that its attributes count as held by the user."""
         return self._is_users(namespace_of(cls).get("__module__"))
 
     def is_users_function(self, obj: object) -> bool:

@@ -1,4 +1,4 @@
-"""Objects of a look that refuse to be read: each costs its own row, never the look."""
+"""Objects of a scan that refuse to be read; each costs its own row, never the scan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unread:
         self._types[id(obj)] = name_of(type(obj))
 
     def read(self, obj: Any, read: Callable[[Any], _Read], otherwise: _Read) -> _Read:
-        """Return what `read` finds out about an object; `otherwise`, and count the object, where that fails."""
+        """Return the result of `read` on an object; where it fails, count the object and return `otherwise`."""
         try:
             return read(obj)
         except Exception:  # noqa: BLE001 - whatever is odd about one object must not cost the look

@@ -1,7 +1,7 @@
 """The unwalked rest of a scan, as one object of the walk: the remainder of long graphs, and tensors beyond a limit.
 
 Whatever the rest may hold counts as held by it, as far as counts and gc show: tensors with more references in C++ than the
-walk has found, storages shared with more tensors, and what Python objects that the walk left out refer to.
+walk has found, storages shared with more tensors, and the referents of Python objects that the walk left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The heap, walked once from every root: the objects that lead to a tracked storage, and their references.
 
-The walk holds objects strongly while it runs and drops them when it returns; what is handed out are numbers, names, and
-weak references to storages and experiments for checking later what is really gone.
+The walk holds objects strongly while it runs and drops them when it returns; it hands out numbers, names, and weak references
+to storages and experiments, to check later which are really gone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WeakTracker:
 
 
 class Walk:
-    """One walk. Objects are numbered in the order in which they are met."""
+    """One walk. Objects are numbered in the order of their first sight."""
 
     def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
         """`stop`: ids of objects that the walk does not look into, such as those of `never_walked`."""
@@ -123,7 +123,7 @@ class Walk:
         self.children.append([])
 
     def run(self) -> None:
-        """Look into every numbered object that has not been looked into yet, and into what it refers to."""
+        """Look into every numbered object that has not been looked into yet, and into its referents."""
         objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
         kind_of, known = self.kinds.of, self.kinds.known
         has_graph = self.referents.autograd.has_graph if self.referents.autograd is not None else bool
@@ -173,7 +173,7 @@ class Walk:
             at += 1
 
     def _walk_graphs(self) -> bool:
-        """Walk the graphs of what was met since the last time; say whether there is anything more to look into."""
+        """Walk the graphs of the objects met since the last time; say whether there is anything more to look into."""
         graphs, waiting = self.graphs, self._with_graph
         self._with_graph = []
         for number in waiting:
@@ -208,7 +208,7 @@ class Walk:
         self._cut(self._number(node, "graph"))
 
     def _cut(self, number: int) -> None:
-        """Note that something behind an object is not looked into."""
+        """Note that the walk leaves out something behind an object."""
         if self.rest is None:
             rest = Unwalked()
             self.rest = self._number(rest, "graph")
@@ -255,7 +255,7 @@ class Walk:
             return None
 
     def leading_to(self, goals: Iterable[int], first: int = 0, blocked: Collection[int] = ()) -> set[int]:
-        """Return the objects from number `first` on from which a way leads to one of `goals`, not through `blocked`."""
+        """Return the objects from number `first` on that lead to one of `goals`, not through `blocked`."""
         parents: dict[int, list[int]] = {}
         for parent in range(first, len(self.children)):
             if parent not in blocked:
@@ -275,7 +275,8 @@ class Walk:
 
 
 def never_walked(kinds: Kinds) -> set[int]:
-    """Return the ids of what no walk looks into: the globals of all modules, which lead to everything, and asyncio's own."""
+    """Return the ids of objects that no walk looks into: the globals of all modules, and asyncio's own.
+    """
     return {id(never_asked()), *map(id, kinds.modules.values())}
 
 

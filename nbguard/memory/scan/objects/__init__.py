@@ -1,1 +1,1 @@
-"""Readers of single kinds of objects: Learners, loaders and their workers, memory pools, parked tensors."""
+"""Readers of single kinds of objects, such as Learners, loaders and their workers, memory pools, parked tensors."""

@@ -1,4 +1,4 @@
-"""torch.compile: whether anything has been compiled in this process."""
+"""torch.compile, and whether it compiled anything in this process."""
 
 from __future__ import annotations
 

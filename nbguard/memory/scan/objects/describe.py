@@ -1,4 +1,4 @@
-"""One line on what an object is, from its type and plain attributes, never from its repr."""
+"""A description of an object in one line, from its type and plain attributes, never from its repr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _SIZED = Types((list, tuple, set, dict))
 
 
 def describe(obj: Any, kinds: Kinds, unread: Unread) -> str:
-    """Return what `obj` is, e.g. `Learner · Sequential · Adam`, `list of 118`, `bound method of Learner`; else its type."""
+    """Return a description of `obj`, e.g. `Learner · Sequential · Adam`, `list of 118`or else its type.
+    """
     return unread.read(obj, partial(_words, kinds=kinds), otherwise=name_of(type(obj)))
 
 

@@ -1,4 +1,4 @@
-"""Hooks on the end of a parameter's graphs, where its gradient is added up: a move to another device would cut them off.
+"""Hooks on the end of a parameter's graphs, where its gradient is added up; a move to another device would cut them off.
 
 torch gives a parameter that changes its device a new end. A hook on the former one is not told and never runs again: processes
 that train together would drift apart without a word.
@@ -45,7 +45,7 @@ def _may_move(tensor: Any) -> bool:
 
 
 def _synchronised(tracker: WeakTracker) -> Iterator[Any]:
-    """Yield the parameters in what DistributedDataParallel wraps: its hooks are C++'s, and not to be seen."""
+    """Yield the parameters in a model wrapped by DistributedDataParallel, whose hooks are C++'s and invisible."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     wrapper = None if module is None else module.__dict__["DistributedDataParallel"]
     todo = [obj for ref in tracker.objects.values() if wrapper in mro_of(type(obj := ref()))]

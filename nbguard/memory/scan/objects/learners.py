@@ -1,4 +1,4 @@
-"""Learners and Trainers: their parts, and the leftovers of an interrupted fit on them."""
+"""Learners and Trainers, with their parts, and the leftovers of an interrupted fit on them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def hooks_of(module: Any) -> Iterator[dict[int, Any]]:
-    """Yield the dicts in which a module keeps its hooks, by their numbers; only those that have any."""
+    """Yield the dicts that keep a module's hooks, by their numbers; only those that have any."""
     for kind in _KINDS:
         hooks = attribute_of(module, kind)
         if hooks:

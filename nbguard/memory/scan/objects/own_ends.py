@@ -1,4 +1,4 @@
-"""Methods by which a class of its own lets go of what its instances pile up, told by the methods that it has.
+"""Methods of a class that let go of the things its instances pile up.
 
 A metric keeps its states until `reset()`; a model with adapters has `delete_adapter`.
 """
@@ -14,7 +14,8 @@ _METRICS = (frozenset({"reset", "update", "compute"}), frozenset({"reset", "accu
 
 
 def own_end(cls: type) -> OwnEnd:
-    """Return the method of a class that lets go of what an instance has piled up; an empty string where it has none."""
+    """Return the method of a class that lets go of its instance's collected things, or an empty string.
+    """
     names = {name for base in mro_of(cls) for name, value in namespace_of(base).items() if type(value) in _CALLED}
     if any(methods <= names for methods in _METRICS):
         return "reset"

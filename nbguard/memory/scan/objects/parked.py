@@ -1,4 +1,4 @@
-"""Parked tensors, whose data was moved to host memory: held weakly, with the device they came from."""
+"""Parked tensors, whose data was moved to host memory, held weakly, with the device they came from."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parked_storages(parked: Parked) -> dict[int, int]:
 
 
 def parked_facts() -> tuple[ParkedFact, ...]:
-    """Return a fact on each name under which tensors are parked that still live."""
+    """Return a fact on each name of parked tensors that still live."""
     facts = []
     for parked in PARKED:
         storages = parked_storages(parked)
@@ -72,9 +72,9 @@ def parked_addresses() -> frozenset[int]:
 
 
 def movable(tracker: WeakTracker) -> dict[int, list[Any]]:
-    """Return the tensors of each storage that can be moved: all of what shares it is a Python tensor with plain data.
+    """Return the tensors of each storage that can be moved: all tensors that share it are Python's, with plain data.
 
-    A weak reference that died with the look was to a tensor that only C++ has: an autograd graph's, a sparse tensor's part.
+    A weak reference that died with the scan was to a tensor that only C++ has: an autograd graph's, a sparse tensor's part.
     """
     tensors_of = {}
     with plain_torch():
@@ -88,7 +88,7 @@ def movable(tracker: WeakTracker) -> dict[int, list[Any]]:
 def _is_plain(tensor: Any) -> bool:
     """Say whether a tensor's data can be exchanged: nothing but the tensor knows where it lies.
 
-    What numpy or another process shares has a storage that torch itself marks as not resizable.
+    Storages shared with numpy or another process are marked by torch itself as not resizable.
     """
     torch: Any = sys.modules["torch"]
     if tensor.device.type == "cpu" and not storage_of(tensor).resizable():

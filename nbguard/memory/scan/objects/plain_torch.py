@@ -1,4 +1,4 @@
-"""torch without the user's additions: a call runs no code of theirs and makes ordinary tensors."""
+"""torch without the user's additions, where a call runs no code of theirs and makes ordinary tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plain_torch() -> Iterator[None]:
 def unseen_by_modes() -> Iterator[None]:
     """Keep this thread's dispatch modes (a simulated device, a FLOP counter) from seeing operations of ours.
 
-    To unpack what a graph has saved is one. A tensor subclass's own dispatch goes on, unlike under `plain_torch`: torch's
+    Unpacking a graph's saved tensors is one. A tensor subclass's own dispatch goes on, unlike under `plain_torch`: torch's
     nested and distributed tensors are unpacked by theirs.
     """
     dispatch: Any = sys.modules["torch.utils._python_dispatch"]

@@ -1,4 +1,4 @@
-"""Private pools of the allocator: which objects keep one in use."""
+"""Private pools of the allocator, and the objects that keep one in use."""
 
 from __future__ import annotations
 

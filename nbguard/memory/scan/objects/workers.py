@@ -18,9 +18,9 @@ from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 def workers_facts(
     walk: Walk, iterators: list[tuple[int, Any]], numbers: dict[int, int], own: set[int]
 ) -> tuple[WorkersFact, ...]:
-    """Return a fact for each of the `iterators`, (node, object), behind which processes or a pin-memory thread still run.
+    """Return a fact for each of the `iterators`, (node, object), whose processes or pin-memory thread still run.
 
-    `numbers` are the nodes of the objects that the graph knows, by id, `own` the ids of what this look itself has made.
+    `numbers` are the nodes of the objects that the graph knows, by id, `own` the ids of the scan's own objects.
     """
     facts = _of_iterators(walk, iterators, numbers, own)
     strays = _strays({process for fact in facts for process in fact.processes})
@@ -28,13 +28,13 @@ def workers_facts(
 
 
 _seen: set[Process] = set()
-"""Workers that a look has met and that were not gone by the last one: pids and starts, nothing of the user's."""
+"""Workers that a scan met and that were not gone by the last one, as pids and starts, nothing of the user's."""
 
 
 def _strays(known: set[Process]) -> tuple[Process, ...]:
     """Return the workers met before that still run without an iterator: an interrupt has cut their end short.
 
-    Not while frozen objects hide iterators from a look; and never what a process that we were forked from has started.
+    Not while frozen objects hide iterators from a scan; and never workers that a process that we were forked from has started.
     """
     mine = {process for process in _seen - known if is_child(process)}
     _seen.clear()
@@ -95,7 +95,7 @@ def _fact(iterator: Any, node: int, loaders: tuple[int, ...], is_in_use: bool) -
 
 
 def _fact_on(processes: tuple[Process, ...]) -> WorkersFact:
-    """Return what the system says of workers: the memory that comes back when they end."""
+    """Return the system's figures on workers, such as the memory that comes back when they end."""
     private = [private_bytes(process.pid) for process in processes]
     shared = [shared_bytes(process.pid) for process in processes]
     return WorkersFact(
@@ -130,10 +130,10 @@ def _is_made_since(holder: Any, walk: Walk) -> bool:
 
 
 def _held_unseen(walk: Walk, at: dict[int, int], own: set[int]) -> set[int]:
-    """Return the ids of the iterators, among these (id: number in the walk), that more refers to than what the walk has met.
+    """Return the ids of the iterators, among these (id: number in the walk), with more referrers than the walk has met.
 
-    The loop that runs over an iterator keeps it where Python shows it to nobody: on the stack of its frame. So does what
-    stands between the two (`enumerate`, a generator), which then is an object that no root leads to.
+    The loop that runs over an iterator keeps it where Python shows it to nobody: on the stack of its frame. So does an object
+    between the two (`enumerate`, a generator), which then is an object that no root leads to.
     """
     counted = dict.fromkeys(at, 0)
     asked = tuple([walk.objects[number] for number in at.values()])

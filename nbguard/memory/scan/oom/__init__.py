@@ -1,1 +1,1 @@
-"""Readers of out-of-memory errors: their texts, the exceptions around them, the moment of the failure."""
+"""Readers of out-of-memory errors, of their texts, the exceptions around them, the moment of the failure."""

@@ -1,4 +1,4 @@
-"""The state in which a cell began: the allocators' counters and the ids of the names, read before each cell."""
+"""The state at a cell's start: the allocators' counters and the ids of the names, read before each cell."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class _Latest:
 
 
 def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
-    """Keep the state in which cell number `cell` begins. `simulated`: counters of a simulated device, if it runs on one."""
+    """Keep the state at the start of cell number `cell`. `simulated` are the counters of a simulated device, if any.
+    """
     values = [(name, value) for name, value in namespace.items() if type(name) is str]
     _Latest.start = CellStart(
         cell=cell,
@@ -45,7 +46,7 @@ def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, All
 
 
 def start_of(cell: int | None) -> CellStart | None:
-    """Return the state in which a cell began; None if it was not noted, or is that of an earlier cell that did not fail."""
+    """Return the state at a cell's start, or None if it was not noted or belongs to an earlier cell that did not fail."""
     starts = (start for start in (_Latest.start, _Latest.failed) if start is not None)
     return next((start for start in starts if start.cell == cell), None)
 

@@ -1,4 +1,4 @@
-"""Finding an out-of-memory error in an exception: itself, its cause, what it was raised after, the parts of a group.
+"""Finding an out-of-memory error in an exception: itself, its cause, its context, the parts of a group.
 
 Read by the slots of Python's own classes: an exception may be of the user's making.
 """
@@ -15,7 +15,7 @@ from nbguard.memory.scan.heap.kinds import mro_of, name_of, namespace_of
 from nbguard.memory.scan.oom.message import OomText, read_text
 
 _FAR_ENOUGH = 100
-"""Exceptions of a chain that are looked at."""
+"""Most exceptions of a chain that are examined."""
 _LONG_ENOUGH = 20_000
 """Characters of a message that are read: a worker's quotes a whole traceback."""
 _SLOTS = namespace_of(BaseException)
@@ -33,7 +33,7 @@ def is_exception(value: object) -> bool:
 
 
 def parts_of(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the exceptions in a group; none of what is no group."""
+    """Return the exceptions in a group; none if it is no group."""
     parts: tuple[BaseException, ...] = ()
     if _GROUP is not None and _GROUP in mro_of(type(error)):
         parts = namespace_of(_GROUP)["exceptions"].__get__(error)
@@ -41,7 +41,7 @@ def parts_of(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def find_in_chain(error: BaseException) -> tuple[BaseException, OomText] | None:
-    """Return the first out-of-memory error that `error` is or leads to, with what it says."""
+    """Return the first out-of-memory error that `error` is or leads to, with its facts."""
     todo, seen = [error], set[int]()
     while todo and len(seen) < _FAR_ENOUGH:
         current = todo.pop(0)
@@ -57,7 +57,7 @@ def find_in_chain(error: BaseException) -> tuple[BaseException, OomText] | None:
 
 
 def read(error: BaseException) -> OomText | None:
-    """Return what one exception says about memory, or None."""
+    """Return the facts on memory in one exception, or None."""
     bases, args = mro_of(type(error)), slot(error, "args")
     words = [str.__str__(arg) for arg in args if str in mro_of(type(arg))]
     errno = namespace_of(OSError)["errno"].__get__(error) if OSError in bases else None

@@ -1,4 +1,4 @@
-"""Runs of cells that ran out of memory: what an earlier run of the same source had taken of the device, and needed."""
+"""Runs of cells that ran out of memory: the memory that an earlier run of the same source had taken and needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbguard.memory.scan.oom.notes import NOTES
 
 _KEPT = 64
 _CONSTANT = Types((types.FunctionType, types.BuiltinFunctionType, types.ModuleType))
-"""Types of values that are taken to stay what they are as long as a name leads to the same one."""
+"""Types of values that are assumed constant as long as a name leads to the same one."""
 _OF_A_CLASS = Types((types.FunctionType, types.GetSetDescriptorType, classmethod, staticmethod, property))
 """Types of values in the namespace of a class that do not change by themselves."""
 
@@ -83,7 +83,7 @@ def earlier_failures(
 
 
 def _inputs_of(source: str, namespace: dict[str, Any], global_names: Names | None) -> set[str] | None:
-    """Return the names that a cell may reach and does not make itself before; None: it may be any name."""
+    """Return the names that a cell may reach and does not make itself before; or None if it may be any name."""
     reached = reached_by(source, namespace, global_names)
     return None if reached is None else reached - made_by(source, sys.maxsize, global_names)
 
@@ -94,7 +94,7 @@ def _is_same(read: set[str], one: FailedRun, other: FailedRun) -> bool:
 
 
 def hash_of(value: object) -> int | None:
-    """Return a hash of a number, string, function, module or class; None of what may change inside."""
+    """Return a hash of a number, string, function, module or class; or None if it may change inside."""
     kind = type(value)
     if id(kind) in ATOMS:
         return hash((id(kind), value))

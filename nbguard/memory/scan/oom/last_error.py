@@ -1,4 +1,4 @@
-"""The last error, where it ran out of memory: what it asked for, where in the user's code, and what its frames tell."""
+"""The last error, where it ran out of memory: its request, the place in the user's code, and the facts in its frames."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _OF_A_MODEL = {
     "torch.autograd": ("backward", "grad"),
     "torch.optim.optimizer": ("wrapper", "_use_grad"),
 }
-"""Functions of PyTorch through which a model runs, its gradients are computed, or its parameters are changed."""
+"""Functions of PyTorch that run a model, compute its gradients or change its parameters."""
 
 
 def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
-    """Return what the error being handled, or else the last one, asked for, if it ran out of memory.
+    """Return the request of the error being handled, or else of the last one, if it ran out of memory.
 
     Args:
         shell: the IPython shell, or None.
@@ -107,7 +107,7 @@ def _cell_of(traced: int | None, noted: int | None, inputs: Sequence[str]) -> in
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The run of a cell, by its source and by the state in which it began."""
+    """The run of a cell, by its source and the state at its start."""
 
     bound: set[str] = field(default_factory=set)  # names that are new or bound anew since the beginning
     makes: set[str] = field(default_factory=set)  # names that a run binds before anything reads them
@@ -191,7 +191,8 @@ class _Trace:
         return 0, None
 
     def runs_model(self) -> bool:
-        """Say whether a module was called, or gradients computed or used: there a batch decides on what is asked for."""
+        """Say whether a module was called, or gradients computed or used, so that the batch decides on the size.
+        """
         return any(_is_of_a_model(frame) for frame, _ in self.frames)
 
     def fills(self) -> set[str]:

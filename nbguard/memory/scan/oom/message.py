@@ -1,4 +1,4 @@
-"""Texts of out-of-memory errors, read: PyTorch's, of its allocators and of CUDA's libraries, NumPy's and Python's."""
+"""Parsed texts of out-of-memory errors: PyTorch's, of its allocators and of CUDA's libraries, NumPy's and Python's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHM = re.compile(
 _WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed")
 _ENOMEM = 12
 _SEGMENTS = 2 * 1024**2
-"""What PyTorch asks the driver for is a multiple of this many bytes."""
+"""Unit in bytes of PyTorch's requests to the driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OomText:
     state: tuple[tuple[int, int], ...] = ()  # (bytes, slack) of the device, free, allocated, reserved besides
 
     def note(self) -> OomNote | None:
-        """Return what the text tells of the failure, in the rounded figures that it has."""
+        """Return the facts on the failure in the text, in its rounded figures."""
         if not self.state or self.requested is None:
             return None
         (total, _), (free, _), (allocated, slack), (besides, more) = self.state
@@ -134,7 +134,7 @@ def as_torch_writes(nbytes: int) -> str:
 def belongs_to(note: OomNote, text: OomText) -> bool:
     """Say whether a note is of the same failure as `text`: same device, and its figures are among the text's.
 
-    Request, free memory, what is allocated and what is not: an older failure of the same figures was the same state.
+    Request, free memory, allocated and unallocated memory: an older failure of the same figures was the same state.
     """
     figures = (note.requested, note.free, note.allocated, note.reserved - note.allocated)
     if text.kind != "device" or (text.device and text.device != note.device):

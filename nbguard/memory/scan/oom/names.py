@@ -1,4 +1,5 @@
-"""Names that a cell reads, binds, makes anew and may reach at all: by its source, and by the functions of the notebook."""
+"""Names that a cell reads, binds, makes again and may reach at allby its source and the notebook's functions.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ _FILLING = frozenset({"append", "appendleft", "extend", "add", "insert", "update
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _MAGICS = ("run_cell_magic", "run_line_magic")
 _ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "get_ipython", "__main__", "user_ns", "Out", "In"})
-"""Words by which code may reach any name."""
+"""Words that let code reach any name."""
 _OURS = frozenset({"gpumem", "reset_gpu", "nbguard", "load_ext", "matplotlib", "profile_fit"})
 """Magics that bind and read no name of the user's."""
 _RUNNERS = frozenset({"time", "timeit", "capture", "prun", "profile_fit"})
 """Magics that run the code behind them."""
 _FUNCTIONS = 5000
-"""Functions of the notebook that are looked into; of more it counts as unknown what they may reach."""
+"""Most functions of the notebook that are examined; with more, the names they reach count as unknown."""
 
 
 def names_in(source: str, at: int) -> tuple[set[str], set[str]]:
@@ -85,7 +86,7 @@ def made_by(source: str, at: int, global_names: Names | None) -> set[str]:
 
 
 def _events(statement: ast.stmt, at: int) -> Iterator[tuple[str, bool]]:
-    """Yield (name, whether it is bound in any case) of one statement, in the order in which it runs.
+    """Yield (name, whether it is bound in any case) of one statement, in the order of execution.
 
     The body of a loop, a `try` or an `if` is known to have run only where the failure was in it.
     """
@@ -147,7 +148,7 @@ def _magics(tree: ast.AST) -> Iterator[str]:
 
 
 def reached_by(source: str, namespace: dict[str, Any], global_names: Names | None) -> set[str] | None:
-    """Return the names that a cell, or a function of the notebook (`names_of_functions`), may reach; None: it may be any name.
+    """Return the names that a cell, or a function of the notebook (`names_of_functions`), may reach, or None if any.
 
     Functions count whether they were called or not: a model's `forward`, a hook and a closure are none that a cell names.
     """
@@ -240,7 +241,7 @@ def _in_strings(tree: ast.AST) -> set[str]:
 def names_of_functions(namespace: dict[str, Any]) -> Names | None:
     """Return the global names that functions of the namespace use; None if they are too many, or some may be frozen.
 
-    It goes over the whole heap: who asks several questions about a cell looks once. What `gc.freeze()` has hidden is not seen.
+    It goes over the whole heap: ask several questions about a cell with one call. Objects hidden by `gc.freeze()` are not seen.
     """
     if gc.get_freeze_count():
         return None

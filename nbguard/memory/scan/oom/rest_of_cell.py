@@ -1,4 +1,5 @@
-"""The rest of a cell after the request that failed: whether it may allocate more, by its source and the place in each frame."""
+"""The rest of a cell after the request that failed: may it allocate more, by its source and the place in each frame.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ _MAKING = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
 _SINGLE = frozenset({*_MAKING, *(f"{name}_like" for name in _MAKING), "arange", "clone", "cuda"})
 """Functions of PyTorch that make one tensor, with one request."""
 _KEEPING = frozenset({"append", "add", "insert", "setdefault"})
-"""Methods of containers that keep what they are given and make nothing."""
+"""Methods of containers that keep their arguments and make nothing."""
 _PLAIN = (ast.Name, ast.Constant, ast.Attribute, ast.expr_context)
 _DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 _PLAIN_STATEMENTS = (ast.Pass, ast.Delete, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Break)
 _FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 _BELOW = ("nbguard.", "torch.utils._python_dispatch")
-"""Beginnings of the names of modules through which a request on a simulated device goes."""
+"""Beginnings of the names of modules that a request on a simulated device goes through."""
 
 
 def may_go_on(error: BaseException, files: Collection[str]) -> bool:
@@ -63,7 +64,7 @@ def _is_below(frame: types.FrameType) -> bool:
 
 
 def _ends_there(frame: types.FrameType, instruction: int, *, is_deepest: bool) -> bool:
-    """Say whether a function has nothing left to do, that may allocate, after what it was doing."""
+    """Say whether a function has nothing left to do that may allocate after its current call."""
     try:
         tree = ast.parse("".join(linecache.getlines(_file(frame))))
     except (SyntaxError, ValueError, RecursionError):

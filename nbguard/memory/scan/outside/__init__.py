@@ -1,1 +1,2 @@
-"""Holders that no root leads to: libraries and C++, found by counting references, and garbage that waits for the collector."""
+"""Holders that no root leads to, such as libraries and C++, found by counting references, and uncollected garbage.
+"""

@@ -1,9 +1,9 @@
 """Unreachable objects that the collector cannot free: cycles that pass through C++ stay for ever.
 
-gc sees the references that Python objects show it. What torch and numpy keep in C++ (a graph, a gradient, the base of a view)
-it takes for a holder outside, and leaves alone what that holder leads to. If the holder goes with the rest, the next pass
-frees that too. If it is itself part of the cycle, nothing ever will: a hook on a tensor that closes over the tensor,
-`backward(create_graph=True)`, `base.view = base[:2]`.
+gc sees the references that Python objects show it. References that torch and numpy keep in C++ (a graph, a gradient, the base
+of a view) it takes for a holder outside, and leaves alone everything that holder leads to. If the holder goes with the rest,
+the next pass frees that too. If it is itself part of the cycle, nothing ever will: a hook on a tensor that closes over the
+tensor, `backward(create_graph=True)`, `base.view = base[:2]`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class _Collector:
 
 
 def _is_python_function(obj: object) -> bool:
-    """Say whether an object is the context of a `torch.autograd.Function`: torch shows gc what it and its tensor keep."""
+    """Say whether an object is the context of a `torch.autograd.Function`, whose and whose tensor's references gc sees.
+    """
     return any(name_of(cls) == "_FunctionBase" for cls in mro_of(type(obj)))
 
 

@@ -1,4 +1,4 @@
-"""Holders besides the user's names: what a library, or C++, has of the objects that names lead to.
+"""Holders besides the user's names: references of a library, or C++, to the objects that names lead to.
 
 `log = logging.getLogger("zoo")` is the registry's as well: deleting the name frees nothing. The collector's rule tells such
 objects: they have more references than all that was walked accounts for. The rest are followed upwards, as those of objects
@@ -19,8 +19,8 @@ Rooted = tuple[LiveRoot, list[int]]
 def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
     """Return a root for each holder of an object that names lead to, where the walk has not met it.
 
-    None where part of the heap was left out: what it has cannot be told from what others hold. What `roots` of running code
-    and of registries lead to is in use anyway, and nobody asks who else has it.
+    None where part of the heap was left out, as its references cannot be told from others'. Objects that `roots` of running
+    code and of registries lead to are in use anyway, so that other holders don't matter.
     """
     if walk.rest is not None:
         return []

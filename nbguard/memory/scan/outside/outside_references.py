@@ -1,4 +1,4 @@
-"""Objects that are held from outside of a set: by the collector's own rule, with the references of C++ counted in."""
+"""Objects that are held from outside of a set, by the collector's own rule, with the references of C++ counted in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FRAMES = Types((types.FrameType, types.TracebackType))
 
 
 class Region:
-    """Objects of a walk whose holders are looked for: those that matter, and what is added to the walk as their holder.
+    """Objects of a walk whose holders are looked for: those that matter, and those added to the walk as their holders.
 
     Either those that only stale roots or none lead to, or (`named`) those that the user's own roots lead to.
     """
@@ -29,7 +29,7 @@ class Region:
     def __init__(self, walk: Walk, *, named: bool) -> None:
         self.walk = walk
         self.first = 0 if named else walk.only_stale.start
-        """Number from which on objects may refer to its own."""
+        """Least number of an object that may refer to its own."""
 
         self._stop = walk.only_stale.start if named else len(walk.objects)
         self._added = len(walk.objects)
@@ -47,7 +47,7 @@ class Region:
         self._blocked: Collection[int] = blocked
 
     def extend(self) -> None:
-        """Take in what has been added to the walk and leads to something of the region."""
+        """Take in objects newly added to the walk that lead to something of the region."""
         self._leading = self.walk.leading_to(self._leading, self._added)
         self._wanted = self.walk.leading_to(self._wanted, self._added, self._blocked)
 
@@ -111,9 +111,9 @@ class Region:
 
 
 def _elements(walk: Walk, array: int) -> Iterator[int]:
-    """Yield what an object array has, once for each reference: the walk has it by lists that were made for it.
+    """Yield the elements of an object array, once for each reference: the walk has it by lists that were made for it.
 
-    Of what no root leads to these count as references from outside: the collector does not see them either.
+    For objects that no root leads to these count as references from outside: the collector does not see them either.
     """
     numpy: Any = sys.modules["numpy"]
     made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])

@@ -1,4 +1,4 @@
-"""Names for objects that no root leads to: their referrers, followed upwards to a module's global or a class."""
+"""Names for objects that no root leads to, found by their referrers, followed upwards to a module's global or a class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_FOLLOWED = "held in a way that is not followed"
 def name_by_referrers(
     region: Region, held: list[int], explained: Iterable[int] = ()
 ) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
-    """Follow holders upwards, the nearest first; return roots that could be named and what else is held outside.
+    """Follow holders upwards, the nearest first; return the roots that could be named and the other objects held outside.
 
     The search ends when all that it set out from is explained by a named root: that root may itself be known by many names.
     `explained` is explained already.
@@ -218,7 +218,7 @@ def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
 
 
 def _global_name(module: str, namespace: Any, obj: Any) -> str:
-    """Return how an attribute of a module or class is written; of what holds it by another way, the module or class alone."""
+    """Return how an attribute of a module or class is written; for another kind of holder, the module or class alone."""
     for name, value in list(namespace.items()):
         if value is obj and type(name) is str:
             return f"{module}.{name}"

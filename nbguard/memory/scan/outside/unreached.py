@@ -1,4 +1,4 @@
-"""Objects that none of the user's roots leads to: garbage that waits for the collector, or objects that other code holds.
+"""Objects that none of the user's roots leads to, either uncollected garbage, or objects that other code holds.
 
 These are the objects that no root leads to at all, and the objects that only stale roots (the last error, `Out`) lead to: a
 cleanup would take the latter for theirs. The collector's own rule decides: an object whose references all come from the set
@@ -27,12 +27,12 @@ _WHILE_CODE_RUNS = "unreachable cycles, or in use by the code that runs: known w
 
 
 def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, list[int]]]:
-    """Walk what no root has led to and return its roots: garbage, and holders in libraries.
+    """Walk the objects that no root leads to and return their roots: garbage, and holders in libraries.
 
     Holders of less than `name_above` bytes in all, and of no Learner, are not followed upwards (a pass over a large heap
-    costs some 0.2 s each): they come out as one root of kind `library`. None: code runs in another thread meanwhile, and
-    may have made some of these objects since its own roots were looked at, or hold them in C. They cannot be told apart from
-    garbage, so all count as held.
+    costs some 0.2 s each): they come out as one root of kind `library`. The result is None if code runs in another thread
+    meanwhile, which may have made some of these objects since its own roots were scanned, or hold them in C. They cannot be
+    told apart from garbage, so all count as held.
     """
     first, unreached = walk.only_stale.start, walk.only_stale.stop
     walk.most_tensors += MORE_TENSORS
@@ -98,9 +98,9 @@ def _on_cycles(walk: Walk, first: int, nodes: Iterable[int]) -> list[int]:
 
 
 def _cycles(walk: Walk, first: int, tied: list[int], stuck: list[int], whole: set[int]) -> Iterator[tuple[LiveRoot, list[int]]]:
-    """Yield the roots of cycles through C++: what a cleanup can break, and what something else may hold, too.
+    """Yield the roots of cycles through C++, both those that a cleanup can break and those that something else may hold, too.
 
-    What is `stuck` has no holder outside, by its count of references. A dict of hooks among `tied` has one more, its own
+    A `stuck` object has no holder outside, by its count of references. A dict of hooks among `tied` has one more, its own
     tensor: C++ keeps the dict for that.
     """
     autograd = walk.referents.autograd
@@ -149,7 +149,7 @@ def _is_worth_it(region: Region, held: list[int], name_above: int) -> bool:
 def _count(walk: Walk, garbage: list[int]) -> str:
     """Return in words the largest things among garbage, e.g. `2 earlier Learners`; without any, its tensors.
 
-    What leads to no memory is not counted: copies without data, on which a fit has been foreseen, are no earlier Learners.
+    Objects without memory are not counted: copies without data, made to predict a fit, are no earlier Learners.
     """
     leading = walk.leading_to([n for n in garbage if n in walk.holds], walk.only_stale.stop)
     kinds = Counter(walk.kind[n] for n in garbage if n in leading)

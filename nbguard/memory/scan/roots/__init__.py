@@ -1,1 +1,1 @@
-"""The roots of the walk: the notebook's names, its output history, running frames, the last error, registries."""
+"""The roots of the walk, such as the notebook's names, its output history, running frames, the last error, registries."""

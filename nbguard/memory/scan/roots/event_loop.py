@@ -1,4 +1,4 @@
-"""What the event loop holds: tasks and timers that wait in it, and what goes at its next turn.
+"""Objects that the event loop holds: tasks and timers that wait in it, and entries that go at its next turn.
 
 At its next turn go dropped asynchronous generators, and the result that woke the cell.
 When the last reference to a suspended one goes, a hook of asyncio's puts `loop.create_task(generator.aclose())` into the loop's
@@ -89,7 +89,7 @@ def ending_handles() -> list[Any]:
 
 
 def ending_roots(handles: Iterable[Any]) -> list[LiveRoot]:
-    """Return the root of what these entries keep, if there are any."""
+    """Return the root of the objects in these entries, if there are any."""
     objects = tuple(arg for handle in handles for arg in handle._args)
     what = "released when the cell ends"
     return [LiveRoot(kind="library", label="asyncio", objects=objects, what=what, is_ending=True)] if objects else []

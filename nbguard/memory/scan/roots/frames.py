@@ -1,4 +1,4 @@
-"""Frames: the variables of finished ones (a traceback's) and of those that run now."""
+"""Frames, with the variables of finished ones (a traceback's) and of those that run now."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DISPATCH = frozenset(
 """Packages whose running frames only pass a call on. Their variables hold the notebook itself, nothing of an experiment."""
 
 _EXECUTOR = "joblib.externals.loky"
-"""joblib's executor of processes: what its threads have is the executor's, and goes with that."""
+"""joblib's executor of processes: its threads' objects are the executor's, and go with it."""
 
 
 def frame_locals(frame: types.FrameType) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def attached_locals(frame: types.FrameType) -> int | None:
     """Return the id of the dict of variables that a finished frame keeps, if any.
 
     A class body or executed code keeps its namespace (a module's is never walked, so it does not matter); a function's
-    frame, up to Python 3.12, what a debugger read of it.
+    frame, up to Python 3.12, the copy that a debugger read.
     """
     held = {id(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
     if not held:
@@ -96,7 +96,7 @@ def running_frames() -> Iterator[tuple[int, types.FrameType]]:
 
 
 def running_roots() -> list[LiveRoot]:
-    """Return a root for each running function of every thread: what its variables hold is in use."""
+    """Return a root for each running function of every thread: objects of its variables are in use."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     roots = []
     for ident, frame in running_frames():

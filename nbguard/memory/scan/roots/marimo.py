@@ -1,6 +1,6 @@
 """marimo's failed cells: it keeps the error of each until the cell runs again, and with it all that the failed code had.
 
-What is read of marimo are private fields: of a release that has them elsewhere nothing is known.
+Private fields of marimo are read: nothing is known of a release that has them elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def errors_of_cells() -> Iterator[BaseException]:
 
 
 def machinery() -> Iterator[Any]:
-    """Yield what marimo runs this thread's notebook by: each element of its interface leads there, and from there to all."""
+    """Yield the objects that run this thread's notebook in marimo, which each element of its interface leads to.
+    """
     context = _context()
     kernel = getattr(context, "_kernel", None)
     yield from (each for each in (context, kernel, getattr(kernel, "graph", None)) if each is not None)

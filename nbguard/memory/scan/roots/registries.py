@@ -1,6 +1,6 @@
 """Registries of Python, IPython, torch and matplotlib: they keep objects out of any name's reach.
 
-`cache` roots are copies that their owner can do without (a script's old globals, what `%store` has written to disk): a
+`cache` roots are copies that their owner can do without (a script's old globals, the variables that `%store` wrote to disk): a
 cleanup may let them go. `library` roots are in force: they are reported, with the line that ends them.
 """
 
@@ -78,7 +78,7 @@ def _interpreter() -> Iterator[LiveRoot]:
 
 
 class _Listing:
-    """Takes note of what it is compared with, and is equal to nothing."""
+    """Notes the objects that it is compared with, and is equal to nothing."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -104,9 +104,9 @@ def _at_exit(
 ) -> Iterator[LiveRoot]:
     """Yield the functions that are to run when the process ends; not their arguments, which Python shows to nobody.
 
-    `atexit` keeps them in C (CPython 3.10 to 3.14), and compares each with what is to be unregistered. Functions and methods
-    leave the answer to the other side, which takes note of them. An object with an `__eq__` of its own would run that: it is
-    stopped before its first line, and the list ends there. Under a profiler, whose place that takes, nothing is listed.
+    `atexit` keeps them in C (CPython 3.10 to 3.14), and compares each with the function to be unregistered. Functions and
+    methods leave the answer to the other side, which takes note of them. An object with an `__eq__` of its own would run that:
+    it is stopped before its first line, and the list ends there. Under a profiler, whose place that takes, nothing is listed.
     """
     if sys.getprofile() is not None:
         return

@@ -1,4 +1,4 @@
-"""The last error: everything in Python and IPython that keeps an exception, and with it its frames, alive."""
+"""The last error, that is, everything in Python and IPython that keeps an exception, and with it its frames, alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 def error_holders(shell: Any) -> Iterator[Any]:
-    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result.
+    """Yield all that holds the last error: Python's own record, a debugger's leftovers, IPython's printer and last result.
 
     Where marimo runs the cells, the errors of all that failed.
     """
@@ -83,7 +83,7 @@ def kept_debuggers() -> list[Any]:
 
 
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
-    """Return the number of the cell in which the error was raised."""
+    """Return the number of the cell that raised the error."""
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     traceback = None if error is None else slot(error, "__traceback__")
     while traceback is not None:

@@ -1,1 +1,1 @@
-"""The program that led to a trace: the calls that it made to the allocator, and runs of these calls under other settings."""
+"""The program that led to a trace (its calls of the allocator), and runs of these calls under other settings."""

@@ -1,4 +1,4 @@
-"""The calls that a recorded program made to the allocator, without the way in which they were served."""
+"""The calls that a recorded program made to the allocator, without the way they were served."""
 
 from __future__ import annotations
 

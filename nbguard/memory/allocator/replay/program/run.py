@@ -1,4 +1,4 @@
-"""One run of a recorded program from an empty allocator. What repeats, as the steps of a training loop do, is run once."""
+"""One run of a recorded program from an empty allocator. Repetitions, such as the steps of a training loop, are run once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEMBERED = 128 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A request for which there was no room."""
+    """A request that found no room."""
 
     position: int  # in the trace; -1 for a block from before the trace
     number: int  # of the request, counted from 1
@@ -64,7 +64,7 @@ class Run:
         source: the device that recorded the program.
         calls: the program.
         settings: of the allocator.
-        capacity: bytes that the allocator can have in all; None: no request is refused.
+        capacity: bytes that the allocator can have in all; None if no request is to be refused.
         torch_version: whose rules apply.
         addresses: the order in which the driver gives addresses.
     """

@@ -1,1 +1,1 @@
-"""Memory that torch keeps for its own use, as the scan reads it: workspaces of cuBLAS, pinned host memory."""
+"""Memory that torch keeps for its own use, as the scan reads it, such as workspaces of cuBLAS, pinned host memory."""

@@ -21,12 +21,12 @@ def pinned_facts() -> PinnedFacts | None:
 
 
 def pinned_of(stats: Mapping[str, Any], *, counts_freed: bool) -> PinnedFacts | None:
-    """Return what the counters of `torch.cuda.host_memory_stats` tell; None where nothing is held.
+    """Return the figures of `torch.cuda.host_memory_stats`, or None where nothing is held.
 
     Up to torch 2.12 a block that is freed stays in `active_bytes.current`, and `active_bytes.freed` never rises above 0: with
     each block that is used again the counter moves further away. The bytes in use are known where the counters say that some
-    were freed, or, before any was, of a torch that `counts_freed`; and in either case only up to what is held. Torch 2.7 to
-    2.9 have other counters: `reserved_bytes` is what is held, and what is in use is not told.
+    were freed, or, before any was, of a torch that `counts_freed`; and in either case only up to the held bytes. Torch 2.7 to
+    2.9 have other counters: `reserved_bytes` are the held bytes, and the bytes in use are unknown.
     """
     reserved = int(stats.get("reserved_bytes.current", stats.get("allocated_bytes.current", 0)))
     if reserved <= 0:

@@ -1,4 +1,4 @@
-"""The sizes of the workspaces that torch keeps for cuBLAS and for cuBLASLt: as it says, or by the rules it goes by."""
+"""The sizes of the workspaces that torch keeps for cuBLAS and for cuBLASLt, as it says or by its rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 _KEEPS_LT = (2, 9)
 """The first torch that keeps a workspace for cuBLASLt (its pull request 156495); one before takes it anew for each call."""
 _UNIFIES = (2, 12)
-"""The first torch in which cuBLASLt has cuBLAS's workspace unless a setting says otherwise (its pull request 175879)."""
+"""The first torch whose cuBLASLt has cuBLAS's workspace unless a setting says otherwise (its pull request 175879)."""
 _LT_KIB = 1024
 
 
@@ -45,11 +45,11 @@ def cublaslt_workspace(torch: Any) -> int | None:
 
 
 def lt_workspace_of(settings: Mapping[str, str], told: int | None, *, keeps: bool, unifies: bool) -> int | None:
-    """Return the bytes of a workspace of cuBLASLt's own (torch's `getCUDABlasLtWorkspace`); None where there is none.
+    """Return the bytes of a workspace of cuBLASLt's own (torch's `getCUDABlasLtWorkspace`); or None where there is none.
 
     Args:
         settings: environment variables.
-        told: what torch says itself, from 2.13 on.
+        told: the size that torch itself tells, from 2.13 on.
         keeps: this torch keeps such workspaces.
         unifies: it uses cuBLAS's instead unless TORCH_CUBLASLT_UNIFIED_WORKSPACE is 0; others do so only if that is 1.
     """
