@@ -1,4 +1,4 @@
-"""Names that a cell binds to a part of what another name leads to: `m = learn.model`. Deleting one surprises nobody."""
+"""Names that a cell binds to a part of another name's object, e.g. `m = learn.model`. Deleting one surprises nobody."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def alias_of(source: str, name: str) -> str:
-    """Return the name by whose parts a cell with this source binds `name` last; empty where it binds it to something new."""
+    """Return the name whose parts a cell with this source binds `name` to last, or "" where it binds it to something new."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -42,7 +42,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.ex
 
 
 def _start(value: ast.expr) -> str:
-    """Return the name with which a chain of attributes and subscripts starts, or an iterator over one: `iter(dls.train)`.
+    """Return the first name of a chain of attributes and subscripts, or of an iterator over one such as `iter(dls.train)`.
 
     Empty for anything else, any other call above all.
     """

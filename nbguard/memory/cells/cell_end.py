@@ -1,4 +1,4 @@
-"""The end of the cell that runs now, for what a magic in it has begun."""
+"""The end of the cell that runs now, for actions that a magic in it has begun."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 class CellEnd:
     """Calls `act(result)` once, with IPython's result, when the cell that runs now has ended.
 
-    It is called before what others do at the end of each cell: their time, a look at the heap, is not the cell's. Cells inside
-    this one and cells of other threads (subshells) are not taken for it.
+    It is called before the other listeners at the end of each cell, whose time, as for a scan of the heap, is not the cell's.
+    Cells inside this one and cells of other threads (subshells) are not taken for it.
     """
 
     def __init__(

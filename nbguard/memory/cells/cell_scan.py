@@ -1,4 +1,4 @@
-"""The scan of the state in which a cell has left the notebook: one for all listeners that ask for it."""
+"""The scan of the notebook after a cell, shared by all listeners that ask for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CellScan:
         self.last: TimedScan | None = None
 
     def get(self) -> TimedScan:
-        """Return the scan of what the cell has left. Raises NoTorchError if PyTorch is not imported."""
+        """Return the scan of the state after the cell. Raises NoTorchError if PyTorch is not imported."""
         if self.last is None:
             from nbguard.memory.scan.scan import Notebook, timed_scan
 

@@ -1,9 +1,9 @@
-"""Hooks around the user's cells: one pair of IPython callbacks for all listeners of nbguard.
+"""Hooks around the user's cells, with one pair of IPython callbacks for all listeners of nbguard.
 
-A cell is what the user ran and IPython numbered. Not counted: what a comm message runs (a widget's callback: IPython fires only
-`pre_execute` and `post_execute` for it, or the request it belongs to is no `execute_request`), silent requests and those that
-leave no history (inspectors, `user_expressions`), cells inside cells, and cells of other threads (subshells) than the one in
-which nbguard was loaded.
+A cell is code that the user ran and IPython numbered. Not counted: code run by a comm message (a widget's callback: IPython
+fires only `pre_execute` and `post_execute` for it, or the request it belongs to is no `execute_request`), silent requests and
+those that leave no history (inspectors, `user_expressions`), cells inside cells, and cells of other threads (subshells) than
+the one that loaded nbguard.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Hooks:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """Return the listeners in the order in which they are called."""
+        """Return the listeners in the order of their calls."""
         return self._listeners
 
     def add(self, listener: Listener) -> None:
@@ -127,7 +127,7 @@ class Hooks:
             result.error_in_exec = KeyboardInterrupt()
 
     def _call(self, act: Callable[[Listener], None], when: str, *, has_ended: bool) -> bool:
-        """Call the listeners of this cell; return whether the user interrupted one. What they raise ends here."""
+        """Call the listeners of this cell; return whether the user interrupted one. Their errors end here."""
         for listener in self._listeners:
             if listener not in self._informed:  # added by this cell: it was not called before it
                 continue

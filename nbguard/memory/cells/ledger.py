@@ -1,4 +1,4 @@
-"""The ledger of each cell's memory: counters after every cell, a scan for the holders only where they have changed."""
+"""The ledger of each cell's memory, with counters after every cell, and a scan for the holders only where they changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nbguard.memory.scan.scan import Notebook, TimedScan, timed_scan
 
 _KEPT = 1000
 _TOO_SLOW = 1.0
-"""Seconds that a look may take. After three in a row that took longer, what follows goes by the counters."""
+"""Most seconds of a scan. After three in a row that took longer, only the counters are read."""
 _PATIENCE = 3
 
 
@@ -55,7 +55,7 @@ class Ledger:
         return History(tuple(self._records))
 
     def start(self, *, shows: bool) -> None:
-        """Begin with what there is now. Holders are looked at if `shows`, and on a CPU, where nothing else counts."""
+        """Begin with the present state. Holders are scanned if `shows`, and on a CPU, where nothing else counts."""
         self._before = self._last = self._counters.read_now()
         self._known = NOTHING
         self.show_lines(on=shows)
@@ -98,7 +98,7 @@ class Ledger:
         return not self._slow and (self.shows or not reading.devices)
 
     def _explain(self, record: CellRecord, reading: Reading, cell: CellFact) -> tuple[CellRecord, Reading]:
-        """Return the record with who holds what came, went or became stale, and the counters after looking."""
+        """Return the record with the holders of memory that came, went or became stale, and the counters after the scan."""
         former, self._seen = self._seen, reading
         if not self._looks(reading):
             return self._unseen(record, reading, former), reading
@@ -129,7 +129,7 @@ class Ledger:
 
 
 def is_rebound(names: Mapping[str, int], namespace: Mapping[str, Any]) -> bool:
-    """Say whether one of `names`, each given with the id of what it led to, was deleted or bound anew.
+    """Say whether one of `names`, each given with its object's id, was deleted or bound again.
 
     That may leave memory stale that does not change.
     """

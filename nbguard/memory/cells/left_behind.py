@@ -1,4 +1,4 @@
-"""What a cell leaves that no name leads to: read from counters after a cell that failed or took its time, then looked at."""
+"""Memory that a cell leaves without a name, read from counters after a cell that failed or took its time, then scanned."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 _FLOOR = MiB // 2
 """Bytes below which nothing is worth a notice, whatever its share: of a notebook that holds 12 MiB a hundredth is no news."""
 _SHARE = 100
-"""A hundredth of what tensors hold is worth a notice, where that is less than other bytes that are."""
+"""Share of the tensors' bytes, a hundredth, that is worth a notice where it is less than the usual limit."""
 _QUICK = 0.02
-"""Seconds below which a cell that ends well is not asked for what it has left."""
+"""Least seconds of a cell that ended well and whose leftovers are examined."""
 
 
 class LeftBehind:
-    """Looks for memory that a cell has left without a name: that of its error, of its result, of a library's cache.
+    """Looks for memory that a cell left without a name, held by its error, its result or a library's cache.
 
-    The counters are read after each cell, and the heap is looked at only where they have grown: always after a cell that has
+    The counters are read after each cell, and the heap is scanned only where they grew: always after a cell that has
     failed, and after others that took their time for no more than a fiftieth of the session.
     """
 
@@ -46,7 +46,7 @@ class LeftBehind:
             self._reading = self._counters.read()
 
     def least(self, least: int) -> int:
-        """Return the bytes that are worth a notice: `least`, or a hundredth of what tensors held when last known, if less."""
+        """Return the bytes that are worth a notice: `least`, or a hundredth of the tensors' bytes when last known, if less."""
         if self._reading is not None and self._reading.devices:
             held = sum(counted.allocated for counted in self._reading.devices)
         elif self._held is not None:
@@ -56,7 +56,7 @@ class LeftBehind:
         return min(least, max(_FLOOR, held // _SHARE))
 
     def after(self, cell: CellFact, least: int) -> Notice | None:
-        """Return the notice on what the cell has left without a name, if there is enough of it."""
+        """Return the notice on memory that the cell left without a name, if there is enough of it."""
         now, before = time.perf_counter(), self._reading
         reading = self._reading = self._counters.read()
         has_grown = reading is not None and before is not None and reading.grown_by(before) >= least

@@ -1,7 +1,8 @@
-"""The names of the notebook and weak references to what they lead to, so that a deletion which frees nothing is seen.
+"""The names of the notebook and weak references to their storages, so that a deletion without effect is seen.
 
-After each cell the names are compared with what they were bound to before: a few µs for hundreds of them. Before a cell that
-deletes or binds anew a name (its source says so) what this name leads to is looked at, from this one object on; never the heap.
+After each cell the names are compared with their previous objects, in a few µs for hundreds of them. Before a cell that
+deletes or binds anew a name (its source says so) the storages of this name are scanned, from this one object on; never the
+heap.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _PLAIN = frozenset(
 _OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "_iii", "In", "Out"})
 _WORD = re.compile(r"[^\W\d]\w*")
 _LONGEST = 100_000
-"""Characters of a cell up to which its source is read: longer ones are data."""
+"""Most characters of a cell whose source is read, as longer ones are data."""
 _DELETED = 200
-"""Deleted names for which `why` can still be asked."""
+"""Most deleted names that `why` can still be asked about."""
 _MISSING: Any = object()
 
 
@@ -55,7 +56,7 @@ class _Bound:
 
 
 class NameWatch:
-    """Knows what the names of a notebook are bound to, and tells which of them have left something behind."""
+    """Knows the objects of a notebook's names, and tells which names left something behind."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
@@ -64,7 +65,7 @@ class NameWatch:
         self._deleted: OrderedDict[str, tuple[Departure, WeakHoldings]] = OrderedDict()  # the latest last
 
     def look_before(self, source: str) -> None:
-        """Look at what the names lead to that a cell with this source deletes or binds anew."""
+        """Scan the storages of the names that a cell with this source deletes or binds again."""
         self._holdings.clear()
         namespace = self._notebook.namespace
         suspects = self._suspects(source)
@@ -82,7 +83,7 @@ class NameWatch:
         return mentioned & _unbound_by(source, frozenset(mentioned)) if mentioned else set()
 
     def note(self, cell: int | None) -> None:
-        """Take note of the names that were bound by the cell with this number; None: by one that is not known."""
+        """Note the names that were bound by the cell with this number, or None if the cell is unknown."""
         namespace, hidden, known = self._notebook.namespace, self._notebook.hidden, self._names
         for name, value in list(namespace.items()):
             if id(type(value)) in _PLAIN or name in known or _is_internal(name, value, hidden):
@@ -92,7 +93,7 @@ class NameWatch:
     def departures(self, cell: int, least: int) -> Iterator[tuple[Departure, WeakHoldings]]:
         """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive.
 
-        With it goes what tells later whether that memory is freed.
+        It comes with weak references that tell later whether that memory is freed.
         """
         namespace = self._notebook.namespace
         gone = [(name, bound) for name, bound in self._names.items() if _has_gone(bound, namespace.get(name, _MISSING))]
@@ -111,7 +112,7 @@ class NameWatch:
         self._holdings.clear()
 
     def release(self, released: ReleasedName, *, is_between_cells: bool) -> None:
-        """Take note of a name that a cleanup has deleted. It is no departure: the cleanup has told what is left of it."""
+        """Take note of a name that a cleanup has deleted. It is no departure, as the cleanup told its leftovers."""
         bound = self._names.pop(released.name, None) or _Bound(0, None, released.what, None)
         alive = released.holdings.alive()
         cell = len(self._notebook.inputs) - 1  # the one that runs, or the last one
@@ -127,7 +128,8 @@ class NameWatch:
             self._deleted.popitem(last=False)
 
     def deleted(self, name: str) -> Departure | None:
-        """Return the departure of a name that a cell has deleted, with what is alive of it now; None if it is not known."""
+        """Return the departure of a name that a cell has deleted, with its memory now alive, or None if unknown.
+        """
         if name not in self._deleted or name in self._notebook.namespace:
             return None
         departure, holdings = self._deleted[name]
@@ -136,12 +138,12 @@ class NameWatch:
         return replace(departure, storages=storages, nbytes=sum(fact.nbytes for fact in alive))
 
     def _alias_of(self, name: str, bound: _Bound) -> str:
-        """Return the name by whose parts a name was bound; empty if it was bound to something new, or nobody knows."""
+        """Return the name whose part a name was bound to; empty if it was bound to something new, or if that is unknown."""
         inputs = self._notebook.inputs
         return alias_of(inputs[bound.cell], name) if bound.cell is not None and bound.cell < len(inputs) else ""
 
     def _afterwards(self, bound: _Bound, look: WeakLook) -> WeakHoldings | None:
-        """Return what an object leads to now that its name has gone, if it is alive; nobody saw that coming."""
+        """Return the storages of an object after its name has gone, if it is alive, where no cell's source announced that."""
         obj = None if bound.weak is None else bound.weak()
         return None if obj is None else look.holdings(obj, {other.ref for other in self._names.values()})
 

@@ -1,4 +1,5 @@
-"""The listener that speaks up: after a cell, one line on what it has deleted, bound anew or piled up and is still in memory."""
+"""The listener that speaks up after a cell, in one line on objects deleted, bound again or piled up yet still in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ ALL = "*"
 
 
 class NoticeWatch:
-    """Shows a line after a cell that leaves something behind: one for each event, and the next accident is as loud.
+    """Shows a line after a cell that leaves something behind, one for each event, and the next accident is as loud.
 
-    The heap is looked at when a name has gone whose memory, at least `least` bytes or a hundredth of all, is alive, when a cell
+    The heap is scanned when a name is gone whose memory, at least `least` bytes or a hundredth of all, is alive, when a cell
     that is run again has left more each time, and when counters say that a cell which failed or took its time has left more
-    (`LeftBehind`). One scan is shared by all listeners. Before PyTorch is imported nothing is looked at.
+    (`LeftBehind`). One scan is shared by all listeners. Before PyTorch is imported nothing is scanned.
     """
 
     name = "notices"
@@ -52,7 +53,7 @@ class NoticeWatch:
         self._left_behind = LeftBehind(counters)
 
     def made(self, *, on: bool) -> Notices:
-        """Return all notices so far, as they hold now: the heap is looked at if memory that one is about is alive."""
+        """Return all notices so far, as they hold now; the heap is scanned if memory that one is about is alive."""
         told = self._told
         analysis = self._scan() if told is not None and told.may_have_changed else None
         notices = () if told is None else tuple(notice for notice, _ in self._as_of(told, analysis))
@@ -67,7 +68,7 @@ class NoticeWatch:
         return tuple(notice for notice in reversed(made) if not is_quiet((ALL, *notice.names)))
 
     def why(self, name: str) -> Why | None:
-        """Return what is left of the object that a deleted name was bound to; None if nobody knows of it."""
+        """Return the remains of the object that a deleted name was bound to, or None if it is unknown."""
         from nbguard.memory.reports.notices.judge import explain_departure
 
         gone = None if self._watched is None else self._watched[0].deleted(name)
@@ -96,11 +97,11 @@ class NoticeWatch:
         self._quiet.clear()
 
     def forget_names(self) -> None:
-        """Forget what the names were bound to: cells that are not told of change it."""
+        """Forget the objects of the names, since unseen cells may change them."""
         self._watched = None
 
     def expect_cleanup(self) -> None:
-        """Make no notice of what the cell that runs deletes: a cleanup has said itself what it left."""
+        """Make no notice of names that the current cell deletes, since a cleanup told its leftovers itself."""
         self._has_cleaned = True
 
     def release(self, released: ReleasedName) -> None:
@@ -109,7 +110,7 @@ class NoticeWatch:
             self._watched[0].release(released, is_between_cells=not self._is_in_cell)
 
     def before(self) -> None:
-        """Look at what the cell is about to delete or bind anew."""
+        """Scan the objects that the cell is about to delete or bind again."""
         self._has_cleaned, self._is_in_cell = False, True
         if "torch" not in sys.modules:
             return
@@ -161,7 +162,7 @@ class NoticeWatch:
             self._keep(notice, weak, departures)
 
     def _tell(self, cell: CellFact, notice: Notice) -> None:
-        """Tell of what the cell has left, by the weak references of the scan that has seen it."""
+        """Tell of the cell's leftovers, by the weak references of the scan that saw them."""
         scan = cell.scan.get()
         storages = zip(scan.facts.graph.storages, scan.tracker.storages, strict=True)
         self._keep(notice, ((fact.key, ref) for fact, ref in storages))

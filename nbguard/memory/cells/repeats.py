@@ -1,4 +1,4 @@
-"""Cells that are run again and again: whether each run leaves more memory than the one before."""
+"""Cells that are run again and again, and whether each run leaves more memory than the one before."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Repeats:
         self._before = self._counters.read() if self._runs.number else None
 
     def after(self, least: int) -> bool:
-        """Say whether this run, not the first of its cell, has left at least `least` bytes more: then it is worth a look."""
+        """Say whether this run, not the first of its cell, has left at least `least` bytes more, which is worth a scan."""
         runs, self._runs = self._runs, None
         if runs is None:
             return False
@@ -64,7 +64,7 @@ class Repeats:
         return True
 
     def judge(self, cell: CellFact, least: int) -> Notice | None:
-        """Return the notice on the cell that has just ended; None at the first look, to which the next one is compared."""
+        """Return the notice on the cell that just ended, or None at the first scan, which the next one is compared with."""
         runs, self._runs = self._runs, None
         if runs is None:
             return None

@@ -1,4 +1,4 @@
-"""Rounds of an action, each followed by a scan: what every one of them leaves in memory."""
+"""Rounds of an action, each followed by a scan for the memory that it leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Watch:
         self._lines: dict[StorageKey, str] = {}  # that allocated the storages at these addresses last
 
     def look(self) -> None:
-        """Note what is held now and what only waits for the collector, and then have that collected: each round has its own."""
+        """Note the held bytes and those that only wait for the collector, and then have these collected.
+        """
         self._last = scan(Notebook.current()).analysis
         self._held.append(held_storages(self._last))
         self._garbage.append(garbage_of(self._last))
@@ -33,7 +34,7 @@ class Watch:
 
     @contextmanager
     def round(self) -> Iterator[Watch]:
-        """Note what is held before the first round and after this one, and which lines allocate in it."""
+        """Note the held bytes before the first round and after this one, and the lines that allocate in it."""
         from nbguard.memory.scan.allocation_lines import AllocationLines
 
         if not self._held:
@@ -46,7 +47,7 @@ class Watch:
 
     @property
     def report(self) -> RoundsReport | None:
-        """Return what the rounds have left; None before the first has ended."""
+        """Return the report on the rounds' leftovers, or None before the end of the first."""
         return (
             None
             if self._last is None or len(self._held) < 2
@@ -62,7 +63,7 @@ _MOST = 20
 def watch(action: str) -> Iterator[Watch]:
     """Watch a block that is run again and again under one name: `with nbguard.watch("predict") as rounds: …`.
 
-    `rounds.report` says after each of them what the rounds so far have left in memory, and who holds it.
+    `rounds.report` says after each of them what the rounds so far left in memory, and who holds it.
 
     Raises:
         NoTorchError: PyTorch is not imported yet.

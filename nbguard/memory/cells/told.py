@@ -93,6 +93,6 @@ def _as_of(told: _Told, analysis: Analysis, least: int, views: Mapping[str, int]
 
 
 def _words_of(notice: Notice) -> dict[str, Any]:
-    """Return what a notice says of the memory now, without its event and its count."""
+    """Return the words of a notice on the memory now, without its event and its count."""
     words = ("nbytes", "holders", "holder_kind", "holder_cell", "advice", "frees", "is_whole", "keeps_graph", "view_nbytes")
     return {name: getattr(notice, name) for name in (*words, "storages", "roots")}

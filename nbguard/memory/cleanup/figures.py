@@ -1,9 +1,9 @@
-"""The figures of a holder, computed here and read by every surface: what its release gives back, alone and with others.
+"""The figures of a holder for every surface: the bytes that its release gives back, alone and with others.
 
-The bytes of a row are those which its release gives back, by the plan that the release carries out. They add up to what is
-held. Where a displayed result keeps memory of a name (a view of it, a loss with its graph), the name does not give it back:
-both hold it. Where a stale holder has to go with a name (the last error's `loss`, whose graph leads to the model), what only
-that holder has comes back with the name, and is the name's.
+The bytes of a row come back by its release, by the plan that the release carries out. They add up to the held bytes. Where a
+displayed result keeps memory of a name (a view of it, a loss with its graph), the name does not give it back: both hold it.
+Where a stale holder has to go with a name (the last error's `loss`, whose graph leads to the model), that holder's own bytes
+come back with the name, and are the name's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nbguard.memory.core.target import Target
 _RELEASED = frozenset({"name", "out"})
 """Kinds of roots that a command releases by their label."""
 _MOST_GROUPS = 24
-"""Rows for which the others that have to go with them are looked for, the largest first: each takes some plans."""
+"""Most rows whose partners are looked for, the largest first, as each takes some plans."""
 _KEEPERS = 2
 """Holders that are named where no command releases them."""
 
@@ -73,7 +73,7 @@ def holdings_of(analysis: Analysis) -> tuple[Holding, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseFigure:
-    """What the release of something gives back."""
+    """The bytes that the release of something gives back."""
 
     frees: int  # bytes, by its plan
     together: Advice = NONE  # frees its memory with all else that has to go, where the release frees next to none
@@ -100,7 +100,7 @@ def holdings_on(device: DeviceAnalysis) -> tuple[Holding, ...]:
 
 
 def _beside(analysis: Analysis, row: Holder, around: Sequence[Advice]) -> Advice:
-    """Return the command that frees memory of a name which alone frees next to none, with what else has to go.
+    """Return the command that frees memory of a name that alone frees next to none, with the other names that have to go.
 
     `around` are the lines that release those who share its memory, the largest share first. Without any, say why not.
     """
@@ -166,13 +166,14 @@ def _shown_beside(analysis: Analysis, row: Holder, storage: int) -> list[int]:
 def _claimant(
     graph: Graph, row: Holder, claims: Sequence[tuple[int, ...]], known: Collection[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """Return the roots of the row to which a storage of `row` belongs: the only one that frees it, if `row` is stale."""
+    """Return the roots of the row that a storage of `row` belongs to: the only one to free it, if `row` is stale.
+    """
     is_stale = graph.roots[row.roots[0]].kind in STALE_KINDS and row.kind != "out"
     return claims[0] if is_stale and len(claims) == 1 and claims[0] in known else row.roots
 
 
 def _with_share(graph: Graph, row: Holder, share: Set[int], freed: Set[int] | None) -> Holder:
-    """Return a row of these storages, whose release frees `freed`; None: just these."""
+    """Return a row of these storages, whose release frees `freed`, or just these if None."""
     nbytes = nbytes_of(graph, share)
     return replace(row, retained=nbytes, frees=nbytes if freed is None else nbytes_of(graph, freed))
 

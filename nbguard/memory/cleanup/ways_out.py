@@ -1,4 +1,5 @@
-"""Ways out: each holder's line that ends it, or the reason why there is none. Findings and cleanups show the same. Pure."""
+"""The line that ends each holder, or the reason why there is none. Findings and cleanups show the same. Pure.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Handle:
 
 
 def way_out(analysis: Analysis, holder: Holder) -> Advice:
-    """Return the line after which most of a holder's bytes are free; one without a command says in its effect why not."""
+    """Return the line that frees most of a holder's bytes; one without a command says in its effect why not."""
     facts = analysis.facts
     if holder.is_shared:
         return _of_shared(analysis, holder)
@@ -98,7 +99,8 @@ def _is_made_class(root: Root) -> bool:
 
 
 def release_of_root(facts: Facts, root: Root) -> Advice:
-    """Return the line that lets go of what a module's global, a library or a registry has, with the bytes that it frees."""
+    """Return the line that lets go of the contents of a module's global, a library or a registry, with its bytes.
+    """
     lines = releases_of_root(facts.graph, root)
     if lines and lines[0].command:
         lines = tuple(line for line in lines if line.targets) if lines[0].targets else lines[:1]
@@ -109,7 +111,7 @@ def release_of_root(facts: Facts, root: Root) -> Advice:
 
 
 def _reason(graph: Graph, root: Root) -> Advice:
-    """Return why no line lets go of what a root has."""
+    """Return why no line lets go of a root's objects."""
     carriers = {node for node in reach(graph, root.nodes) if graph.nodes[node].storages}
     line = release_of_way(graph, root, shortest_path(graph, root, carriers))
     if line.effect and not line.command:

@@ -1,4 +1,4 @@
-"""The card after an out-of-memory error: the request, the memory there was and is, its holders, and the fixes."""
+"""The card after an out-of-memory error, with the request, the memory there was and is, its holders, and the fixes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
 
 
 def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
-    """Yield the card in one sentence: what the last error asked for, and what is best done about it."""
+    """Yield the card in one sentence, with the request of the last error and the best remedy."""
     card = analysis.once(build_card)
     if card is None:
         return

@@ -1,4 +1,4 @@
-"""The card after an out-of-memory error as blocks: the request, the memory then and now, its holders, the fixes."""
+"""The card after an out-of-memory error as blocks, with the request, the memory then and now, its holders, the fixes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EFFECTS = {
 
 
 def oom_blocks(card: OomCard) -> Iterator[Block]:
-    """Yield the answer, the error, all that helps, and below it the memory from which this is computed."""
+    """Yield the answer, the error, all that helps, and below it the memory that this is computed from."""
     yield Title(answer(card), "strong")
     yield Section(card.asked.error, _place(card))
     yield Line(asked_words(card.asked, card.device))

@@ -1,4 +1,4 @@
-"""A request that failed: what it could get now, and if something were free."""
+"""A request that failed, and the memory it could get now or if something were free."""
 
 from __future__ import annotations
 

@@ -28,10 +28,11 @@ from nbguard.memory.out_of_memory.rerun import After, Rerun, RerunVerdict
 from nbguard.units import format_bytes
 
 _NOTHING, _STALE, _LEFT, _AGAIN, _PARKED, _SMALLER, _NAMES, _OTHERS, _SETTING, _LEARNER = range(10)
-"""Ranks of fixes by what they cost the user: nothing; what is stale; what the next run makes anew; what a fit makes anew; a
-move to host memory; another batch; data; somebody else's work; a restart; a trained Learner."""
+"""Ranks of fixes by what they cost the user: nothing; stale objects; objects that the next run makes again; objects that a
+fit makes again; a move to host memory; another batch; data; somebody else's work; a restart; a trained Learner.
+"""
 _MOST = 0.5
-"""Share of the device from which on the cell itself is what is too large."""
+"""Least share of the device at which the cell itself is too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,12 @@ class OomContext:
 
     @cached_property
     def verdict_now(self) -> RerunVerdict:
-        """Return what the cell run again comes to as things are."""
+        """Return the verdict on a rerun of the cell as things are."""
         return self.rerun.verdict(After(freed=frozenset()))
 
     @cached_property
     def verdict_after_cleanup(self) -> RerunVerdict:
-        """Return what the cell run again comes to after the default cleanup."""
+        """Return the verdict on a rerun of the cell after the default cleanup."""
         return self.rerun.verdict(self.after_cleanup)
 
     @cached_property
@@ -101,7 +102,7 @@ class OomContext:
 
     @cached_property
     def base(self) -> ReleaseCandidate:
-        """Return all that costs nothing but what the next run makes anew: it goes with every other fix."""
+        """Return the fixes that cost only objects that the next run makes again, which come with every other fix."""
         return with_cleanup(self.rerun, self.leftovers)
 
     @property
@@ -119,11 +120,11 @@ class OomContext:
 
 
 def fixes(context: OomContext) -> tuple[Fix, ...]:
-    """Return the fixes: those that are enough for the same run first, then the rest, each cheapest in what is lost first.
+    """Return the fixes: those that are enough for the same run first, then the rest, each with the least loss first.
 
-    Where nothing can be enough, that comes first, and nothing ever stands above what is enough. A parking comes next, then a
-    smaller batch where the cell takes most of the device, which stands above the rest where an earlier run needed more than the
-    device has.
+    Where nothing can be enough, that comes first, and nothing ever stands above a fix that is enough. A parking comes next,
+    then a smaller batch where the cell takes most of the device, which stands above the rest where an earlier run needed more
+    than the device has.
     """
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
@@ -170,7 +171,7 @@ def _never(context: OomContext) -> Iterator[Fix]:
 
 
 def _again(context: OomContext) -> Iterator[Fix]:
-    """Yield that there is room already: for the whole run again, while the old one's error still holds what it had taken."""
+    """Yield that there is room already: for the whole run again, while the old one's error still holds its memory."""
     request, largest = context.request, context.request.largest_now()
     verdict = context.verdict_now
     if verdict is RerunVerdict.RERUN:
@@ -206,7 +207,7 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
 
 
 def _not_known(context: OomContext) -> str:
-    """Return what keeps a fix from being called enough."""
+    """Return the reason not to call a fix enough."""
     if context.rerun.further:
         return f"; In[{context.rerun.further[0].cell}], the same cell, failed further on"
     if context.rerun.taken:
@@ -354,7 +355,8 @@ def _nothing_went(context: OomContext) -> bool:
 
 
 def _less_kept(context: OomContext) -> Iterator[Fix]:
-    """Yield what keeps less where a batch is not to blame: a list that grows, and graphs that no backward pass will use."""
+    """Yield fixes that keep less where a batch is not to blame, as with a growing list or unused graphs.
+    """
     oom = context.request.oom
     if oom.kind not in ("device", "library"):
         return

@@ -1,4 +1,4 @@
-"""What was foreseen of a fit that ran out of memory: a batch that fits, and changes that save memory."""
+"""Predictions on a fit that ran out of memory: a batch that fits, and changes that save memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ForeseenChange:
 
 
 def batch_that_fits(analysis: Analysis) -> int | None:  # noqa: ARG001 - a question
-    """Return the items of a batch with which the failed fit is foreseen to run after a cleanup; None: not known.
+    """Return the batch size that lets the failed fit run after a cleanup, by prediction, or None if unknown.
 
     It takes a search, which the notebook makes: `Analysis.know` has its result.
     """
@@ -45,7 +45,7 @@ def changes_foreseen(analysis: Analysis) -> tuple[ForeseenChange, ...]:  # noqa:
 
 
 def savings_of(request: FailedRequest) -> Advice | None:
-    """Return the line that foresees what saves memory in the fit that failed; None where it would say nothing.
+    """Return the line that predicts the savings of memory in the failed fit, or None where it would say nothing.
 
     The fit is one of a Learner that a name leads to, and that trains.
     """

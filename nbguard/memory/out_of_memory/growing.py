@@ -1,4 +1,4 @@
-"""A container that the failed run has filled: the list of outputs that grows with each batch."""
+"""A container that the failed run filled, such as the list of outputs that grows with each batch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OF_LIBRARIES = {
     "EvalLoopContainer": "`TrainingArguments(eval_accumulation_steps=1)` moves them to host memory after each batch, a larger "
     "number more rarely; `prediction_loss_only=True` keeps none, where no metric needs them",
 }
-"""Containers in which a library's own loop collects what a model returns, by their classes, and what keeps them small."""
+"""Containers of a library's own loop for a model's outputs, by their classes, and the way to keep them small."""
 _FEWEST = 3
-"""Elements from which on a container is said to grow."""
+"""Least elements of a container that is said to grow."""
 _MOST = 4
-"""It holds at least this part of what the failed run still holds: a quarter."""
+"""Least share, a quarter, of the failed run's bytes that it holds."""
 _LAST_NAME = re.compile(r"(\w+)(?:\[[^\[\]]*\])*$")
-"""The name in front of the subscripts with which a path ends."""
+"""The name in front of the subscripts at the end of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growing:
-    """The container, as one would write it, and what it holds."""
+    """The container, as one would write it, and its contents."""
 
     name: str
     elements: int  # 0: joined to one tensor
@@ -35,17 +35,17 @@ class Growing:
     less: str = ""  # the way to have a library keep less; "": the user's own loop fills it
 
     def words(self, *, trains: bool) -> str:
-        """Return what grows, by how much, and what to do about it. `trains`: the run calls backward."""
+        """Return the words on the growing container, its growth, and the remedy. `trains`: the run calls backward."""
         number = f"{self.elements} tensors, " if self.elements else ""
         own = "append loss.item() or t.detach()" if self.keeps_graph and trains else "append t.detach().cpu(), or keep less"
         return f"{self.name} grows: {number}{format_bytes(self.nbytes)} by now; {self.less or own}"
 
 
 def growing_container(rerun: Rerun) -> Growing | None:
-    """Return the container that holds most of what the failed run still holds; None if no such is there.
+    """Return the container that holds most of the failed run's remaining bytes, or None.
 
     It is one of tensors other than parameters, and a loop of the run put them there, or a library's own loop: it is in a
-    variable of a frame of the error, or in a name that the run uses. What autograd's graphs keep is none.
+    variable of a frame of the error, or in a name that the run uses. Tensors that autograd's graphs keep are none.
     """
     facts, oom = rerun.request.facts, rerun.request.oom
     graph, found = facts.graph, list[tuple[int, Growing]]()

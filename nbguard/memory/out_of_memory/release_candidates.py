@@ -1,4 +1,4 @@
-"""Names that make up for the missing memory: let go of, or parked in host memory; the fewest of them, then the smallest."""
+"""Names that make up for the missing memory when let go of or parked in host memory, the fewest and then the smallest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReleaseCandidate:
 
 
 def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
-    """Return the candidates by which the request succeeds: up to three single names, else the smallest pair, else the largest.
+    """Return the candidates that let the request succeed: up to three single names, else the smallest pair, else the largest.
 
     Not the names that the failed run reads, may reach or has bound: its next run would miss them. `leftovers` are let go of
     with each of them. None, if even the six largest together are not enough: that is asked first, as each answer costs a
@@ -56,7 +56,7 @@ def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
 
 
 def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
-    """Return the names by whose parking the request succeeds: up to two single ones, else the largest together."""
+    """Return the names whose parking lets the request succeed: up to two single ones, else the largest together."""
     if rerun.request.is_of_host or rerun.request.facts.tracked == "simulated":
         return ()
     groups = candidate_names(rerun, holders)
@@ -162,8 +162,8 @@ def _lets_through(candidate: ReleaseCandidate) -> bool:
 def _helps(rerun: Rerun, candidate: ReleaseCandidate, base: ReleaseCandidate) -> bool:
     """Say whether the candidate is worth its names beside `base`, which touches none of the user's.
 
-    Where both let the request through, and of neither is known whether the cell runs through, its names must make up for what
-    the failed run had too little: with less than that, the same run fails at the same place.
+    Where both let the request through, and for neither is it known whether the cell runs through, its names must make up for
+    the memory that the failed run lacked: with less than that, the same run fails at the same place.
     """
     if candidate.verdict is not base.verdict or not _lets_through(candidate):
         return _lets_through(candidate)

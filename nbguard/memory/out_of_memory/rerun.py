@@ -1,4 +1,4 @@
-"""The cell run again from its first line, after something was freed: whether it comes as far as it came, or cannot be known to.
+"""The verdict on a rerun of the cell after something was freed: does it get as far as before, or is that unknown?
 
 The bytes that a cell takes are bounded, never guessed (docs/adr/0015).
 """
@@ -80,7 +80,7 @@ class Rerun:
 
     @classmethod
     def of(cls, request: FailedRequest) -> Rerun:
-        """Return the run of `request`: what only its error holds is what the default cleanup frees there."""
+        """Return the run of `request`: its error alone holds the bytes that the default cleanup frees there."""
         facts, oom = request.facts, request.oom
         without = plan_cleanup(_without_learners(facts), Request(keep=(_LAST_ERROR,)))
         own = (request.analysis.once(default_plan).storages - without.storages) | _bound_by_the_run(facts, oom)
@@ -131,10 +131,10 @@ class Rerun:
         return self.request.nbytes_here(self.kept - freed)
 
     def _fails_surely(self, after: After) -> bool:
-        """Say whether the next run has no room for the request, wherever what it takes before may come to lie.
+        """Say whether the next run has no room for the request, wherever its earlier allocations may lie.
 
-        What its error and its names hold, and is free then, it takes again, where it lies now. Beyond that the counters tell
-        what it took; of that it may have left a part in what its code can reach, and need not take it again.
+        It takes the memory of its error and its names, which is free then, again where it lies now. Beyond that the counters
+        tell the bytes it took; a part of these may still be in objects that its code can reach, and is not taken again.
         """
         back = after.freed - self.own
         reachable = self.allocated - self.request.nbytes_here(after.freed) - self._kept_bytes(after.freed)
@@ -165,19 +165,19 @@ class Rerun:
         return max((peak for peak in peaks if peak is not None), default=0)
 
     def _comes_further(self, after: After) -> bool | None:
-        """Say whether the next run, by the same steps as the first, comes past the request; None if it may take others.
+        """Say whether the next run, by the same steps as the first, gets past the request, or None if it may take others.
 
-        No free block serves the request, as none did: what is free in segments now is filled again by then.
+        No free block serves the request, as none did, since the free memory in segments is filled again by then.
         """
         same = self._as_before(after)
         return None if same is None else self._fits(after, same, is_new=True)
 
     def _as_before(self, after: After) -> int | None:
-        """Return the bytes that the first run took of the device, if the next one takes the same steps; None if it may not.
+        """Return the bytes that the first run took of the deviceif the next one takes the same steps, or None if it may not.
 
-        It does where it begins in the state of the first: the same bytes in use and reserved, but for whole segments of what
-        the cell cannot reach. The allocator is deterministic, the first run emptied the cache only when it failed, and no
-        full collection let go of memory in between.
+        It does where it begins in the state of the first, with the same bytes in use and reserved, but for whole segments of
+        objects that the cell cannot reach. The allocator is deterministic, the first run emptied the cache only when it failed,
+        and no full collection let go of memory in between.
         """
         oom, device = self.request.oom, self.request.device
         note, start = oom.note, oom.start
@@ -216,13 +216,14 @@ class Rerun:
 
     @cached_property
     def needed_before(self) -> EarlierFailure | None:
-        """Return the failed run that came further, worked on the same, and needed most at one time; None: there is none."""
+        """Return the failed run that came further, worked on the same, and needed most at one time, or None.
+        """
         same = [run for run in self.further if run.is_of_same_inputs and run.needed is not None]
         return max(same, key=lambda run: run.needed or 0, default=None)
 
     @property
     def has_outgrown(self) -> bool:
-        """Say whether what an earlier run had taken, and its request, were more than the device has."""
+        """Say whether an earlier run's memory, with its request, was more than the device has."""
         ceiling = self.ceiling
         return ceiling is not None and any(run.taken + run.requested > ceiling for run in self.further)
 
@@ -236,7 +237,7 @@ class Rerun:
 
     @cached_property
     def ceiling(self) -> int | None:
-        """Return the bytes that PyTorch could have of the device if all else were let go of; None: not known."""
+        """Return the bytes that PyTorch could have of the device if all else were let go of, or None if unknown."""
         device = self.request.device
         if device is None or (total := device.facts.total) is None:
             return None
@@ -265,7 +266,8 @@ class Rerun:
 
     @cached_property
     def _elements_left(self) -> int | None:
-        """Return how many requests of the same size follow, where the cell builds a list of known length; None: not known."""
+        """Return how many requests of the same size follow, if the cell builds a list of known length, else None.
+        """
         oom = self.request.oom
         counts = None if oom.note is None else oom.note.counts
         if not oom.elements or counts is None or oom.start is None:
@@ -280,14 +282,14 @@ class Rerun:
 
     @cached_property
     def can_never_fit(self) -> bool:
-        """Say whether the device is too small for what the cell needs by itself."""
+        """Say whether the device is too small for the cell's own needs."""
         if self.request.nbytes is None or self.ceiling is None or self.request.is_of_host:
             return False
         before = self.needed_before
         return max(self.whole, (before and before.needed) or 0) > self.ceiling
 
     def verdict(self, after: After) -> RerunVerdict:
-        """Return what the cell run again from its first line would come to."""
+        """Return the verdict on a rerun of the cell from its first line."""
         alone = self._fits(after, 0)
         if alone is None:
             return RerunVerdict.UNKNOWN
@@ -306,7 +308,7 @@ class Rerun:
         return counts is not None and start is not None and counts.failures > start.failures + 1
 
     def _fits_beside_one_of(self, after: After, bounds: Iterable[int], request: FailedRequest) -> bool:
-        """Say whether a request has room beside what the run takes before it, by one of the bounds, wherever that lies."""
+        """Say whether a request has room next to the run's earlier memory, by one of the bounds, wherever that lies."""
         return any(self._fits(after, most, is_pinned=most > 0, request=request) for most in bounds)
 
     def _fits(
@@ -339,7 +341,7 @@ def _without_reuse(nbytes: int, blocks: int) -> int:
 
 
 def _without_learners(facts: Facts) -> Facts:
-    """Return facts by which a plan clears no Learner's leftovers."""
+    """Return facts that keep a plan from clearing any Learner's leftovers."""
     return Facts(tracked=facts.tracked, devices=facts.devices, graph=facts.graph, pools=facts.pools)
 
 

@@ -1,4 +1,4 @@
-"""The ledger of cells: the changes that each of the user's cells made to the memory. Pure."""
+"""The ledger of cells, with the changes that each of the user's cells made to the memory. Pure."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class CellRecord:
     unseen: str = ""  # why holders were not looked at, although memory changed
 
     def only(self, devices: Collection[str]) -> CellRecord:
-        """Return what the cell did to these devices."""
+        """Return the cell's changes on these devices."""
         changed = tuple(change for change in self.devices if change.device in devices)
         came, went, stale = (
             tuple(share for share in shares if share.device in devices) for shares in (self.came, self.went, self.stale)
@@ -133,7 +133,8 @@ class CellRecord:
 
     @property
     def is_worth_a_line(self) -> bool:
-        """Return whether to say so: of CPU tensors, which no counter watches, only what would have been noticed alone."""
+        """Return whether to say so: of CPU tensors, which no counter watches, only noticeable changes.
+        """
         counted = [device for device in self.devices if device.device not in ("cpu", PROCESS)]
         if counted:
             return self.is_changed
@@ -162,7 +163,7 @@ class History(Result):
         return History(tuple(record for record in kept if record.devices))
 
     def of(self, device: str) -> tuple[tuple[CellRecord, DeviceChange], ...]:
-        """Return the cells with what each did to `device`."""
+        """Return the cells with each one's changes on `device`."""
         return tuple(
             (record.only((device,)), change) for record in self.records for change in record.devices if change.device == device
         )
@@ -192,7 +193,7 @@ def changes(before: Reading, after: Reading, last: Reading | None = None) -> Ite
 def compare(before: CellHoldings, after: CellHoldings) -> tuple[tuple[Share, ...], tuple[Share, ...], tuple[Share, ...]]:
     """Return (came, went, became stale) by holder, each the largest first.
 
-    A storage is the same if its place and size are: what merely has another holder now has neither come nor gone.
+    A storage is the same if its place and size are: one that merely has another holder now neither came nor went.
     """
     came, went, stale = (Counter[tuple[str, str]]() for _ in range(3))
     for (device, address, nbytes), (label, is_stale) in after.storages.items():

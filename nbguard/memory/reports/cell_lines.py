@@ -1,4 +1,4 @@
-"""Lines that appear under a cell: the changes of the cell to the memory, and the bytes released after an error."""
+"""Lines that appear under a cell, on the changes of the cell to the memory, and the bytes released after an error."""
 
 from __future__ import annotations
 

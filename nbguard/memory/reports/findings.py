@@ -1,4 +1,4 @@
-"""Findings: one sentence on each thing that stands out, with the command that acts on it."""
+"""Findings, one sentence on each thing that stands out, with the command that acts on it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CONTAINERS = frozenset({"list", "dict", "tuple", "set"})
 
 
 def _least(facts: Facts) -> int:
-    """Return the bytes from which a finding is worth a line."""
+    """Return the least bytes of a finding that is worth a line."""
     total = sum(storage.nbytes for storage in facts.graph.storages)
     return max(least_shown(total), int(_WORTH_SAYING * total))
 
@@ -116,7 +116,7 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
 
 
 def _left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
-    """Yield findings on objects that were not looked into; none where all were."""
+    """Yield findings on objects that the scan left out, if any."""
     unwalked = facts.unwalked
     if unwalked is None:
         return
@@ -175,7 +175,7 @@ def _without_way_out(keeps: str, release: Advice) -> str:
 
 
 def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[Finding]) -> Iterator[Finding]:
-    """Name what holds memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
+    """Name the holders of memory that no name of the notebook leads to: globals of modules, registries, callbacks."""
     graph, told = facts.graph, tuple(finding.sentence for finding in handles)
     least = _least(facts)
     for holder in rows:
@@ -194,7 +194,7 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
-    """Name what is on a model and is not the model: outputs that its code keeps, with their graphs."""
+    """Name the tensors on a model that are not the model, such as outputs that its code keeps, with their graphs."""
     least = _least(facts)
     for holder in rows:
         contents = (

@@ -1,4 +1,4 @@
-"""Memory over cells as a picture: a bar per cell, the reserved bytes as a line, peaks as marks."""
+"""Memory over cells as a picture, with a bar per cell, the reserved bytes as a line, peaks as marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The segments of a device as a picture: a bar per segment, in SVG with a key, or as lines of a terminal."""
+"""The segments of a device as a picture, with a bar per segment, in SVG with a key, or as lines of a terminal."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def key_entries(device: DeviceMap) -> list[tuple[str, str, str]]:
 
 
 def key_note(device: DeviceMap) -> str:
-    """Return what the mark of a picture means; empty where it has none."""
+    """Return the meaning of a picture's mark, or "" where it has none."""
     return "▼ pins its segment" if device.pinners else ""
 
 

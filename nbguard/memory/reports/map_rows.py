@@ -1,4 +1,4 @@
-"""The rows of the map, for text and picture alike: a line per segment, similar ones together where there are many."""
+"""The rows of the map, for text and picture alike, with a line per segment, similar ones together where there are many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map as an SVG file of its own, for a page, an issue or a slide: without script, in light and dark colours."""
+"""The map as an SVG file of its own, for a page, an issue or a slide, without script, in light and dark colours."""
 
 from __future__ import annotations
 

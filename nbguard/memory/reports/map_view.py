@@ -1,4 +1,4 @@
-"""The map of segments as blocks: per device a picture, the holders that pin segments, the largest request."""
+"""The map of segments as blocks, per device a picture, the holders that pin segments, the largest request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def map_blocks(memory_map: MemoryMap, limit: int = 12) -> Iterator[Block]:
 
 
 def picture_detail(memory_map: MemoryMap, limit: int) -> tuple[int, int]:
-    """Return the rows of a pool, and the pieces of a row, with which the pictures of all devices stay small."""
+    """Return the rows of a pool, and the pieces of a row, that keep the pictures of all devices small."""
     drawn = min(limit, max(3, _ROWS // max(1, sum(len(device.pools) for device in memory_map.devices))))
     rows = sum(min(drawn, len(pool.segments)) for device in memory_map.devices for pool in device.pools)
     return drawn, max(_FEWEST, min(_MOST, _PIECES // max(1, rows)))

@@ -1,4 +1,4 @@
-"""The map of a device's memory: its segments and blocks, by pool and stream, with their holders and pins."""
+"""The map of a device's memory, with its segments and blocks, by pool and stream, with their holders and pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as blocks: per device its parts, holders and pools; then findings."""
+"""The report as blocks, per device its parts, holders and pools; then findings."""
 
 from __future__ import annotations
 

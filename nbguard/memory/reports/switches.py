@@ -10,7 +10,7 @@ from nbguard.render.result import Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches(Result):
-    """The state of `%nbguard`: what runs around the user's cells."""
+    """The state of `%nbguard`, that is, the features that run around the user's cells."""
 
     kind: ClassVar[str] = "switches"
     view: ClassVar[str] = "nbguard.memory.reports.switches_view:switches_blocks"

@@ -1,4 +1,4 @@
-"""One scan of the process: devices, objects, roots and the facts of the last error, joined into `Facts`."""
+"""One scan of the process, with devices, objects, roots and the facts of the last error, joined into `Facts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Targets as a report shows them: names and expressions where Python has them, and paths that only the last scan knows."""
+"""Targets as a report shows them, as names, expressions, or paths that only the last scan knows.
+"""
 
 from __future__ import annotations
 

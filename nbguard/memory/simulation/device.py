@@ -1,4 +1,4 @@
-"""The simulated device: the allocator's model behind a lock, fed with births and deaths of storages."""
+"""The simulated device, which is the allocator's model behind a lock, fed with births and deaths of storages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SimulatedDevice:
         self._lock = threading.Lock()
 
     def born(self, nbytes: int, op: Any, *, is_older: bool) -> int:  # noqa: ARG002 - the model asks not whence it comes
-        """Return the address of a block for a storage; raise what `refuse` makes where there is no room."""
+        """Return the address of a block for a storage; raise the error of `refuse` where there is no room."""
         if self.broken:
             return _HANDED_OUT_NONE
         self.settle()
@@ -76,12 +76,12 @@ class SimulatedDevice:
             self.settle()
 
     def empty_cache(self) -> None:
-        """Give back to the device what the allocator has cached."""
+        """Give the allocator's cached memory back to the device."""
         self.settle()
         self._locked(self.model.empty_cache)
 
     def settle(self) -> None:
-        """Free what has died, unless somebody is at it already: then they will."""
+        """Free the dead storages, unless another caller is at it already and will."""
         while self._dead and not self.broken and self._lock.acquire(blocking=False):
             try:
                 self._guarded(self._bury)
@@ -121,7 +121,7 @@ class SimulatedDevice:
             self.model.free(self._dead.popleft())
 
     def keep_history(self, history: SimulatedHistory | None) -> None:
-        """Record what happens from now on; None ends it."""
+        """Record events from now on; None ends it."""
         self.settle()
         with self._lock:
             self.history, self._noted = history, len(self.model.events)
@@ -131,7 +131,7 @@ class SimulatedDevice:
             return self._guarded(act, frames)
 
     def _guarded(self, act: Callable[[], Any], frames: Sequence[Any] = ()) -> Any:
-        """Call the model. What stops it half-way leaves it in no state to go by: from then on it is left alone.
+        """Call the model. An error half-way leaves it in an unknown state: from then on it is left alone.
 
         A mistake of ours does not reach the user's code; an interrupt does.
         """
@@ -154,6 +154,6 @@ class SimulatedDevice:
 
     @property
     def events(self) -> list[Event]:
-        """Return what has happened, oldest first; empty unless it is recorded."""
+        """Return the events, oldest first; empty unless they are recorded."""
         self.settle()
         return self.model.events

@@ -18,7 +18,7 @@ _DEEPEST = 64
 
 
 class SimulatedHistory:
-    """The last `entries` of what the allocator of a simulated device did, with the Python lines that allocated."""
+    """The last `entries` events of a simulated device's allocator, with the Python lines that allocated."""
 
     def __init__(self, entries: int) -> None:
         self._entries: deque[Json] = deque(maxlen=entries)
@@ -26,7 +26,7 @@ class SimulatedHistory:
         self._at: dict[int, list[Json]] = {}  # stacks of the live blocks by address
 
     def note(self, events: Iterable[Event], frames: list[Json]) -> None:
-        """Note what a request did; `frames` is where it came from."""
+        """Note the effect of a request; `frames` tell its origin."""
         now = time.time_ns() // 1000
         for action, address, nbytes, stream in events:
             entry = {"action": action, "addr": address, "size": nbytes, "stream": stream, "time_us": now}

@@ -50,7 +50,7 @@ class SimulatedCudaOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[mis
 class Simulation:
     """A simulated device, and the switch that puts code on it: `with nbguard.simulate("16GiB") as sim: ...`.
 
-    May be entered again: the device goes on as it is. What dies in between is freed on it. It keeps no tensor alive and
+    May be entered again: the device goes on as it is. Tensors that die in between are freed on it. It keeps no tensor alive and
     changes no result; only the thread that enters it is simulated.
     """
 
@@ -135,7 +135,7 @@ class Simulation:
         return list(self._device.events)
 
     def empty_cache(self) -> None:
-        """Give back to the device what the allocator has cached, as `torch.cuda.empty_cache()`."""
+        """Give the allocator's cached memory back to the device, as `torch.cuda.empty_cache()` does."""
         self._settle()
         self._device.empty_cache()
 
@@ -214,7 +214,7 @@ class Simulation:
         )
 
     def reading(self) -> TickReading | None:
-        """Return what a sidebar's tick shows of the device now, from any thread; None if its figures have ended."""
+        """Return the device's present figures for a sidebar's tick, from any thread, or None if its figures have ended."""
         counted = self._device.counted()
         return (
             None
@@ -223,7 +223,7 @@ class Simulation:
         )
 
     def report(self, namespace: dict[str, Any] | None = None) -> Report:
-        """Return who holds the memory of the simulated device: what `%gpumem` says while it is on.
+        """Return the report on the holders of the simulated device's memory, as `%gpumem` shows it while it is on.
 
         Args:
             namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
@@ -244,7 +244,7 @@ class Simulation:
         return build_card(Analysis(self.look(namespace)))
 
     def card(self, facts: Facts) -> OomCard | None:
-        """Return the same of a look that has been made just now."""
+        """Return the same for a scan that was just made."""
         return build_card(Analysis(self._on_device(facts)))
 
     def _settle(self) -> None:
@@ -252,7 +252,7 @@ class Simulation:
         self._device.settle()
 
     def look(self, namespace: dict[str, Any] | None = None) -> Facts:
-        """Return the facts of a look at the names, by which the tensors on the device have holders."""
+        """Return the facts of a scan of the names, which give the tensors on the device their holders."""
         return self._on_device(scan(Notebook.current(namespace)).facts)
 
     def _on_device(self, facts: Facts) -> Facts:
@@ -345,12 +345,12 @@ def simulate(
     """Return a simulated GPU: code under `with` sees reserved, allocated, fragmentation and out of memory as on a real one.
 
     The code itself runs on the CPU, and its results do not change. Every CPU tensor that an operation uses counts as on the
-    device; what a GPU would do differently is not simulated and is named in every report (`sim.figures().assumptions`).
+    device; differences of a real GPU are not simulated and are named in every report (`sim.figures().assumptions`).
 
     Args:
         capacity: of the device: "16GiB", or bytes.
-        settings: what `PYTORCH_ALLOC_CONF` would say.
-        context: what CUDA itself takes of the device; 0 unless given, as it differs from one GPU to the next.
+        settings: the value of `PYTORCH_ALLOC_CONF`.
+        context: bytes that CUDA itself takes of the device; 0 unless given, as it differs from one GPU to the next.
         fraction: of the device that PyTorch may take (`set_per_process_memory_fraction`).
         torch_version: whose allocator is modelled; this PyTorch's own if not given.
         record: keep all requests for `sim.events()`.

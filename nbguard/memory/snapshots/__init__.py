@@ -1,1 +1,1 @@
-"""Memory snapshots: capturing, saving, loading, comparing them, and what-ifs of their traces."""
+"""Memory snapshots, for capturing, saving, loading, comparing them, and what-ifs of their traces."""

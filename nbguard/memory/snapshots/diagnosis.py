@@ -1,4 +1,5 @@
-"""The diagnosis of a snapshot file: the requests that failed, the holders, the settings that would have helped, the map."""
+"""The diagnosis of a snapshot file, with failed requests, holders, settings that would have helped, and the map.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from nbguard.render.result import Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRequest:
-    """The first request of a device for which there was no memory, as the trace has it. Sizes are bytes."""
+    """The first request of a device that found no memory, as the trace has it. Sizes are bytes."""
 
     device: str  # "cuda:0"
     size: int  # that was asked for

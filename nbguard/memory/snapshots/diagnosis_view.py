@@ -1,4 +1,4 @@
-"""The diagnosis of a snapshot file as blocks: the answer first, then the holders, the settings that were tried, the map."""
+"""The diagnosis of a snapshot file as blocks, the answer first, then the holders, the settings that were tried, the map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The difference of two snapshot files: bytes that came and went, by holder and by pool, in figures that add up."""
+"""The difference of two snapshot files, that is, bytes that came and went, by holder and by pool, in figures that add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Snapshot files with the names of the notebook: holders of blocks and numbers of cells from the sidecar that nbguard wrote."""
+"""Snapshot files with the names of the notebook, holders and cells from nbguard's sidecar.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True, slots=True)
 class NotebookNames:
-    """Names of the notebook from a sidecar, for which PyTorch's format has no place."""
+    """Names of the notebook from a sidecar, that have no place in PyTorch's format."""
 
     holders: Mapping[int, HolderNames] | None = None  # by device, from the sidecar's "holders"; None: it has none
     cells: Mapping[str, int] | None = None  # number of the cell by the file IPython compiled it as, without its folder
@@ -40,7 +41,7 @@ class NotebookNames:
 
 
 def load_named(path: str | Path, progress: Progress | None = None) -> tuple[Snapshot, NotebookNames]:
-    """Return a snapshot in whose stacks a cell's file is called `In[7]`, and the names from its sidecar.
+    """Return a snapshot whose stacks call a cell's file `In[7]`, and the names from its sidecar.
 
     Raises:
         SnapshotError: the file, or its sidecar, cannot be read.
@@ -52,7 +53,7 @@ def load_named(path: str | Path, progress: Progress | None = None) -> tuple[Snap
 
 
 def with_cell_names(snapshot: Snapshot, cells: Mapping[str, int]) -> Snapshot:
-    """Return a snapshot in whose stacks the files that IPython compiled cells as are called by the cells: `In[7]`."""
+    """Return a snapshot whose stacks call the files of IPython's compiled cells by the cells, e.g. `In[7]`."""
     return replace(snapshot, stacks=snapshot.stacks.with_frames(lambda frame: _with_cell_name(frame, cells)))
 
 
@@ -77,7 +78,7 @@ def settings_of(snapshot: Snapshot) -> str | None:
 
 
 def device_facts(snapshot: Snapshot, number: int) -> DeviceFacts:
-    """Return the facts on one device of a snapshot, in the form in which a scan returns a live device."""
+    """Return the facts on one device of a snapshot, in the form of a live device's facts."""
     sidecar = snapshot.sidecar
     total = sidecar.totals[number] if number < len(sidecar.totals) else None
     fraction = sidecar.fractions[number] if number < len(sidecar.fractions) else None

@@ -1,4 +1,4 @@
-"""The report on a snapshot file, in the columns of `%gpumem`, and its map: plain data in figures that add up."""
+"""The report on a snapshot file, in the columns of `%gpumem`, and its map, as plain data in figures that add up."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _held_blocks(segments: Iterable[Segment], names: HolderNames | None) -> Iter
 
 
 def saved_map(file: str, devices: Sequence[tuple[DeviceFacts, HolderNames | None]], notes: tuple[str, ...]) -> MemoryMap:
-    """Return the map of the devices of a file, from a graph in which each block has the holder that `saved_device` reports."""
+    """Return the map of the devices of a file, from a graph with the holders that `saved_device` reports."""
     storages: list[StorageFact] = []
     holds: dict[tuple[str, HolderSource], list[int]] = {}
     for device, names in devices:

@@ -1,4 +1,4 @@
-"""Saving of PyTorch's standard memory snapshot with a sidecar of names and sizes: both files whole, or neither."""
+"""Saving of PyTorch's standard memory snapshot with a sidecar of names and sizes, both files whole, or neither."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PROTOCOL = 4
 """Of the pickle, whatever Python's default: the reader of pytorch.org/memory_viz knows none above 4."""
 
 _LARGEST_SIDECAR = 1_000_000
-"""Bytes of the sidecar, of which a reader refuses 1 MiB. Beyond, the smallest holders go unnamed."""
+"""Most bytes of the sidecar, as a reader refuses 1 MiB. Beyond, the smallest holders go unnamed."""
 
 _LONGEST_LABEL = 120
 """Characters of a holder's label; the rest is cut off."""
@@ -67,7 +67,7 @@ class SnapshotFiles(Result):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What both files are made of."""
+    """The data of both files."""
 
     raw: dict[str, Any]  # in the form of `torch.cuda.memory._snapshot()`
     facts: Facts  # by which the blocks have holders

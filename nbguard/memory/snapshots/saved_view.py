@@ -1,4 +1,5 @@
-"""Snapshot files as blocks: one that was written, the report on one, the changes between two, what-ifs of its devices."""
+"""Snapshot files as blocks, on a written one, a report, the changes between two, what-ifs.
+"""
 
 from __future__ import annotations
 

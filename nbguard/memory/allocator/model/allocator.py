@@ -362,7 +362,7 @@ class CachingAllocator:
         return block
 
     def _expandable_candidate(self, pool: BlockPool, free: FreeSet, rounded: int) -> ModelBlock:
-        """Return the lowest block from which free and unmapped blocks span the request; else the block of a new range.
+        """Return the lowest block that starts a long enough span of free and unmapped blocks, or the block of a new range.
 
         The counterpart is `find_expandable_block`.
         """

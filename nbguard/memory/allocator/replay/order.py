@@ -61,12 +61,12 @@ def learn_partial_release(
 ) -> bool:
     """Note the order of two segments of one size where the model gave back the other one; return whether that was so.
 
-    Of those that are large enough for a request the first goes back, of smaller ones above the split limit the last.
+    Among segments large enough for a request the first goes back; among smaller ones above the split limit, the last.
 
     Args:
         model: with the settings of the request.
         assumptions: on the state at the start.
-        corrections: to which the order is added, for the next pass from the start.
+        corrections: receives the order, for the next pass from the start.
         mine: the model's events for the request.
         request: the recorded events, the request's own last.
     """

@@ -85,7 +85,7 @@ def learn(
     Args:
         model: before the request.
         assumptions: on the state at the start, which may be changed.
-        corrections: to which the change is added, for the next pass from the start.
+        corrections: receives the change, for the next pass from the start.
         chosen: the free block that the model took.
         wanted_at: the address that the recorded allocator took.
         event: the request.

@@ -1,4 +1,4 @@
-"""Memory snapshots as frozen plain data: segments, blocks and the trace of earlier events."""
+"""Memory snapshots as frozen plain data, with segments, blocks and the trace of earlier events."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def start(entries: int = DEFAULT_ENTRIES) -> Recording:
 
 
 def stop() -> Recording:
-    """End nbguard's recording and forget what was recorded; one of somebody else stays. Return the state then."""
+    """End nbguard's recording and forget its history; a recording of somebody else stays. Return the state then."""
     before = recording()
     if before.state == "on":
         _torch().cuda.memory._record_memory_history(None)

@@ -80,7 +80,7 @@ def _alone() -> Iterator[None]:
 def apply(plan: Plan, notebook: Notebook, scanned: Scan, uncovered: int = 0) -> Cleaned:
     """Carry out `plan`, made from the scan `scanned` of `notebook`, and return the outcome, measured.
 
-    `uncovered` bytes have been given back before the look.
+    `uncovered` bytes were given back before the scan.
     """
     with Interrupts() as interrupts, _alone():
         outcome, after = _apply(plan, notebook, scanned, interrupts)

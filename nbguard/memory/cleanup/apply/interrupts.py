@@ -1,4 +1,4 @@
-"""Ctrl-C during a cleanup: it stops the step it falls into, and what was done is still measured and reported."""
+"""Ctrl-C during a cleanup, which stops the current step, while the steps done are still measured and reported."""
 
 from __future__ import annotations
 

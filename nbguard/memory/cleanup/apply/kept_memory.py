@@ -1,4 +1,5 @@
-"""Gives back memory that torch and its libraries keep for later: the allocator's cache, workspaces, pinned host memory."""
+"""Gives back memory that torch and its libraries keep: the allocator's cache, workspaces, pinned host memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An observer of running out of memory: it notes numbers at the moment of the failure, before any frame is unwound.
+"""An observer of running out of memory, which notes numbers at the moment of the failure, before any frame is unwound.
 
 torch calls its observers with the allocator's lock released and offers no way to take one off: ours is attached once per
 process, when CUDA is first used, and can be switched off. It keeps numbers only.
@@ -51,7 +51,7 @@ def attach() -> bool:
 
 
 def detach() -> None:
-    """Note nothing from now on, and forget what was noted."""
+    """Note nothing from now on, and forget all notes."""
     _OBSERVER.is_on = False
     NOTES.clear()
 
@@ -78,7 +78,7 @@ def _observe(device: int, requested: int, allowed: int, free: int, *_: int) -> N
 
 
 def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
-    """Return the state of `device`. `allowed` is its size or, with a memory fraction, what that leaves of it."""
+    """Return the state of `device`. `allowed` is its size or, with a memory fraction, that part of it."""
     torch: Any = sys.modules["torch"]
     stats = torch.cuda.memory_stats(device)
     total = int(torch.cuda.get_device_properties(device).total_memory)

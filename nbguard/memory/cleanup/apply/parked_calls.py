@@ -1,4 +1,4 @@
-"""What is parked is neither called nor moved: an error says how to bring it back, before anything has happened.
+"""Guards on parked objects: a call or a move raises an error that says how to bring them back, before anything happens.
 
 A call of a module and a step of an optimizer are stopped by a hook. A move, as a library makes one before
 a fit, would bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
@@ -39,7 +39,7 @@ def stop_calls(parked: Parked, users: Sequence[Any]) -> None:
 
 
 def let_go(parked: Parked) -> None:
-    """Let the modules of what is parked no more be called, and, where it was the last, let all be moved."""
+    """Let the modules of an object that is no longer parked be called, and, if it was the last, let all be moved."""
     torch: Any = sys.modules["torch"]
     for hook in parked.hooks:
         hook.remove()
@@ -92,7 +92,7 @@ def _has_lock(frame: FrameType | None) -> bool:
 
 
 def _leaves_host(fn: Callable[[Any], Any]) -> bool:
-    """Say whether what is done to each tensor moves it off the host, by doing it to one without elements."""
+    """Say whether a function of each tensor moves it off the host, by applying it to one without elements."""
     torch: Any = sys.modules["torch"]
     try:
         return bool(fn(torch.empty(0, device="cpu")).device.type != "cpu")

@@ -1,4 +1,4 @@
-"""Moves tensors to host memory in place, and back: every name stays valid, every view stays a view.
+"""Moves tensors to host memory in place, and back, while every name stays valid, every view stays a view.
 
 A tensor's data is exchanged, its storage is never resized: whoever uses a parked tensor gets ordinary host values, or an
 ordinary error about devices, never memory that is gone. One storage at a time: all tensors on it move, or none.
@@ -37,7 +37,7 @@ _STOPPED = "interrupted: tensors moved by then stay moved"
 def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: Callable[[], bool]) -> str:
     """Move the storages with these numbers to the host; return why some were left, or an empty string.
 
-    `is_stopped` is asked between storages: what has been moved by then is parked.
+    `is_stopped` is asked between storages: storages moved by then are parked.
     """
     _wait_for_device()
     tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
@@ -67,7 +67,7 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
 
 @plain_torch()
 def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
-    """Bring back what was parked under `labels`, or everything.
+    """Bring back the tensors parked under `labels`, or all.
 
     Raises:
         TargetError: nothing is parked under one of the labels.

@@ -1,4 +1,4 @@
-"""Placeholders for released objects, as a debugger shows them: a description and, of a device's tensor, its values."""
+"""Placeholders for released objects, as a debugger shows them, with a description and the values of a device's tensor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Placeholder:
 class Placeholders:
     """Makes placeholders, within a budget of host memory: a tensor that still fits is copied, once for all frames.
 
-    Keeps what it was given until it goes itself, so that no id is met twice.
+    Keeps the objects it was given until it goes itself, so that no id is met twice.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:

@@ -1,4 +1,4 @@
-"""List the other processes on the GPUs, and end those that a dead program left behind: by pid and start, and verified."""
+"""List the other processes on the GPUs, and end those that a dead program left behind, by pid and start, and verified."""
 
 from __future__ import annotations
 

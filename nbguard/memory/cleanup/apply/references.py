@@ -1,4 +1,5 @@
-"""Taking one reference away, where no `del` of Python's could be written: an entry, an attribute, a value of a context."""
+"""Taking one reference away, where no `del` of Python's could be written(an entry, an attribute, a context's value).
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def _class_of(space: dict[Any, Any]) -> Any:
 
 
 def _is_shared_by_instances(space: dict[Any, Any]) -> bool:
-    """Say whether a dict is what all instances of a class have as their attributes: `self.__dict__ = self._shared_state`."""
+    """Say whether a dict has the attributes of all instances of a class (`self.__dict__ = self._shared_state`)."""
     spaces = {id(obj): obj for obj in gc.get_referrers(space) if type(obj) is dict}
     classes = [cls for inner in spaces.values() if (cls := _class_of(inner)) is not None]
     inits = (namespace_of(cls).get("__init__") for cls in classes)
@@ -126,7 +127,7 @@ def break_cycles_of(obj: Any) -> None:
 
 
 def _out_of_contexts(node: Any, value: Any) -> bool:
-    """Give variables that have this value None, in each context of whose mapping `node` is a part; return whether any had it.
+    """Give variables that have this value None, in each context with `node` in its mapping; return whether any had it.
 
     Raises:
         RuntimeError: a context is in force, in a thread that runs.

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReleasedName:
-    """A name that a cleanup has deleted, with what it led to."""
+    """A name that a cleanup has deleted, with the object it led to."""
 
     name: str
     what: str  # the object in a few words

@@ -163,7 +163,7 @@ def park_storages(step: StepContext) -> str:
 
 
 def _collect(step: StepContext) -> None:
-    """Run the collector; what it is to leave alone, by the ids of the step, is held until it has run."""
+    """Run the collector; objects that it shall leave alone, by the ids of the step, are held until its end."""
     held = objects_by_id({*step.action.refs}) if step.action.refs else {}
     debug = gc.get_debug()
     gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage

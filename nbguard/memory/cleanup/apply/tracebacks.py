@@ -61,7 +61,7 @@ def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) 
     """Replace variables of one finished frame.
 
     Through `f_locals`, which writes through since Python 3.13; before, the dict is copied back into the frame by the C API
-    that debuggers use. The dict is emptied afterwards, as the frame would keep it. Since Python 3.14 a frame keeps what was
+    that debuggers use. The dict is emptied afterwards, as the frame would keep it. Since Python 3.14 a frame keeps values
     overwritten from outside, as its code may have borrowed it.
     """
     mapping: Any = frame.f_locals
@@ -78,9 +78,9 @@ def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) 
 
 
 def _forget_overwritten(frame: types.FrameType) -> None:
-    """Have a finished frame let go of what its variables were before: a tuple of its own, whose items are replaced.
+    """Have a finished frame let go of its variables' former values, which are in a tuple of its own whose items are replaced.
 
-    Clearing the frame does so, too, but what is set in a cleared frame is never let go of.
+    Clearing the frame does so, too, but values set in a cleared frame are never let go of.
     """
     if getattr(frame, "f_generator", None) is not None:  # a generator that rests: it may run on, and keeps what it has
         return

@@ -1,4 +1,4 @@
-"""The builder of a cleanup plan: steps that take references out of a graph, and the nodes still reached without them.
+"""The builder of a cleanup plan, with steps that take references out of a graph, and the nodes still reached without them.
 
 The bytes of each step are known once all steps are: the nodes left at the end are walked once, then the steps are undone from
 the last to the first, and a step frees the storages that undoing it reaches again. One pass, however many steps.
@@ -16,7 +16,7 @@ from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, 
 from nbguard.texts import joined
 
 COLLECTED = "unreachable cycles"
-"""What the collector takes, in words, by which a request leaves it out."""
+"""The objects that the collector takes, in the words that leave them out of a request."""
 _WITH_MEMORY = frozenset({"del", "cut", "line", "out", "cache", "leftovers", "debugger", "error", "kept_error"})
 """Kinds of steps that are expected to free memory: one that frees none says why."""
 
@@ -106,7 +106,9 @@ class PlanBuilder:
         self.steps.append(planned)
 
     def _kept_alive(self, entries: set[int], left: set[int]) -> set[int]:
-        """Return those of the nodes `left` that stay when the other `entries` are collected: cycles, and what these lead to."""
+        """Return those of the nodes `left` that stay when the other `entries` are collected(cycles and the objects these lead
+        to).
+        """
         children = [node.children for node in self.graph.nodes]
         below = {child for node in entries for child in children[node]}
         tops = left - below
@@ -136,7 +138,7 @@ class PlanBuilder:
         return replace(self.facts, graph=replace(self.graph, roots=roots, nodes=tuple(nodes)))
 
     def settle(self) -> Settled:
-        """Return the plan: each storage is freed by the step after which nothing reaches it."""
+        """Return the plan, in which each storage is freed by the step that removes the last way to it."""
         graph, cut = self.graph, set(self.cut)
         left = [root for number, root in enumerate(graph.roots) if number not in self.gone]
         alive = reach(graph, (node for root in left for node in root.nodes), cut)

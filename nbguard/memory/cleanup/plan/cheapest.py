@@ -1,4 +1,4 @@
-"""The cheapest set of holders whose release lets a request in one piece succeed: stale ones first, then the fewest bytes."""
+"""The cheapest set of holders whose release lets a request in one piece succeed, stale ones first, then the fewest bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CANDIDATES = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The cheapest release after which a request in one piece succeeds on a device. All sizes are bytes."""
+    """The cheapest release that lets a request in one piece succeed on a device. All sizes are bytes."""
 
     nbytes: int  # of the request
     names: tuple[str, ...] = ()  # names to release; none: nothing needs to be done, stale memory is enough, or nothing helps
@@ -81,7 +81,7 @@ def _after(facts: Facts, room: Room, *plans: Plan) -> Room:
 
 
 def _back(before: Room, after: Room) -> int:
-    """Return the bytes by which more can go back to the device."""
+    """Return the additional bytes that can go back to the device."""
     return after.releasable() - before.releasable()
 
 
@@ -89,7 +89,7 @@ def _back(before: Room, after: Room) -> int:
 class _Hole:
     """A stretch of blocks in one segment that is large enough for a request, over sets of candidates, as bits.
 
-    The cleanup that frees it gives a segment back of which nothing is live any more: then the stretch is no longer there.
+    The cleanup that frees it gives a segment back where nothing is live any more; then the stretch is no longer there.
     """
 
     mask: int  # candidates that must go for the stretch to be free

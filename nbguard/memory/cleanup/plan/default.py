@@ -1,4 +1,4 @@
-"""The default cleanup of an analysis, and the holders of each device: stale are those that it would free.
+"""The default cleanup of an analysis, and the holders of each device, which are stale if it would free them.
 
 Questions for `Analysis.once` and `DeviceAnalysis.once`: `analysis.once(default_plan)`.
 """

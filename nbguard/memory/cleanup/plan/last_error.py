@@ -11,9 +11,9 @@ from nbguard.memory.core.references.graph import DEFAULT, FUNCTION, Edge
 
 
 def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:
-    """Return the exceptions, tracebacks and frames that make up an error: its own chain, no others that happen to be held.
+    """Return the exceptions, tracebacks and frames that make up an error's own chain, and no others.
 
-    A tuple or dict right below an exception (a group's parts) or at the top (what a debugger left) is passed through.
+    A tuple or dict right below an exception (a group's parts) or at the top (a debugger's leftovers) is passed through.
     """
     shell: set[int] = set()
     todo = [(node, True) for node in entries]

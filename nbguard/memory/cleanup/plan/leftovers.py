@@ -1,4 +1,4 @@
-"""Leftovers that an interrupted fit left on a Learner that is kept and idle: the batch, the prediction, the graph."""
+"""Leftovers that an interrupted fit left on a Learner that is kept and idle, such as the batch, the prediction, the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbguard.memory.core.references.graph import Edge
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
 _LOSS = 1024
-"""Bytes from which harmless leftovers are worth a word: a fit that ended well leaves them, too (the bare number of the loss,
+"""Least bytes of harmless leftovers that are mentioned; a fit that ended well leaves them, too (the bare number of the loss,
 bars over a loader still in use)."""
 
 

@@ -1,4 +1,4 @@
-"""Steps of a cleanup that the user has to ask for: they take something away that is still in use."""
+"""Steps of a cleanup that the user has to ask for, as they take something away that is still in use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kept_errors(graph: Graph) -> dict[str, set[int]]:
 
 
 def held_by_errors(graph: Graph, errors: Set[int]) -> int:
-    """Return the bytes that only the frames of these exceptions hold, among what the user's own roots lead to."""
+    """Return the bytes that only the frames of these exceptions hold, among the objects that the user's own roots lead to."""
     own = {node for root in graph.roots if root.kind not in STALE_KINDS for node in root.nodes}
     shell = shell_of(graph, errors)
     return nbytes_of(graph, storages_of(graph, reach(graph, own)) - storages_of(graph, reach(graph, own, blocked=shell)))
@@ -64,7 +64,7 @@ def release_kept_errors(builder: PlanBuilder) -> None:
 
 
 def drop_compiled(builder: PlanBuilder) -> None:
-    """Drop what torch.compile has compiled, for live models too: they compile again at their next call."""
+    """Drop code that torch.compile compiled, for live models too, which compile again at their next call."""
     if any(learner.is_running for learner in builder.facts.learners):
         builder.skipped.append("compiled code stays because a running fit uses it")
     elif not builder.facts.has_compiled:
@@ -82,7 +82,8 @@ def drop_compiled(builder: PlanBuilder) -> None:
 
 
 def empty_function_caches(builder: PlanBuilder, given_up: set[int] | None) -> None:
-    """Empty the caches of functions that alone keep memory alive; with targets, those that lead to what was given up."""
+    """Empty the caches of functions that alone keep memory alive, or with targets only those that lead to these.
+    """
     graph = builder.graph
     stale = {number for number, root in enumerate(graph.roots) if root.kind in STALE_KINDS}  # the steps after this one
     caches = caches_worth_emptying(graph, builder.gone | stale, builder.cut, given_up)

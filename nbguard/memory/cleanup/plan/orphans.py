@@ -1,6 +1,6 @@
-"""The judgement on a process on the device: whether it is an orphan, left behind by a program that has died.
+"""The diagnosis of a process on the device, which tells whether it is an orphan of a program that died.
 
-Pure. An orphan is one for which everything speaks; whatever is not known speaks against it. Never an orphan: this process,
+Pure. A process is an orphan only if every fact says so, and an unknown fact speaks against it. Never an orphan: this process,
 its ancestors and children, another user's process, a live kernel's, a program of its own. A name speaks against an orphan at
 most: anybody may give a program any name.
 """
@@ -79,7 +79,7 @@ def _protected(candidate: DeviceProcess, around: Surroundings) -> str:
 
 
 def _how_it_ends(candidate: DeviceProcess, around: Surroundings) -> str:
-    """Return in words what a process that this kernel started is, and what ends it."""
+    """Return in words the kind of a process that this kernel started, and the way to end it."""
     if candidate.process.pid in around.workers:
         return "a DataLoader's worker (" + advice.end_workers().code + " ends it when it is idle)"
     if _JOBLIB in candidate.command:

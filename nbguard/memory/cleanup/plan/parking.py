@@ -1,4 +1,4 @@
-"""The plan of a parking: the storages of an experiment that move to host memory, and the reasons why others stay.
+"""The plan of a parking, with the storages of an experiment that move to host memory, and the reasons why others stay.
 
 Nothing is freed for good and no name changes: a parked tensor is the same Python object with its data elsewhere.
 """
@@ -167,9 +167,9 @@ def _needed_by_others(graph: Graph, entries: Mapping[str, set[int]], together: s
 
 
 def _needing(graph: Graph, root: Root, together: set[int], known: set[int], whole: set[int]) -> dict[int, set[int]]:
-    """Return the storages that a root needs outside of what is parked, by the experiment that does, or the root's entry.
+    """Return the storages that a root needs outside of the parked objects, by the experiment that does, or the root's entry.
 
-    A container may have what is `known`, a function models and the like that are parked as a `whole`, an experiment neither.
+    A container may have `known` objects, a function models and the like that are parked as a `whole`, an experiment neither.
     """
     is_own = root.kind in ("name", "module")  # of the other roots, only Learners need to go on working
     needs: dict[int, set[int]] = {}
@@ -280,7 +280,7 @@ def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) ->
 
 
 def parked_findings(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each name of which much is parked, with the command that brings it back."""
+    """Yield a finding for each name with much parked memory, with the command that brings it back."""
     by_label: dict[str, int] = {}
     for fact in facts.parked:
         by_label[fact.label] = by_label.get(fact.label, 0) + fact.nbytes

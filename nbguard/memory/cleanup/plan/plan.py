@@ -1,4 +1,4 @@
-"""Cleanups as plain data: the request, the plan, the outcome."""
+"""Cleanups as plain data, with the request, the plan, the outcome."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Action:
 
     @property
     def key(self) -> str:
-        """Return the words by which a request leaves the step out (`Request.keep`)."""
+        """Return the words that leave the step out of a request (`Request.keep`)."""
         if self.names and self.kind in ("del", "cut", "line", "out", "park", "cache"):
             return self.names[0]
         return _KEYS.get(self.kind, self.subject)

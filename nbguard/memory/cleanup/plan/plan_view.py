@@ -40,14 +40,14 @@ def plan_blocks(plan: Plan) -> Iterator[Block]:
 
 
 def also_stale(plan: Plan) -> Iterator[str]:
-    """Yield what is stale besides, which a plan for targets leaves alone, with the command that frees it; nothing of little."""
+    """Yield the stale memory that a plan for targets leaves alone, if it is much, with the command that frees it."""
     held = sum(action.nbytes or 0 for action in plan.actions) + plan.also_stale
     if plan.also_stale >= least_shown(held):
         yield f"also stale: {format_bytes(plan.also_stale)}, " + advice.release_stale().code
 
 
 def kept_sentences(plan: Plan, *, is_done: bool) -> Iterator[str]:
-    """Yield, for each target that stays as it frees nothing, what keeps its memory and the command that frees it."""
+    """Yield, for each target that stays as it frees nothing, the keeper of its memory and the command that frees it."""
     deletes = any(action.kind in ("del", "out") for action in plan.actions)
     for kept in plan.kept:
         names = " and ".join(f"`{name}`" for name in kept.names)
@@ -103,7 +103,7 @@ def _plan_sentence(plan: Plan) -> str:
 
 
 def _amount(plan: Plan) -> str:
-    """Return the bytes that a plan promises, an interval where not all was looked into."""
+    """Return the bytes that a plan promises, an interval where the scan left something out."""
     if not plan.at_least:
         return format_bytes(plan.promised)
     most = "; nothing counts the most that it may be" if plan.at_most is None else f", up to {format_bytes(plan.at_most)}"
@@ -119,7 +119,7 @@ def _device_gets(plan: Plan) -> str:
 
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
-    """Yield the steps that a cleanup took, the bytes realised and promised, notes on what went wrong, and the holders left."""
+    """Yield the steps that a cleanup took, the bytes realised and promised, notes on errors, and the holders left."""
     yield from _steps(
         (action.label, figure, action.detail) for action, figure in _figures(outcome.plan) if action in outcome.done
     )

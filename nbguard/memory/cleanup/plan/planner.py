@@ -1,4 +1,4 @@
-"""The plan of a cleanup: the references to remove, in order, and the bytes that each step gives back.
+"""The plan of a cleanup, with the references to remove, in order, and the bytes that each step gives back.
 
 Pure: a plan is computed from facts by taking references out of the graph and walking the rest. Nothing is touched. Objects
 that a name of the user's leads to are *live*: a plan may remove other references to them, never the objects themselves.
@@ -34,7 +34,7 @@ from nbguard.units import MiB, counted
 
 _CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "OrderedDict", "defaultdict", "deque", "mappingproxy"})
 _HANDLES = frozenset({"method", "partial", "cell", "function"})
-"""Objects that stand for another one: what that one has itself is not in a part of it."""
+"""Kinds of objects that stand for another one, whose own contents are not in a part of it."""
 _CELLS = ("", "MainThread")
 """The thread of a function that a cell runs, as its root tells it."""
 _PARTS = 100
@@ -86,7 +86,7 @@ def freed_by_targets(facts: Facts, targets: tuple[Target, ...]) -> frozenset[int
 
 
 def _idle(graph: Graph, targets: Iterable[Target], together: tuple[Target, ...], alive: Set[int]) -> tuple[Target, ...]:
-    """Return those of the targets that free nothing by a plan after which the nodes `alive` stay reached."""
+    """Return the targets that free nothing by a plan that leaves the nodes `alive` reached."""
     return tuple(
         target for target in targets if _frees_nothing(graph, target, alive) and not _is_one_of_several(target, together)
     )
@@ -218,10 +218,10 @@ def _without_memory(facts: Facts, targets: Iterable[Target]) -> Iterator[str]:
 
 
 def _frees_nothing(graph: Graph, target: Target, alive: Set[int]) -> bool:
-    """Say whether a target has no part in what a plan frees, after which the nodes `alive` stay reached.
+    """Say whether a target has no part in the memory freed by a plan that leaves the nodes `alive` reached.
 
     A name that a library brought has none, as its module keeps the object. Nor has one that leads to an object without memory,
-    such as a transform that has a loss function, which a starred import of a library binds.
+    such as a transform that has a loss functionbound by a starred import of a library.
     """
     entries = entries_of(graph, target)
     gone = reach(graph, entries) - alive
@@ -233,7 +233,7 @@ def _frees_nothing(graph: Graph, target: Target, alive: Set[int]) -> bool:
 def _is_one_of_several(target: Target, targets: Iterable[Target]) -> bool:
     """Say whether another target is the same object in a place that has it several times, such as two keys of a dict.
 
-    Both may free what neither does alone. The graph has one reference for all of a place's, so what goes is measured.
+    Both may free what neither does alone. The graph has one reference for all of a place's, so the effect is measured.
     """
     is_several_times = bool(target.value) and not target.is_known
     return is_several_times and any(
@@ -302,7 +302,7 @@ def _kept_out(builder: PlanBuilder, request: Request, scope: set[int] | None, gi
 def _may_drop(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], given_up: set[int] | None) -> bool:
     """Say whether a displayed result may be forgotten.
 
-    By what it reaches, not by its type: it must lead to an experiment (or to what was given up) that no name needs, and to
+    By what it reaches, not by its type: it must lead to an experiment (or to a given-up object) that no name needs, and to
     no loose data (a tensor, an array) besides, which could be the user's only copy. A few tensors of a part of an object that
     has the experiment are part of it: the tables in the scheduler of a pipeline.
     """
@@ -328,7 +328,7 @@ def _may_drop(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], gi
 
 
 def _is_made_of(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], given_up: set[int]) -> bool:
-    """Say whether a displayed result is a view of what was given up, or was computed from it and keeps the graph."""
+    """Say whether a displayed result is a view of a given-up object, or was computed from it and keeps the graph."""
     graph = builder.graph
     storages = storages_of(graph, given_up)
     carriers = (number for number, node in enumerate(graph.nodes) if not storages.isdisjoint(node.storages))
@@ -341,7 +341,7 @@ def _is_made_of(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], 
 def _is_part_of_it(graph: Graph, entries: tuple[int, ...], loose: set[int], below: set[int]) -> bool:
     """Say whether loose tensors are few bytes beside the experiment's, and all in parts of an object that was displayed.
 
-    What a displayed container or object has itself is the user's: `{'model': model, 'preds': preds}`.
+    The own contents of a displayed container or object are the user's, as in `{'model': model, 'preds': preds}`.
     """
     if any(graph.nodes[node].type_name in _CONTAINERS for node in entries):
         return False

@@ -1,4 +1,5 @@
-"""Promises of advice: the bytes that lines give back together, by the graph and the plans that the commands themselves use."""
+"""Promises of advice: bytes that lines give back together, by the graph and the plans that the commands use.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from nbguard.memory.core.references.graph import GRAPH, Edge, nbytes_of, reach_o
 from nbguard.memory.core.target import Target
 
 _NEEDING = frozenset({"learner", "model"})
-"""Kinds of objects that are broken without what they have."""
+"""Kinds of objects that are broken without their contents."""
 _FEW = 4
-"""Lines of which each is asked whether it is needed."""
+"""Most lines that are each checked for being needed."""
 
 
 def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
@@ -62,7 +63,7 @@ def needed(facts: Facts, lines: list[Advice]) -> list[Advice]:
 
 
 def joined(lines: list[Advice]) -> tuple[Advice, ...]:
-    """Return the lines in the order in which they work: Python, one cleanup with all targets, then what is stale."""
+    """Return the lines in the order of their work: Python, one cleanup with all targets, then the stale rest."""
     targets = tuple(text for line in lines for text in line.targets)
     code = (line for line in lines if not line.targets and line != release_stale())
     stale = (line for line in lines if line == release_stale())
@@ -119,7 +120,7 @@ def _without(graph: Graph, lines: Sequence[Advice]) -> Graph:
 
 
 def _targets(graph: Graph, line: Advice) -> Iterator[Target]:
-    """Yield what a cleanup would make of the targets of a line: roots, or the references that it removes."""
+    """Yield a cleanup's version of the targets of a line: roots, or the references that it removes."""
     if not line.targets:
         return
     for parent, child in line.cut:

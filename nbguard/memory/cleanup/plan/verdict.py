@@ -1,4 +1,5 @@
-"""The verdict after the hardest cleanup: the memory still taken, and whether only a restart of the kernel would help. Pure."""
+"""The verdict after the hardest cleanupon the memory still taken and on a restart of the kernel. Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The memory that this kernel still takes of the devices, and what a restart would mean. All sizes are bytes."""
+    """The memory that this kernel still takes of the devices, and the effect of a restart. All sizes are bytes."""
 
     rest: tuple[Rest, ...]  # parts that add up to `total`
     total: int  # bytes that this kernel takes of the devices

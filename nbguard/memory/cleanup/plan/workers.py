@@ -1,4 +1,4 @@
-"""Worker processes of DataLoader iterators: those that may be ended, the name they are known by, and the cost.
+"""Worker processes of DataLoader iterators, with those that may be ended, the name they are known by, and the cost.
 
 Pure. Workers that a running function or a waiting task reaches, or something that Python does not show (the `for` loop over
 them), are in use and are never ended.

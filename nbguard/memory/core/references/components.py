@@ -1,4 +1,4 @@
-"""Strongly connected components: sets of nodes that all lead to each other."""
+"""Strongly connected components, sets of nodes that all lead to each other."""
 
 from __future__ import annotations
 

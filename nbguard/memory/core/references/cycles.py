@@ -1,4 +1,4 @@
-"""Cycles that wait for the collector, in words: whose they are, how many, and the reference that closes each."""
+"""Cycles that wait for the collector, in words, with their owners, their number, and the reference that closes each."""
 
 from __future__ import annotations
 

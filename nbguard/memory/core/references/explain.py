@@ -1,4 +1,4 @@
-"""Why something is still alive: the ways from each root to it, and the line that would cut each."""
+"""The reasons why something is still alive, as the ways from each root to it, and the line that would cut each."""
 
 from __future__ import annotations
 

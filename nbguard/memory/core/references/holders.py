@@ -2,9 +2,9 @@
 
 A storage belongs to the set of roots that reach it. Roots of the user's own (names, globals, running code) come first:
 only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
-So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of things that nothing else needs. Cycles that
-wait for the collector hold nothing that anything else holds: whatever frees that collects them, too. Allocated blocks without a
-holder in Python are rows by their use, so that the holders add up to what is allocated.
+So `learn`, displayed once and still named, is `learn`, while `Out[7]` is a holder only of things that nothing else needs.
+Cycles that wait for the collector hold nothing that anything else holds: whatever frees that collects them, too. Allocated
+blocks without a holder in Python are rows by their use, so that the holders add up to what is allocated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Owner sets: for each node of a graph, which of several groups of starting nodes lead to it, all groups in one pass.
+"""Owner sets: the groups of starting nodes that lead to each node of a graph, all found in one pass.
 
 A set of owners is an int with a bit for each group. Most nodes have one owner, and one walk finds them: each group in turn
-marks what no earlier one has. Only below a node that a second group runs into can there be several owners. That part is
-condensed into its strongly connected components, whose members have the same owners, and the sets flow down from
-component to component, each visited once. So the time grows with the graph, not with the number of groups.
+marks the nodes that no earlier one has. Only below a node that a second group runs into can there be several owners. That part
+is condensed into its strongly connected components, whose members have the same owners, and the sets flow down from component
+to component, each visited once. So the time grows with the graph, not with the number of groups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Owners of the allocator's private pools: whose CUDA graph or MemPool one is, and the line that ends its ownership."""
+"""The CUDA graphs or MemPools that own the allocator's private pools, and the line that ends each one's ownership."""
 
 from __future__ import annotations
 

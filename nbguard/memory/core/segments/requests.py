@@ -1,4 +1,4 @@
-"""Requests for memory: whether one would succeed now, and the largest that would. PyTorch's rules, apart from their model.
+"""PyTorch's rules of requests for memory, apart from their model: would one succeed now, and how large may one be?
 
 `memory` knows live segments and who holds them, `allocator` the model: neither may import the other, and a model built from
 live segments would have to guess facts that they lack (ages, address space). The rule needs none of that, and a test asks the
@@ -28,8 +28,7 @@ _OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cuda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRequest:
-    """The largest request of the default stream in bytes, or None if the device's free memory is
-    unknown.
+    """The largest request of the default stream in bytes, or None if the free memory is unknown.
     """
 
     cached: int  # bytes of the largest free block that it can get: served without asking the device

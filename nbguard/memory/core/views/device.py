@@ -94,8 +94,7 @@ def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
 
 
 def _words_on(holder: Holder) -> str:
-    """Return the words on a holder and on the things its release takes along, others that it needs to free anything, or stale
-    memory.
+    """Return the words on a holder and on all that its release takes along, needed or stale.
     """
     line = holder.together
     if holder.is_shared:

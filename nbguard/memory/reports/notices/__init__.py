@@ -1,1 +1,1 @@
-"""Notices: what a cell has deleted, bound anew or piled up, and is still in memory."""
+"""Notices on objects that a cell deleted, bound again or piled up, and that are still in memory."""

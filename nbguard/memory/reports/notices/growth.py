@@ -1,4 +1,4 @@
-"""Judging a cell that is run again: whether each of its runs leaves more in memory, and where it piles up. Pure."""
+"""Diagnosis of a cell that is run again, whether each run leaves more in memory, and where it piles up. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nbguard.memory.reports.notices.notice import Notice
 def judge_growth(
     analysis: Analysis, cell: int, former: HeldStorages, least: int, former_cell: int | None = None
 ) -> Notice | None:
-    """Return the notice on a cell that leaves more at each run; None if nothing holds more than after the run before.
+    """Return the notice on a cell that leaves more at each run, or None if nothing holds more than after the run before.
 
-    `former` is what was held then, `former_cell` the number of that run. Names that other cells have bound since are not
-    what this one leaves.
+    `former` are the bytes held then, `former_cell` is the number of that run. Names that other cells bound since are not this
+    one's.
     """
     graph, held = analysis.facts.graph, analysis.once(held_storages)
     grown = by_label(held)
@@ -58,7 +58,7 @@ def judge_growth(
 
 
 def _lines(analysis: Analysis, paths: Iterable[Path], least: int) -> tuple[Advice, ...]:
-    """Return the line by which the holder itself, or a library, lets go of what piles up; none that deletes a name."""
+    """Return the line that has the holder itself, or a library, let go of the piled-up objects; none that deletes a name."""
     kinds = {root.label: root.kind for root in analysis.facts.graph.roots}
     for path in paths:
         line = path.advice

@@ -1,4 +1,4 @@
-"""Judging notices by the facts of one scan: who holds what is left, unless it is wanted or only waits for the collector."""
+"""Diagnosis of notices by the facts of one scan: the holders of the remains, unless wanted or waiting for the collector."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WAYS = 20
 _SMALL = 4
 """A view is small if its storage is so many times as large."""
 _OWNERS = frozenset({"learner", "model", "tensor", "data"})
-"""Kinds of objects to which the memory belongs that they lead to. Others refer to it: an optimizer, a list, a loader."""
+"""Kinds of objects that own the memory they lead to. Others only refer to it: an optimizer, a list, a loader."""
 _USERS = frozenset({"name", "module", "frame"})
-"""Kinds of roots from which the user's own code goes on to use what they lead to."""
+"""Kinds of roots whose objects the user's own code goes on to use."""
 _SERVANTS = frozenset({"graph", "optimizer"})
 """Kinds of objects that keep memory for the sake of others."""
 
@@ -34,7 +34,7 @@ HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Left:
-    """What is left of one object whose name has gone, and the ways to it."""
+    """The remains of one object whose name has gone, and the ways to them."""
 
     gone: Departure
     storages: frozenset[int]  # numbers of those that are left
@@ -59,7 +59,7 @@ def judge_departures(
 
 
 def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
-    """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted."""
+    """Return the notice on a name that has gone, or None if all that is left is wanted or goes with the next collection."""
     return judge_again(analysis, (gone,), least, views)
 
 
@@ -70,7 +70,7 @@ def judge_again(analysis: Analysis, departures: Iterable[Departure], least: int,
 
 
 def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, int]) -> Why:
-    """Return what is left of the object that a deleted name was bound to, and all ways to it."""
+    """Return the remains of the object that a deleted name was bound to, and all ways to them."""
     facts, graph = analysis.facts, analysis.facts.graph
     alive = storage_numbers(graph, gone.storages)
     left, node = _left_of(analysis, gone, 1, views), _node_of(analysis, gone.ref, alive)
@@ -94,11 +94,11 @@ def _gone_as(why: Why, gone: Departure) -> Why:
 
 
 def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> _Left | None:
-    """Return what is left of an object whose name has gone; None if that is less than `least` bytes.
+    """Return the remains of an object whose name has gone, or None if they are less than `least` bytes.
 
-    Not what only the next collection frees, and not what is wanted: what has a name of its own, what the name's new object
-    leads to, or the one whose part it was. Where the object itself is gone, or only referred to the memory of others, so is
-    what any name uses (`_used`). `views` are the bytes of tensors by their names.
+    Memory that the next collection frees is left out, and so is wanted memory: it has a name of its own, or the name's new
+    object or the one whose part it was leads to it. Where the object itself is gone, or only referred to the memory of others,
+    memory that any name uses is wanted, too (`_used`). `views` are the bytes of tensors by their names.
     """
     graph = analysis.facts.graph
     alive = storage_numbers(graph, gone.storages)
@@ -150,7 +150,8 @@ def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
 
 
 def roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
-    """Return the numbers of the roots that lead to a storage, without what waits for the collector or ends by itself."""
+    """Return the numbers of the roots that lead to a storage, but for those that end by themselves.
+    """
     return _holding(analysis.facts.graph, analysis.storage_owners[storage])
 
 
@@ -159,7 +160,7 @@ def _holding(graph: Graph, owners: int) -> frozenset[int]:
 
 
 def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
-    """Return the node of the object that had the id `ref`, if something holds it: it leads to what it led to then."""
+    """Return the node of the object that had the id `ref`, if something holds it, so that it leads to the same as then."""
     graph = analysis.facts.graph
     node = next((n for n, fact in enumerate(graph.nodes) if fact.ref == ref), None) if ref else None
     if node is None or not _holding(graph, analysis.node_owners[node]):
@@ -173,9 +174,9 @@ def _is_a_part(graph: Graph, root: Root, gone: Departure) -> bool:
 
 
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
-    """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
+    """Say whether a name stands for the user's present part of the object: its new value, or a part with a name of its own.
 
-    Or it is the name by which the one that has gone was bound, `m = learn.model`, or another name of the object itself, given
+    Or it is the name that the gone one was bound from, `m = learn.model`, or another name of the object itself, given
     before its first name went on to something new, `best = model; model = Net()`, or by the cell that deleted that one.
     """
     has_name = node in root.nodes and (gone.is_rebound or root.cell == gone.cell)
@@ -185,7 +186,7 @@ def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> b
 def _used(analysis: Analysis) -> frozenset[int]:
     """Return the storages that names, the user's modules or running code use: not by way of a graph, nor of an optimizer.
 
-    An optimizer is there for the parameters of a model: what it alone still refers to, nobody else uses.
+    An optimizer is there for the parameters of a model: memory that it alone still refers to is used by nothing else.
     """
     graph = analysis.facts.graph
     blocked = {n for n, node in enumerate(graph.nodes) if node.kind in _SERVANTS}
@@ -196,7 +197,7 @@ def _used(analysis: Analysis) -> frozenset[int]:
 def _of_view(
     analysis: Analysis, gone: Departure, held_by: Mapping[int, frozenset[int]], views: Mapping[str, int], least: int
 ) -> _Left | None:
-    """Return what the one tensor with a name that keeps the storage alive, and is a small part of it, leaves."""
+    """Return the remains kept by the only tensor with a name that keeps the storage alive and is a small part of it."""
     graph = analysis.facts.graph
     kept = {storage: next(iter(roots)) for storage, roots in held_by.items() if len(roots) == 1}
     for number in set(kept.values()):
@@ -232,7 +233,7 @@ def _of_view(
 
 
 def _hidden(gone: Departure, nbytes: int, graph: Graph, alive: set[int]) -> _Left:
-    """Return what something keeps that Python does not show: memory that is alive, and that no scan has met."""
+    """Return the remains kept by something that Python does not show: memory that is alive, and that no scan met."""
     notice = Notice(
         kind="rebound" if gone.is_rebound else "deleted",
         name=gone.name,
@@ -272,7 +273,7 @@ def paths_to(facts: Facts, node: int | None, left: set[int], roots: Collection[i
 
 
 def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
-    """Return the notice on what is left of some objects, whose names one cell has deleted or bound anew."""
+    """Return the notice on the remains of some objects, whose names one cell has deleted or bound anew."""
     if found[0].notice is not None:
         return found[0].notice
     graph, gone = analysis.facts.graph, found[0].gone
@@ -329,7 +330,7 @@ def _keys(graph: Graph, numbers: Iterable[int]) -> frozenset[StorageKey]:
 
 
 def _others(analysis: Analysis, left: set[int], paths: list[Path]) -> tuple[str, ...]:
-    """Return the roots, besides those of the paths, that lead to what is left."""
+    """Return the roots, besides those of the paths, that lead to the remains."""
     known = {path.steps[0] for path in paths}
     labels = (analysis.facts.graph.roots[n].label for storage in sorted(left) for n in sorted(roots_of(analysis, storage)))
     return tuple(label for label in dict.fromkeys(labels) if label not in known)
@@ -366,7 +367,7 @@ def _cuts(graph: Graph, paths: list[Path], roots: Mapping[str, Root], *, is_comp
 
 
 def _deletes_what_is_in_use(analysis: Analysis, lines: list[Advice]) -> bool:
-    """Say whether one of the names that these lines delete leads to what other names use as well: it is in use itself."""
+    """Say whether one of the names that these lines delete is itself in use, as it leads to objects of other names."""
     graph = analysis.facts.graph
     names = {line.ends for line in lines} | {text for line in lines for text in line.targets}
     gone = [n for n, root in enumerate(graph.roots) if root.label in names]

@@ -1,4 +1,4 @@
-"""Judging what a cell has left that none of the user's names leads to: by its error, by a result, by a cache of a library."""
+"""Diagnosis of a cell's leftovers without a user's name: by its error, by a result, by a cache of a library."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from nbguard.memory.reports.notices.judge import HeldStorages, held_storages, st
 from nbguard.memory.reports.notices.notice import Notice, NoticeKind, StorageKey
 
 _STEPS = ("out", "leftovers", "cache")
-"""Steps of a cleanup that let go of what a cell that ended well has left."""
+"""Steps of a cleanup that let go of the leftovers of a cell that ended well."""
 
 
 def judge_left(analysis: Analysis, cell: int, former: HeldStorages | None, least: int, *, raised: bool) -> Notice | None:
-    """Return the notice on what the cell has left and no name leads to; None if that is less than `least` bytes.
+    """Return the notice on the cell's leftovers without a name, or None if they are less than `least` bytes.
 
-    `former` is what was held at the last look before it, None where nobody had looked: then only what is the cell's own by
-    itself counts, its error and its result. What ran out of memory has a card of its own.
+    `former` are the bytes held at the last scan before it, or None without one: then only the cell's own error and result
+    count. An out-of-memory error has a card of its own.
     """
     if raised:
         return None if analysis.facts.oom is not None else _of_error(analysis, cell, least)
@@ -71,7 +71,7 @@ def _came(analysis: Analysis, former: HeldStorages) -> set[StorageKey]:
 
 
 def _of_library(analysis: Analysis, cell: int, former: HeldStorages | None, least: int) -> Notice | None:
-    """Return the notice on the cache or container of a library that alone has kept what the cell made, if a line empties it."""
+    """Return the notice on the cache or container of a library that alone kept the cell's objects, if a line empties it."""
     if former is None:
         return None
     libraries = {root.label: root for root in analysis.facts.graph.roots if root.kind == "library"}

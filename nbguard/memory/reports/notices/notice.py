@@ -1,4 +1,4 @@
-"""A notice, and the departure of a name that may lead to one: plain frozen data."""
+"""A notice, and the departure of a name that may lead to one, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nbguard.render.result import Result
 from nbguard.texts import joined
 
 NoticeKind = Literal["deleted", "rebound", "view", "growth", "error", "left"]
-"""A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more; an
-error, or a cell that ended well, has left what no name leads to."""
+"""A name was deleted or bound again, and its memory is alive; a small view keeps a large storage; a cell leaves ever more; an
+error, or a cell that ended well, left memory that no name leads to."""
 
 NOT_SHOWN = "something that Python does not show"
 """Stands for a holder among C++ objects, which no reference that Python knows of leads to."""
@@ -26,7 +26,7 @@ StorageKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A name that a cell has deleted or bound anew, and whose memory is alive: nobody has asked yet what holds it."""
+    """A name that a cell has deleted or bound anew, and whose memory is alive: its holder is not known yet."""
 
     name: str
     ref: int  # id of the object that it was bound to; 0: that object is gone, and parts of it are left
@@ -93,9 +93,9 @@ class Notices(Result):
 
 
 def is_part_of(notice: Notice, other: Notice) -> bool:
-    """Say whether a notice tells nothing new: no memory besides another one's, and no other holder.
+    """Say whether a notice tells nothing new, that is, no memory besides another one's, and no other holder.
 
-    What a cell piles up is told by one notice, which is about the names that the cell binds anew as well. An object whose
+    A cell's piled-up memory is told by one notice, which is about the names that the cell binds again as well. An object whose
     last name goes is news where the other notice had no line that frees it.
     """
     is_growth = other.kind == "growth" and other.cell == notice.cell
@@ -104,6 +104,6 @@ def is_part_of(notice: Notice, other: Notice) -> bool:
 
 
 def known_again(former: Notice, names: Iterable[str]) -> Notice:
-    """Return a notice that has told already of what other names have left now: it keeps its words and gets their names."""
+    """Return a notice that already told of the memory other names leave now; it keeps its words and gets their names."""
     later = [name for name in names if name not in former.names]
     return replace(former, times=former.times + 1, names=(*former.names, *later)[-_NAMES:])

@@ -1,4 +1,4 @@
-"""Rounds of one action compared: what each has left in memory, and where it piles up. Pure."""
+"""Rounds of one action compared by the memory that each left, and the place where it piles up. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsReport(Result):
-    """The answer of `%gpumem leak` and of `nbguard.watch`: what each round has left, and who holds it."""
+    """The answer of `%gpumem leak` and of `nbguard.watch`, with the memory that each round left and its holders."""
 
     kind: ClassVar[str] = "rounds"
     view: ClassVar[str] = "nbguard.memory.reports.notices.rounds:rounds_blocks"
@@ -71,11 +71,11 @@ def compare_rounds(
     last: Analysis,
     lines: Mapping[StorageKey, str] | None = None,
 ) -> RoundsReport:
-    """Return the report on rounds: `held` is what was held before the first and after each of them, `last` the last scan.
+    """Return the report on rounds from the bytes `held` before the first and after each of them, and the `last` scan.
 
-    What each round replaces counts once: a global that it binds anew is at another address, and leaves no more than before.
-    `garbage` is what each of them has left to the collector, `lines` are the lines that allocated the storages, as far as
-    they are known.
+    Objects that each round replaces count once: a global that it binds anew is at another address, and leaves no more than
+    before. `garbage` are the bytes that each of them left to the collector, `lines` are the lines that allocated the storages,
+    as far as they are known.
     """
     came = [{key for key in after if key not in before and key in held[-1]} for before, after in pairwise(held)]
     counting = came[1:] or came
@@ -114,7 +114,7 @@ def compare_rounds(
 
 
 def garbage_of(analysis: Analysis) -> Garbage:
-    """Return what waits for the collector in a scan, and the cycle that keeps most of it."""
+    """Return the bytes that wait for the collector in a scan, and the cycle that keeps most of it."""
     graph = analysis.facts.graph
     held = analysis.once(held_storages)
     tops = [node for root in graph.roots if root.kind == "garbage" for node in root.nodes]
@@ -134,7 +134,7 @@ def garbage_of(analysis: Analysis) -> Garbage:
 
 
 def _garbage_lines(report: RoundsReport) -> Iterator[Block]:
-    """Yield a sentence on what each round leaves to the collector."""
+    """Yield a sentence on the memory that each round leaves to the collector."""
     if any(each.nbytes for each in report.garbage):
         amounts = ", ".join(format_bytes(each.nbytes) for each in report.garbage)
         cycle = max(report.garbage, key=lambda each: each.nbytes).cycle

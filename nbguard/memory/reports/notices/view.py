@@ -1,4 +1,4 @@
-"""Notices in words: one sentence each, and the table of all of them."""
+"""Notices in words, one sentence each, and the table of all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes as the system shows them, by psutil: memory, start, owner, parents, and the devices they use.
+"""Processes as the system shows them, read by psutil, with memory, start, owner, parents, and the devices they use.
 
 Linux tells more than psutil knows of, read from /proc: whether a process was forked and never called exec, its namespace,
 the shared memory it keeps for others. Unreadable facts are None.

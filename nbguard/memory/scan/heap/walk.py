@@ -1,4 +1,4 @@
-"""The heap, walked once from every root: the objects that lead to a tracked storage, and their references.
+"""The heap, walked once from every root to find the objects that lead to a tracked storage, and their references.
 
 The walk holds objects strongly while it runs and drops them when it returns; it hands out numbers, names, and weak references
 to storages and experiments, to check later which are really gone.
@@ -123,7 +123,7 @@ class Walk:
         self.children.append([])
 
     def run(self) -> None:
-        """Look into every numbered object that has not been looked into yet, and into its referents."""
+        """Look into every numbered object not visited yet, and into its referents."""
         objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
         kind_of, known = self.kinds.of, self.kinds.known
         has_graph = self.referents.autograd.has_graph if self.referents.autograd is not None else bool

@@ -1,4 +1,4 @@
-"""The state at a cell's start: the allocators' counters and the ids of the names, read before each cell."""
+"""The allocators' counters and the ids of the names at a cell's start, read before each cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding an out-of-memory error in an exception: itself, its cause, its context, the parts of a group.
+"""Finding an out-of-memory error in an exception, its cause, its context and the parts of a group.
 
 Read by the slots of Python's own classes: an exception may be of the user's making.
 """

@@ -1,4 +1,4 @@
-"""Runs of cells that ran out of memory: the memory that an earlier run of the same source had taken and needed."""
+"""Runs of cells that ran out of memory, and the memory that an earlier run of the same source had taken and needed."""
 
 from __future__ import annotations
 

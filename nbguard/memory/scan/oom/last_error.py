@@ -1,4 +1,4 @@
-"""The last error, where it ran out of memory: its request, the place in the user's code, and the facts in its frames."""
+"""The last error, where it ran out of memory, with its request, the place in the user's code, and the facts in its frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbguard.memory.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.memory.scan.roots.tracebacks import error_holders
 
 PLACEHOLDERS = "nbguard.memory.cleanup.apply.placeholders"
-"""Name of the module whose class stands in the frames of an error for what a cleanup has released."""
+"""Name of the module whose class takes the place of released objects in the frames of an error."""
 
 _OF_A_MODEL = {
     "torch.nn.modules.module": ("_call_impl",),

@@ -1,4 +1,4 @@
-"""Unreachable objects that the collector cannot free: cycles that pass through C++ stay for ever.
+"""Unreachable objects that the collector cannot free, since cycles that pass through C++ stay for ever.
 
 gc sees the references that Python objects show it. References that torch and numpy keep in C++ (a graph, a gradient, the base
 of a view) it takes for a holder outside, and leaves alone everything that holder leads to. If the holder goes with the rest,

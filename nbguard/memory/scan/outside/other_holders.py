@@ -1,4 +1,4 @@
-"""Holders besides the user's names: references of a library, or C++, to the objects that names lead to.
+"""Holders besides the user's names, such as references of a library, or C++, to the objects that names lead to.
 
 `log = logging.getLogger("zoo")` is the registry's as well: deleting the name frees nothing. The collector's rule tells such
 objects: they have more references than all that was walked accounts for. The rest are followed upwards, as those of objects

@@ -1,4 +1,4 @@
-"""marimo's failed cells: it keeps the error of each until the cell runs again, and with it all that the failed code had.
+"""The errors of failed cells that marimo keeps until each cell runs again, and with them all that the failed code had.
 
 Private fields of marimo are read: nothing is known of a release that has them elsewhere.
 """

@@ -66,7 +66,7 @@ class Run:
         settings: of the allocator.
         capacity: bytes that the allocator can have in all; None if no request is to be refused.
         torch_version: whose rules apply.
-        addresses: the order in which the driver gives addresses.
+        addresses: the order of the driver's addresses.
     """
 
     def __init__(
