@@ -128,8 +128,7 @@ class NameWatch:
             self._deleted.popitem(last=False)
 
     def deleted(self, name: str) -> Departure | None:
-        """Return the departure of a name that a cell has deleted, with its memory now alive, or None if unknown.
-        """
+        """Return the departure of a name that a cell has deleted, with its memory now alive, or None if unknown."""
         if name not in self._deleted or name in self._notebook.namespace:
             return None
         departure, holdings = self._deleted[name]

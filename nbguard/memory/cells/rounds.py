@@ -25,8 +25,7 @@ class Watch:
         self._lines: dict[StorageKey, str] = {}  # that allocated the storages at these addresses last
 
     def look(self) -> None:
-        """Note the held bytes and those that only wait for the collector, and then have these collected.
-        """
+        """Note the held bytes and those that only wait for the collector, and then have these collected."""
         self._last = scan(Notebook.current()).analysis
         self._held.append(held_storages(self._last))
         self._garbage.append(garbage_of(self._last))

@@ -166,8 +166,7 @@ def _shown_beside(analysis: Analysis, row: Holder, storage: int) -> list[int]:
 def _claimant(
     graph: Graph, row: Holder, claims: Sequence[tuple[int, ...]], known: Collection[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """Return the roots of the row that a storage of `row` belongs to: the only one to free it, if `row` is stale.
-    """
+    """Return the roots of the row that a storage of `row` belongs to: the only one to free it, if `row` is stale."""
     is_stale = graph.roots[row.roots[0]].kind in STALE_KINDS and row.kind != "out"
     return claims[0] if is_stale and len(claims) == 1 and claims[0] in known else row.roots
 

@@ -1,5 +1,4 @@
-"""The line that ends each holder, or the reason why there is none. Findings and cleanups show the same. Pure.
-"""
+"""The line that ends each holder, or the reason why there is none. Findings and cleanups show the same. Pure."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def _is_made_class(root: Root) -> bool:
 
 
 def release_of_root(facts: Facts, root: Root) -> Advice:
-    """Return the line that lets go of the contents of a module's global, a library or a registry, with its bytes.
-    """
+    """Return the line that lets go of the contents of a module's global, a library or a registry, with its bytes."""
     lines = releases_of_root(facts.graph, root)
     if lines and lines[0].command:
         lines = tuple(line for line in lines if line.targets) if lines[0].targets else lines[:1]

@@ -355,8 +355,7 @@ def _nothing_went(context: OomContext) -> bool:
 
 
 def _less_kept(context: OomContext) -> Iterator[Fix]:
-    """Yield fixes that keep less where a batch is not to blame, as with a growing list or unused graphs.
-    """
+    """Yield fixes that keep less where a batch is not to blame, as with a growing list or unused graphs."""
     oom = context.request.oom
     if oom.kind not in ("device", "library"):
         return

@@ -216,8 +216,7 @@ class Rerun:
 
     @cached_property
     def needed_before(self) -> EarlierFailure | None:
-        """Return the failed run that came further, worked on the same, and needed most at one time, or None.
-        """
+        """Return the failed run that came further, worked on the same, and needed most at one time, or None."""
         same = [run for run in self.further if run.is_of_same_inputs and run.needed is not None]
         return max(same, key=lambda run: run.needed or 0, default=None)
 
@@ -266,8 +265,7 @@ class Rerun:
 
     @cached_property
     def _elements_left(self) -> int | None:
-        """Return how many requests of the same size follow, if the cell builds a list of known length, else None.
-        """
+        """Return how many requests of the same size follow, if the cell builds a list of known length, else None."""
         oom = self.request.oom
         counts = None if oom.note is None else oom.note.counts
         if not oom.elements or counts is None or oom.start is None:

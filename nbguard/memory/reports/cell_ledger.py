@@ -133,8 +133,7 @@ class CellRecord:
 
     @property
     def is_worth_a_line(self) -> bool:
-        """Return whether to say so: of CPU tensors, which no counter watches, only noticeable changes.
-        """
+        """Return whether to say so: of CPU tensors, which no counter watches, only noticeable changes."""
         counted = [device for device in self.devices if device.device not in ("cpu", PROCESS)]
         if counted:
             return self.is_changed

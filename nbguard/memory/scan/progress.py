@@ -1,5 +1,4 @@
-"""The progress of work that takes long, reported in the same thread by a line that goes at its end.
-"""
+"""The progress of work that takes long, reported in the same thread by a line that goes at its end."""
 
 from __future__ import annotations
 

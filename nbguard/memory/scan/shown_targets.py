@@ -1,5 +1,4 @@
-"""Targets as a report shows them, as names, expressions, or paths that only the last scan knows.
-"""
+"""Targets as a report shows them, as names, expressions, or paths that only the last scan knows."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
 
 
 def _may_be_a_path(target: Target) -> bool:
-    """Say whether a report may mean by a text the contents of a library's class or global, not the class itself.
-    """
+    """Say whether a report may mean by a text the contents of a library's class or global, not the class itself."""
     return "." in target.root or not target.root
 
 

@@ -37,8 +37,7 @@ class WeakHoldings:
 
 
 class _ModuleStops:
-    """Ids of objects that no walk looks into, collected again only when modules changed, as that takes 10 ms.
-    """
+    """Ids of objects that no walk looks into, collected again only when modules changed, as that takes 10 ms."""
 
     def __init__(self) -> None:
         self._modules: dict[str, int] = {}

@@ -1,5 +1,4 @@
-"""The diagnosis of a snapshot file, with failed requests, holders, settings that would have helped, and the map.
-"""
+"""The diagnosis of a snapshot file, with failed requests, holders, settings that would have helped, and the map."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Snapshot files with the names of the notebook, holders and cells from nbguard's sidecar.
-"""
+"""Snapshot files with the names of the notebook, holders and cells from nbguard's sidecar."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Snapshot files as blocks, on a written one, a report, the changes between two, what-ifs.
-"""
+"""Snapshot files as blocks, on a written one, a report, the changes between two, what-ifs."""
 
 from __future__ import annotations
 

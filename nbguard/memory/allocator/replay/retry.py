@@ -1,5 +1,4 @@
-"""Detection of retries(whether memory went back within a request or before it), and of the range reserved then.
-"""
+"""Detection of retries (whether memory went back within a request or before it), and of the range reserved then."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A snapshot as bytes (a line of JSON, then arrays), which the process that reads a large file sends.
-"""
+"""A snapshot as bytes (a line of JSON, then arrays), which the process that reads a large file sends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Gives back memory that torch and its libraries keep: the allocator's cache, workspaces, pinned host memory.
-"""
+"""Gives back memory that torch and its libraries keep: the allocator's cache, workspaces, pinned host memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Taking one reference away, where no `del` of Python's could be written(an entry, an attribute, a context's value).
-"""
+"""Taking one reference away, where no `del` of Python's could be written (an entry, an attribute, a context's value)."""
 
 from __future__ import annotations
 

@@ -106,9 +106,7 @@ class PlanBuilder:
         self.steps.append(planned)
 
     def _kept_alive(self, entries: set[int], left: set[int]) -> set[int]:
-        """Return those of the nodes `left` that stay when the other `entries` are collected(cycles and the objects these lead
-        to).
-        """
+        """Return the nodes `left` that stay when the other `entries` are collected (cycles and the objects these lead to)."""
         children = [node.children for node in self.graph.nodes]
         below = {child for node in entries for child in children[node]}
         tops = left - below

@@ -82,8 +82,7 @@ def drop_compiled(builder: PlanBuilder) -> None:
 
 
 def empty_function_caches(builder: PlanBuilder, given_up: set[int] | None) -> None:
-    """Empty the caches of functions that alone keep memory alive, or with targets only those that lead to these.
-    """
+    """Empty the caches of functions that alone keep memory alive, or with targets only those that lead to these."""
     graph = builder.graph
     stale = {number for number, root in enumerate(graph.roots) if root.kind in STALE_KINDS}  # the steps after this one
     caches = caches_worth_emptying(graph, builder.gone | stale, builder.cut, given_up)

@@ -1,5 +1,4 @@
-"""Promises of advice: bytes that lines give back together, by the graph and the plans that the commands use.
-"""
+"""Promises of advice: bytes that lines give back together, by the graph and the plans that the commands use."""
 
 from __future__ import annotations
 

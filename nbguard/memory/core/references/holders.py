@@ -170,8 +170,7 @@ def shared_row(labels: Sequence[str], nbytes: int, roots: tuple[int, ...]) -> Ho
 
 
 def _way_to_most(graph: Graph, root: Root, exclusive: set[int]) -> tuple[int, ...]:
-    """Return the shortest way to the largest part of the bytes: one variable of a frame, or one thing of a library.
-    """
+    """Return the shortest way to the largest part of the bytes: one variable of a frame, or one thing of a library."""
     into: dict[int, int | None] = dict.fromkeys(
         root.nodes
     )  # by node: the variable through which it was met first; None: on the way to one

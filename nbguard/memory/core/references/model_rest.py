@@ -44,8 +44,7 @@ class ModelContents:
 
     @property
     def words(self) -> str:
-        """Return the contents of the model in words, e.g. `6 MiB parameters, 256 MiB in model[0].fc.x`.
-        """
+        """Return the contents of the model in words, e.g. `6 MiB parameters, 256 MiB in model[0].fc.x`."""
         parts = (
             ("parameters", self.parameters),
             ("buffers", self.buffers),

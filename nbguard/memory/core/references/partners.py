@@ -62,8 +62,7 @@ class Partners:
 
 
 def partners_of(graph: Graph, target: Target, entries: Collection[int], gone: Set[int], cut: Set[Edge]) -> Partners:
-    """Return the keepers of `target`, which refers to `entries`, without the roots `gone` and references `cut`.
-    """
+    """Return the keepers of `target`, which refers to `entries`, without the roots `gone` and references `cut`."""
     return _Search(graph=graph, target=target, entries=frozenset(entries), gone=gone, cut=cut).partners()
 
 
@@ -134,8 +133,7 @@ class _Search:
         )
 
     def _is_all_of(self, root: Root, carriers: Set[int]) -> bool:
-        """Say whether a root is a list or the like of many things that all lead to the memoryand is named as a whole.
-        """
+        """Say whether a root is a list or the like of many things that all lead to the memoryand is named as a whole."""
         entry = self.graph.nodes[root.nodes[0]]
         if entry.type_name not in _COLLECTIONS or len(entry.children) <= _MANY:
             return False

@@ -28,8 +28,7 @@ _OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cuda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRequest:
-    """The largest request of the default stream in bytes, or None if the free memory is unknown.
-    """
+    """The largest request of the default stream in bytes, or None if the free memory is unknown."""
 
     cached: int  # bytes of the largest free block that it can get: served without asking the device
     now: int | None  # bytes, also with new memory from the device's free bytes (cudaMemGetInfo)
@@ -85,8 +84,7 @@ class RequestLimits:
     is_bound: bool  # a setting rounds requests otherwise: they may have less
 
     def largest(self, free: int | None) -> LargestRequest:
-        """Return the largest requestby each way of serving it while `free` bytes are free, or None if unknown.
-        """
+        """Return the largest requestby each way of serving it while `free` bytes are free, or None if unknown."""
         if free is None:
             return LargestRequest(cached=self.cached, now=None, flushed=None, is_bound=self.is_bound)
         now = max(self.cached, self.as_it_is.largest(free))

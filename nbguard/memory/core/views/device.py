@@ -94,8 +94,7 @@ def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
 
 
 def _words_on(holder: Holder) -> str:
-    """Return the words on a holder and on all that its release takes along, needed or stale.
-    """
+    """Return the words on a holder and on all that its release takes along, needed or stale."""
     line = holder.together
     if holder.is_shared:
         return f"shared, together {format_bytes(line.frees or 0)}  " + line.command if line.command else holder.what

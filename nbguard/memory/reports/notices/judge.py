@@ -150,8 +150,7 @@ def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
 
 
 def roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
-    """Return the numbers of the roots that lead to a storage, but for those that end by themselves.
-    """
+    """Return the numbers of the roots that lead to a storage, but for those that end by themselves."""
     return _holding(analysis.facts.graph, analysis.storage_owners[storage])
 
 

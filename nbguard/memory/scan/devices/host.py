@@ -1,5 +1,4 @@
-"""Memory of the host as this process may use it, by machine, container (cgroups 1 and 2), RLIMIT_AS and /dev/shm.
-"""
+"""Memory of the host as this process may use it, by machine, container (cgroups 1 and 2), RLIMIT_AS and /dev/shm."""
 
 from __future__ import annotations
 

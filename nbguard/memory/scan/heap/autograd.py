@@ -95,8 +95,7 @@ class Autograd:
         return gradient is not None and self.has_graph(gradient)
 
     def may_close_a_cycle(self, tensor: Any) -> bool:
-        """Say whether a tensor has things (a gradient, hooks, attributes) that can be taken from it to end a cycle.
-        """
+        """Say whether a tensor has things (a gradient, hooks, attributes) that can be taken from it to end a cycle."""
         return self.has_gradient_with_graph(tensor) or bool(self.hooks(tensor)) or bool(attributes_of(tensor))
 
     def parts(self, tensor: Any) -> list[Any]:

@@ -275,8 +275,7 @@ class Walk:
 
 
 def never_walked(kinds: Kinds) -> set[int]:
-    """Return the ids of objects that no walk looks into: the globals of all modules, and asyncio's own.
-    """
+    """Return the ids of objects that no walk looks into: the globals of all modules, and asyncio's own."""
     return {id(never_asked()), *map(id, kinds.modules.values())}
 
 

@@ -14,8 +14,7 @@ _METRICS = (frozenset({"reset", "update", "compute"}), frozenset({"reset", "accu
 
 
 def own_end(cls: type) -> OwnEnd:
-    """Return the method of a class that lets go of its instance's collected things, or an empty string.
-    """
+    """Return the method of a class that lets go of its instance's collected things, or an empty string."""
     names = {name for base in mro_of(cls) for name, value in namespace_of(base).items() if type(value) in _CALLED}
     if any(methods <= names for methods in _METRICS):
         return "reset"

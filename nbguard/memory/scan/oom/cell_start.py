@@ -34,8 +34,7 @@ class _Latest:
 
 
 def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
-    """Keep the state at the start of cell number `cell`. `simulated` are the counters of a simulated device, if any.
-    """
+    """Keep the state at the start of cell number `cell`. `simulated` are the counters of a simulated device, if any."""
     values = [(name, value) for name, value in namespace.items() if type(name) is str]
     _Latest.start = CellStart(
         cell=cell,

@@ -191,8 +191,7 @@ class _Trace:
         return 0, None
 
     def runs_model(self) -> bool:
-        """Say whether a module was called, or gradients computed or used, so that the batch decides on the size.
-        """
+        """Say whether a module was called, or gradients computed or used, so that the batch decides on the size."""
         return any(_is_of_a_model(frame) for frame, _ in self.frames)
 
     def fills(self) -> set[str]:

@@ -28,8 +28,7 @@ def note_of(text: OomText) -> OomNote | None:
 
 
 def with_free_blocks(note: OomNote, blocks: int, read: Callable[[], Iterable[Segment]]) -> OomNote:
-    """Return a note with the memory that was free between live blocks. It says so of too many `blocks` without reading them.
-    """
+    """Return a note with the memory that was free between live blocks. It says so of too many `blocks` without reading them."""
     if blocks > _TOO_MANY:
         return replace(note, unread=f"{blocks:,} blocks: too many to read while the error was raised")
     segments = tuple(segment for segment in read() if not segment.is_private)

@@ -1,5 +1,4 @@
-"""The rest of a cell after the request that failed: may it allocate more, by its source and the place in each frame.
-"""
+"""The rest of a cell after the request that failed: may it allocate more, by its source and the place in each frame."""
 
 from __future__ import annotations
 

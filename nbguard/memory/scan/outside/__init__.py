@@ -1,2 +1,1 @@
-"""Holders that no root leads to, such as libraries and C++, found by counting references, and uncollected garbage.
-"""
+"""Holders that no root leads to, such as libraries and C++, found by counting references, and uncollected garbage."""

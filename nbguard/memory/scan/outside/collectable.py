@@ -72,8 +72,7 @@ class _Collector:
 
 
 def _is_python_function(obj: object) -> bool:
-    """Say whether an object is the context of a `torch.autograd.Function`, whose and whose tensor's references gc sees.
-    """
+    """Say whether an object is the context of a `torch.autograd.Function`, whose and whose tensor's references gc sees."""
     return any(name_of(cls) == "_FunctionBase" for cls in mro_of(type(obj)))
 
 

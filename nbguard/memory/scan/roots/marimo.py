@@ -21,8 +21,7 @@ def errors_of_cells() -> Iterator[BaseException]:
 
 
 def machinery() -> Iterator[Any]:
-    """Yield the objects that run this thread's notebook in marimo, which each element of its interface leads to.
-    """
+    """Yield the objects that run this thread's notebook in marimo, which each element of its interface leads to."""
     context = _context()
     kernel = getattr(context, "_kernel", None)
     yield from (each for each in (context, kernel, getattr(kernel, "graph", None)) if each is not None)
