@@ -1,1 +1,1 @@
-"""Whether a run repeats, whether its model exports, whether this machine is set up for it: checks, findings, fixes."""
+"""Checks, findings and fixes: whether a run repeats, whether its model exports, whether this machine is set up for it."""

@@ -137,7 +137,7 @@ class DeterministicSwitch:
 
 
 def refuse_unsettable(seed: Any) -> None:
-    """Refuse what cannot be set, before anything is.
+    """Refuse settings that cannot be made, before any is.
 
     Raises:
         UndiagnosableError: the seed is none, or there is no PyTorch whose switches could be set.
@@ -149,7 +149,7 @@ def refuse_unsettable(seed: Any) -> None:
 
 
 def _set(loader: Any, generator: Any) -> None:
-    """Give a loader a generator, from which the seeds of its workers come."""
+    """Give a loader a generator, the source of its workers' seeds."""
     object.__setattr__(loader, "generator", generator)
 
 
@@ -166,14 +166,14 @@ def _is_loader(torch: Any, obj: Any) -> bool:
 
 
 def deterministic(seed: int = 0, learn: Any = None, *, warn_only: bool = False) -> DeterministicSwitch:
-    """Make what follows repeat: seeds, deterministic algorithms, cuDNN's switches, loaders; `undo()` puts all of it back.
+    """Make the following code repeatable by seeds, deterministic algorithms, cuDNN's switches and loaders, until `undo()`.
 
-    Use it as a context manager, `with nbguard.deterministic(42, learn): learn.fit(1)`, or keep what it returns.
+    Use it as a context manager, `with nbguard.deterministic(42, learn): learn.fit(1)`, or keep the returned object.
 
     Args:
         seed: of Python's, numpy's and torch's generators, 0 to 2**32 - 1.
         learn: a Learner whose loaders get generators of their own, so that other draws do not change their order; also
-            the generators that its model has of its own are seeded. None: the libraries' generators alone.
+            the generators that its model has of its own are seeded. If None, the libraries' generators alone.
         warn_only: whether an operation that has no deterministic implementation only warns, instead of raising.
 
     Raises:

@@ -47,11 +47,11 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
     loaders and all generators of random numbers are afterwards as they were.
 
     Args:
-        learn: a fastai Learner or a torch module; None: only what needs neither is checked.
-        batch: a batch as the training loader yields it, inputs first; None: one is taken from the Learner's training set.
-        loss_func: of a model that is no Learner's; None: the sum of its outputs stands for the loss.
-        optimizer: of a model that is no Learner's; None: no step is made.
-        cells: sources of the cells of a notebook, in the order in which they ran; None: this is no notebook.
+        learn: a fastai Learner or a torch module; if None, only checks that need neither are made.
+        batch: a batch as the training loader yields it, inputs first; if None, one is taken from the Learner's training set.
+        loss_func: of a model that is no Learner's; if None, the sum of its outputs stands for the loss.
+        optimizer: of a model that is no Learner's; if None, no step is made.
+        cells: sources of the cells of a notebook, in the order of their runs, or None outside of a notebook.
         name: of `learn` in the notebook, for commands.
         batch_name: of `batch`, likewise.
         determinism: whether to try whether a step repeats: some ten steps are run.
@@ -110,7 +110,7 @@ _NOTHING = "no Learner or model was given: " + advice.NAME_ONE
 def _determinism(
     subject: TrialSubject | None, cells: Sequence[str] | None, name: str
 ) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of determinism, and what they left out."""
+    """Return the checks of determinism, and the parts they left out."""
     if subject is None:
         return (not_checked("determinism", "one step", _NOTHING),), ()
     from nbguard.training.doctor.determinism.batch import trial_batch
@@ -128,7 +128,7 @@ def _determinism(
 
 
 def _export(subject: TrialSubject | None, name: str, batch_name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of export, and what they left out."""
+    """Return the checks of export, and the parts they left out."""
     if subject is None:
         return no_export(_NOTHING), ()
     from nbguard.training.doctor.determinism.batch import trial_batch

@@ -15,10 +15,10 @@ from nbguard.training.doctor.launch import launch_facts, two_processes
 
 
 def diagnose_launch(*, self_test: bool = False) -> Diagnosis:
-    """Return whether ranks of a distributed job can be launched here; in a rank, whether it is the one that was meant.
+    """Return whether ranks of a distributed job can be launched here or, in a rank, whether it is the intended one.
 
-    Checked are the launcher, rank and number of ranks, the port and who listens at it, the address, the interfaces, and what
-    of the environment matters to ranks: who initialised CUDA, shared memory, limits, obsolete variables. Nothing is changed.
+    Checked are the launcher, rank and number of ranks, the port and who listens at it, the address, the interfaces, and the
+    environment as it matters to ranks: who initialised CUDA, shared memory, limits, obsolete variables. Nothing is changed.
 
     Args:
         self_test: whether two processes of this host try to work together over gloo, too: each imports PyTorch.

@@ -1,4 +1,4 @@
-"""The device on which a Learner's fit would run: trials run there, and the model is afterwards where it was, bit for bit.
+"""The device of a Learner's fit. Trials run there, and the model is afterwards where it was, bit for bit.
 
 fastai moves the model and the loss to the device of the DataLoaders when a fit begins, and not before.
 """
@@ -44,7 +44,7 @@ def on_fit_device(subject: TrialSubject, *models: nn.Module) -> Iterator[None]:
 
 
 def _move(objects: Iterable[Any], device: torch.device, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Move the memory of all tensors of some objects; each one that is moved is added to `moved` with what it had before."""
+    """Move the memory of all tensors of some objects; each one that is moved is added to `moved` with its former memory."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             for tensor in {id(tensor): tensor for obj in objects for tensor in _tensors(obj)}.values():
@@ -61,7 +61,7 @@ def _move(objects: Iterable[Any], device: torch.device, moved: list[tuple[torch.
 
 
 def _tensors(obj: Any) -> Iterator[torch.Tensor]:
-    """Yield what fastai moves of a model or a loss: parameters and buffers; of its own losses those of their function."""
+    """Yield the tensors that fastai moves of a model or a loss: parameters and buffers, for its own losses their function's."""
     losses: Any = sys.modules.get("fastai.losses")
     bases = mro_of(type(obj))
     module = obj.func if losses is not None and losses.BaseLoss in bases else obj

@@ -1,4 +1,4 @@
-"""The exact versions of what notebooks and scripts import, as requirements: what it takes to make this environment again."""
+"""The exact versions of the packages that notebooks and scripts import, as requirements that make this environment again."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def lock_of(sources: Iterable[str] = (), *, conda: bool = False) -> str:
     """Return requirements, a line for each package, with the index of PyTorch's build by name.
 
     Args:
-        sources: notebooks and Python files: what they import is listed, with all that it needs. None: all that is installed.
-        conda: whether to return an environment.yml, of this Python, in which pip installs them.
+        sources: notebooks and Python files, whose imports are listed with all that they need. None for all installed packages.
+        conda: whether to return an environment.yml, of this Python, where pip installs them.
 
     Raises:
         NbguardError: a file cannot be read, or imports something that is not installed here.
@@ -127,7 +127,7 @@ def _source(file: Path) -> str:
 
 
 def _python_of(cell: str) -> list[str]:
-    """Return a cell's lines of Python: what `%load_ext` loads as an import, no other magic."""
+    """Return a cell's lines of Python: an extension of `%load_ext` as an import, no other magic."""
     lines = []
     for line in cell.splitlines():
         name = line.removeprefix("%load_ext ").strip()

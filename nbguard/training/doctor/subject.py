@@ -1,4 +1,4 @@
-"""The subject of a diagnosis: a model with the batch, the loss and the optimizer of one training step."""
+"""The subject of a diagnosis, which is a model with the batch, the loss and the optimizer of one training step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrialSubject:
 
 
 def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = None) -> TrialSubject:
-    """Return what is to be tried of a Learner or a module.
+    """Return the subject of trials for a Learner or a module.
 
     Raises:
         UndiagnosableError: it is neither.
@@ -64,7 +64,7 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
 
 
 def fit_device(subject: TrialSubject) -> Any:
-    """Return the torch device to which the fit of a Learner would move its model: that of its DataLoaders.
+    """Return the torch device that the fit of a Learner would move its model to, namely its DataLoaders' device.
 
     None where there is no Learner, or its DataLoaders name none: the model is tried where it is.
     """

@@ -10,7 +10,7 @@ from nbguard.training.doctor.environment import environment_facts
 
 
 def import_torch() -> None:
-    """Import PyTorch if it is installed; not where the checks name a setting with which its import aborts the process."""
+    """Import PyTorch if it is installed; not where the checks name a setting that aborts the process at its import."""
     checks = variable_checks(environment_facts())
     if any(finding.severity == "problem" for check in checks for finding in check.findings):
         return

@@ -1,4 +1,4 @@
-"""CUDA toolkits and the C++ compiler with which extensions of PyTorch would be built here."""
+"""CUDA toolkits and the C++ compiler that extensions of PyTorch would be built with here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEWEST = 30
 
 
 def toolkit_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> ToolkitFacts:
-    """Return the toolkits of a machine, by PyTorch's own rule of which is taken. `root` is another place for /usr/local.
+    """Return the toolkits of a machine, by PyTorch's own rule of choice. `root` is another place for /usr/local.
 
     Versions are read from the toolkits' files; a compiler without one is asked `--version`. Without a toolkit none is run.
     """

@@ -1,4 +1,4 @@
-"""Predictions beside what came of them: after a real fit on the device, the peaks that were foreseen and those that were.
+"""Predictions next to their outcomes: after a real fit on the device, the predicted and the measured peaks.
 
 Nothing is put around the fit: that a model was trained shows in the versions of a parameter and of its gradient, which PyTorch
 counts, and the peaks are the allocator's own counters, which nbguard never resets.
@@ -76,7 +76,7 @@ def outcomes() -> tuple[str, ...]:
 
 
 def _version(parameter: Any) -> tuple[int, ...]:
-    """Return what changes when a parameter is trained: fastai's optimizers step past its own version."""
+    """Return the version that changes when a parameter is trained, as fastai's optimizers step past its own version."""
     gradient = parameter.grad
     return (parameter._version,) if gradient is None else (parameter._version, id(gradient), gradient._version)
 

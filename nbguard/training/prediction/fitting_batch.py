@@ -1,4 +1,4 @@
-"""A smaller batch, and changes, with which a fit that ran out of memory runs: foreseen in limited time, after a cleanup."""
+"""A smaller batch and changes that let a fit that ran out of memory run, predicted in limited time, after a cleanup."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from nbguard.training.prediction.savings.savings import savings
 from nbguard.training.prediction.trace import FitTracer, OutOfTimeError
 
 _OF_BATCH = 0.5
-"""Share of the time after which a batch that fits is not made larger any more: what is left is for the changes."""
+"""Share of the time for enlarging a batch that fits; the rest is for the changes."""
 _TRIED: frozenset[ChangeKind] = frozenset({"precision", "accumulation", "checkpoints", "frozen"})
 """Kinds of changes that are tried."""
 
 
 def fitting_changes(learn: Any, failed: int, freed: frozenset[int], seconds: float) -> tuple[int | None, tuple[Saving, ...]]:
-    """Return the items of a batch that is sure to fit, and the changes to the fit that save memory; None: no batch was found.
+    """Return the items of a batch that is sure to fit, and the changes to the fit that save memory, or None without one.
 
-    The failed size is halved until one fits; what is left of the time goes into larger ones below the last that did not, and
+    The failed size is halved until one fits; the remaining time goes into larger ones below the last that did not, and
     then into the changes, each of which takes a trace.
 
     Args:
         learn: the Learner whose fit failed.
-        failed: items of the batch with which it did.
+        failed: items of its batch.
         freed: addresses of blocks that a cleanup frees before.
-        seconds: after which no trace is begun any more.
+        seconds: until the last begin of a trace.
     """
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""The GPU of a prediction: capacity, multiprocessors and architecture, by which CUDA's own temporaries are sized."""
+"""The GPU of a prediction: capacity, multiprocessors and architecture, which size CUDA's own temporaries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Gpu:
 
 
 def gpu_of(text: str | None) -> Gpu:
-    """Return the GPU of that name, or an A100 with that many bytes ("16GiB"); None: an A100 without end.
+    """Return the GPU of that name, or an A100 with that many bytes ("16GiB"); or for None an A100 without end.
 
     Raises:
         NbguardError: there is no such name, and it is no size.

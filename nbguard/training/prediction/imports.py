@@ -1,4 +1,4 @@
-"""The time that first imports take: a trace meets parts of PyTorch which this process has not used yet."""
+"""The time that first imports take, as a trace meets parts of PyTorch that this process has not used yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class ImportTime:
-    """What imports took."""
+    """The time that imports took."""
 
     seconds: float = 0.0
 

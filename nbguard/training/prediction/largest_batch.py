@@ -1,4 +1,4 @@
-"""The largest batch with which a fit runs on a GPU, found by traces of it with the GPU's capacity in the model."""
+"""The largest batch that a fit runs with on a GPU, found by traces of it with the GPU's capacity in the model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from nbguard.training.prediction.prediction import LargestBatch
 from nbguard.training.prediction.trace import FailedFitError, FitTrace, FitTracer
 
 _GROWTH = 8
-"""Factor by which the batch grows from one trace to the next until a peak exceeds the GPU."""
+"""Factor of the batch's growth from one trace to the next until a peak exceeds the GPU."""
 _FRAGMENTED = 0.97
 """Share of the GPU that tensors can fill; the rest is free between them."""
 _STEP = 0.04
-"""Share of the estimate by which the search goes on from it: predicted peaks grow by steps, and nearly in a line."""
+"""Share of the estimate that is the search's next step: predicted peaks grow by steps, and nearly in a line."""
 
 
 def largest_batch(tracer: FitTracer, endless: FitTrace) -> LargestBatch:
-    """Return the largest batches with which the fit runs, and is sure to run, on the tracer's GPU.
+    """Return the largest batches that the fit runs with, and is sure to run with, on the tracer's GPU.
 
     Each answer is verified by a trace of its own, and so is the next larger batch.
 

@@ -1,4 +1,4 @@
-"""What a prediction leaves behind: nothing, though its copies refer to one another."""
+"""Release of all that a prediction made, though its copies refer to one another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_leftovers() -> Iterator[None]:
-    """Free at the end of the context what was made in it and is no longer used. Garbage that was there before stays.
+    """Free at the end of the context the unused objects that were made in it. Garbage that was there before stays.
 
-    An error that leaves the context lets go of the copies as well: whoever shows it keeps its frames.
+    An error that leaves the context lets go of the copies as well, as a display of it keeps its frames.
     """
     is_own = gc.get_freeze_count() == 0
     if is_own:

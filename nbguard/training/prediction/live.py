@@ -1,4 +1,4 @@
-"""The device as it is now, from which a fit is foreseen. Looking at it opens no context and waits for nothing."""
+"""The present state of the device, the start of a prediction. Reading it opens no context and waits for nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LiveDevice:
     workspaces: WorkspaceCounts  # that are there already
 
     def set_up(self, model: CachingAllocator) -> None:
-        """Put an empty model into the state of the device, without what is the fit's own."""
+        """Put an empty model into the state of the device, without the fit's own memory."""
         set_up(model, self.state, StartCorrections())
         for address in self.own & model.live.keys():
             model.free(address)
@@ -58,7 +58,8 @@ def live_device(tensors: Iterable[Any], freed: frozenset[int] = frozenset()) -> 
 
 
 def unopened_gpu() -> Gpu | None:
-    """Return the GPU that a fit would open, with what others hold of it now; None if there is none, or it is open already.
+    """Return the GPU that a fit would open, with the bytes that others hold of it, or None without one or if it is open
+    already.
 
     Asks the driver: to ask CUDA would open it.
     """

@@ -54,7 +54,7 @@ def predict(
     one and the validation. Their storages, and the buffers of CUDA's kernels, go through a model of PyTorch's allocator.
 
     Args:
-        learn: what is fitted: a fastai Learner, Transformers' Trainer, a Lightning module, or a step of a loop over PyTorch,
+        learn: the object to fit: a fastai Learner, Transformers' Trainer, a Lightning module, or a step of a loop over PyTorch,
             as a function of a batch that runs forward, backward and the optimizer's step.
         batch: a batch to go by, as the training loader yields it. Without, one is made from the first items of a Learner's or
             Trainer's training set; the others need it.
@@ -65,10 +65,11 @@ def predict(
         settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
         precision: "bf16" or "fp16": mixed precision besides what is set already, for a Learner or a Lightning module.
         largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
-        savings: whether to try what would save memory: a trace more for each change, and with `largest` the batch after each.
+        savings: whether to try changes that would save memory: a trace more for each change, and with `largest` the batch after
+        each.
 
     Raises:
-        UnpredictableError: the memory cannot be foreseen; the message names the operator, module or object that prevents it.
+        UnpredictableError: the memory cannot be predicted; the message names the operator, module or object that prevents it.
         NbguardError: an argument cannot be used.
     """
     if batch_size is not None and batch_size < 1:
@@ -156,7 +157,7 @@ def foresee(
 
 
 def _before(gpu: Gpu) -> str:
-    """Return what is assumed of a GPU that this process does not use."""
+    """Return the assumptions on a GPU that this process does not use."""
     if gpu.others is None:
         return _EMPTY
     context, others = format_bytes(gpu.context - gpu.others), format_bytes(gpu.others)
@@ -176,8 +177,8 @@ def predict_cell(
         settings: as of `predict`.
 
     Raises:
-        UnpredictableError: a fit cannot be foreseen; the message says why.
-        NbguardError: the cell starts no fit, or makes what is fitted itself.
+        UnpredictableError: a fit cannot be predicted; the message says why.
+        NbguardError: the cell starts no fit, or makes the fitted object itself.
     """
     fits = fits_of_cell(source, namespace)
     foreseen = [
@@ -222,12 +223,12 @@ def tracer_of(
     code: str = "",
     freed: frozenset[int] = frozenset(),
 ) -> FitTracer:
-    """Return what traces a fit on the GPU of that name, or without one on the device that this process uses, as it is now.
+    """Return the tracer of a fit on the GPU of that name, or without one on the device of this process as it is now.
 
     Args:
         source: the user's objects that the fit consists of.
-        gpu: a name or a size; None: the device that this process uses or would open, and without one a GPU without end.
-        settings: of the allocator; None: of this process, or PyTorch's defaults.
+        gpu: a name or a size; if None, the device that this process uses or would open, and without one a GPU without end.
+        settings: of the allocator; if None, of this process, or PyTorch's defaults.
         code: lines that change the copy of a Learner, `learn`, before it is fitted.
         freed: addresses of blocks of the device of this process to take for free.
     """

@@ -1,4 +1,4 @@
-"""What a fit will take of a GPU's memory, as frozen plain data."""
+"""A fit's predicted GPU memory, as frozen plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbguard.render.result import Result
 
 
 class FitPhase(str, Enum):
-    """A part of the handling of a batch, in JSON; members stand in the order in which they come."""
+    """A part of the handling of a batch, in JSON; members stand in the order of their run."""
 
     START = "start"  # the model is moved to the device
     BATCH = "batch"  # the batch comes to the device, and its transforms run there
@@ -58,7 +58,7 @@ class CategoryBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakPlace:
-    """The allocation with which a fit's peak is reached."""
+    """The allocation that reaches a fit's peak."""
 
     phase: FitPhase
     batch: int  # number of the batch, from 1 on
@@ -70,7 +70,7 @@ class PeakPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
-    """The largest training batches with which a fit runs on a GPU, in items: traced, and so was the next larger one."""
+    """The largest training batches that a fit runs with on a GPU, in items, each traced, as was the next larger one."""
 
     sure: int | None  # it is sure to run: the band stays free; 0: not even one item; None: not all could be traced
     limit: int  # it runs in the model of the allocator, where nothing is kept free; 0: not even one item
@@ -138,7 +138,7 @@ class Prediction(Result):
 
     @property
     def need(self) -> int:
-        """Bytes of a GPU with which the fit is sure to run: reserved memory, CUDA's context and the band."""
+        """Bytes of a GPU that the fit is sure to run with: reserved memory, CUDA's context and the band."""
         return self.peak_reserved + self.context + self.band
 
 

@@ -27,7 +27,7 @@ _ANSWERS = {True: "It fits", False: "It does not fit", None: "It is not known wh
 
 
 def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> Iterator[Block]:
-    """Yield the answer, the peaks and what they are made of, the assumptions unless they are shown already."""
+    """Yield the answer, the peaks and their parts, the assumptions unless they are shown already."""
     yield Title(_verdict(prediction), "strong")
     yield Line(prediction.why)
     rows = (
@@ -77,7 +77,7 @@ def _place(peak: PeakPlace) -> str:
 
 
 def _made_of(prediction: Prediction) -> Iterator[Block]:
-    """Yield what is allocated at the peak by category, and the peak of each phase."""
+    """Yield the bytes allocated at the peak by category, and the peak of each phase."""
     unit = unit_of(prediction.peak_allocated)
     figures = format_column([each.nbytes for each in prediction.categories], unit)
     rows = (TableRow(cells=(str(each.category), figure)) for each, figure in zip(prediction.categories, figures, strict=True))
@@ -101,7 +101,7 @@ _FITS = {True: "fits", False: "does not fit", None: "may fit"}
 
 
 def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
-    """Yield a table for each fit, with a row for each GPU in the order in which they were named."""
+    """Yield a table for each fit, with a row for each GPU in the given order."""
     if comparison.executed:
         yield Line(f"predicted; {comparison.executed}:", "dim")
     for text in dict.fromkeys(fit.text for fit in comparison.fits):
@@ -116,7 +116,7 @@ def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
 
 
 def _of_gpus(predictions: list[Prediction]) -> Table:
-    """Return the GPUs, whether the fit runs on each, and what it leaves free; the largest batches where they were asked for."""
+    """Return the GPUs, whether the fit runs on each, and the memory it leaves free; also the largest batches on request."""
     unit = unit_of(max(each.need for each in predictions))
     needs = format_column([each.need for each in predictions], unit)
     margins = [(each.capacity or 0) - each.need for each in predictions]

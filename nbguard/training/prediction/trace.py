@@ -1,4 +1,4 @@
-"""Traces of a fit on a modelled GPU: peaks without a limit, and whether it runs within one."""
+"""Traces of a fit on a modelled GPU, with peaks without a limit, and whether it runs within one."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class FitTracer:
         return True
 
     def answer(self, batch_size: int | None, endless: FitTrace) -> tuple[bool | None, str]:
-        """Return whether the fit of which `endless` is the trace runs on the GPU, and why: yes only with the band kept free."""
+        """Return whether the fit traced as `endless` runs on the GPU, and why; yes only with the band kept free."""
         if self.gpu.capacity is None:
             return None, "no GPU was named: " + ON_A_GPU.code + f" {ON_A_GPU.effect}"
         room = self.gpu.capacity - self.gpu.context
@@ -134,7 +134,7 @@ class FitTracer:
         return True, f"at most {needed} is reserved of the {format_bytes(room)} apart from CUDA's context"
 
     def _trace(self, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
-        """Fit a copy without data on a modelled GPU of which `reserve` bytes stay free.
+        """Fit a copy without data on a modelled GPU whose `reserve` bytes stay free.
 
         Raises:
             PredictedOutOfMemoryError: the GPU has no room.
@@ -231,7 +231,7 @@ class _BatchMaker:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a fit fails, in words, with the line in which it does."""
+    """Return why a fit fails, in words, with its line."""
     lines = str(error).splitlines() or [""]
     text = " ".join(map(str.strip, lines[: 2 if lines[0].endswith(":") else 1]))[:_MOST_WORDS]  # fastai's has the cause below
     line = line_of(error)
@@ -254,7 +254,7 @@ def _change(fit: Fit, code: str) -> None:
 
 
 def _growth(device: RecordingDevice, batches: int | None) -> list[str]:
-    """Return in words what a fit keeps of each batch, where that is more in an epoch than the band leaves room for."""
+    """Return in words the memory that a fit keeps of each batch, where an epoch's is more than the band."""
     grown = device.growth() * (batches or _MANY_BATCHES)
     if grown <= _BAND * device.model.peak_reserved:
         return []
@@ -263,7 +263,7 @@ def _growth(device: RecordingDevice, batches: int | None) -> list[str]:
 
 
 def _unknown(emulation: Emulation, *, steps: bool) -> list[str]:
-    """Return what may take memory and was not traced, in words; `steps`: the fit has an optimizer, which takes steps."""
+    """Return the untraced parts that may take memory, in words; with `steps` the fit has an optimizer, which takes steps."""
     unknown = [f"{line} reads a value, so the code's path is not known" for line in emulation.operators.reads]
     unknown += [
         f"the buffers of {kind} are not known"

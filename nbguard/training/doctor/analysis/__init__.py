@@ -1,1 +1,1 @@
-"""Judgement over frozen facts: each check with its evidence, each finding with the one command that acts. Pure."""
+"""Diagnosis of frozen facts, each check with its evidence, each finding with the one command that acts. Pure."""

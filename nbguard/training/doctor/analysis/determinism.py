@@ -1,4 +1,4 @@
-"""Checks of determinism: of a step that was tried, of loaders, seeds and switches."""
+"""Checks of determinism, of a tried step, of loaders, seeds and switches."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Mode = Literal["off", "warn only", "on"]
 """Of torch.use_deterministic_algorithms."""
 
 _SURE = 0.95
-"""Probability with which the interval of a slow-down holds the true one."""
+"""Probability that the interval of a slow-down holds the true one."""
 _MARGIN = 0.1
 """Half of an interval, as a share of the step: a slow-down that is known less well is no figure."""
 
@@ -79,7 +79,7 @@ class Deterministic(Result):
 
 
 def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
-    """Yield what is set, the slow-down, and how to undo it."""
+    """Yield the settings, the slow-down, and how to undo it."""
     if not state.is_on:
         yield Title("determinism: all settings are restored")
         return

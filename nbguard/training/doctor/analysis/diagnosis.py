@@ -1,4 +1,4 @@
-"""A diagnosis: checks, each with its evidence, and the findings that stand out, each with the command that acts on it."""
+"""A diagnosis of checks, each with its evidence, and the findings that stand out, each with the command that acts on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diagnosis as blocks: the verdict in a sentence, the findings with their commands, then every check."""
+"""A diagnosis as blocks, the verdict in a sentence, the findings with their commands, then every check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOUNS: dict[Severity, tuple[str, ...]] = {
 
 
 def diagnosis_blocks(diagnosis: Diagnosis, *, whole: bool = False) -> Iterator[Block]:
-    """Yield the verdict, the findings, the checks, and what was left aside.
+    """Yield the verdict, the findings, the checks, and the parts left aside.
 
     `whole`: whether text, too, shows each check with its figures. HTML has them behind a line.
     """

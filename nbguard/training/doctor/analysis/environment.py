@@ -1,4 +1,4 @@
-"""Facts of the machine, the process and the libraries: read once, without importing or initialising anything."""
+"""Facts of the machine, the process and the libraries, read once, without importing or initialising anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of export: attempts that were made on copies, their failures, and what a server has to repeat."""
+"""Checks of export attempts made on copies, with their failures, and the steps that a server has to repeat."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nbguard.units import counted, format_time
 TOLERANCE = 1e-4
 """Of the largest output: from here on values of an exported model are other ones."""
 FORMATS = ("torch.export", "dynamic batch", "strict", "jit.trace", "jit.script", "ONNX")
-"""What is tried, in this order."""
+"""The export methods, in the order of their trial."""
 OUTDATED = ("jit.trace", "jit.script")
 """TorchScript: PyTorch warns that it is on its way out, and points to `torch.export`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFailure:
-    """One reason for which a model cannot be exported as it is."""
+    """One reason why a model cannot be exported as it is."""
 
     error: str  # class of the error
     message: str  # its first line
@@ -36,7 +36,7 @@ class ExportFailure:
 
     @property
     def repair(self) -> ExportRepair | None:
-        """Return what is known to cure it; None if nothing is."""
+        """Return the known cure, or None."""
         return output_repair(self.output) if self.output else module_repair(self.module_class)
 
 
@@ -76,7 +76,7 @@ class ExportAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChange:
-    """A callback that changes what goes into the model or comes out of it."""
+    """A callback that changes the model's inputs or outputs."""
 
     callback: str  # its class
     event: str  # before_batch or after_pred
@@ -85,7 +85,7 @@ class BatchChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFacts:
-    """All attempts, and what belongs to the model outside of it."""
+    """All attempts, and the things outside of the model that belong to it."""
 
     attempts: tuple[ExportAttempt, ...]
     eager: int  # nanoseconds of a call of the eager model
@@ -98,12 +98,12 @@ class ExportFacts:
 
 
 def export_checks(facts: ExportFacts, learn: str = "learn", batch: str = "") -> tuple[Check, ...]:
-    """Return a check for each attempt, and those of what surrounds the model.
+    """Return a check for each attempt, and checks of the model's surroundings.
 
     Args:
-        facts: what came of the attempts.
+        facts: results of the attempts.
         learn: name of the Learner or the model, for commands.
-        batch: likewise of the batch; empty where it is the loader's.
+        batch: likewise of the batch; "" for the loader's.
     """
     repair = repair_export(learn, batch).command
     checks = [_attempt(attempt, facts, repair) for attempt in facts.attempts]
@@ -200,7 +200,7 @@ def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
 
 
 def _frozen(attempt: ExportAttempt) -> Iterator[CheckFinding]:
-    """Yield what a trace holds of one batch's values, the branches that are known to matter first."""
+    """Yield the frozen values of one batch in a trace, the branches that are known to matter first."""
     for value in attempt.frozen:
         if value.kind == "size":
             continue

@@ -11,7 +11,7 @@ _GET = "pytorch.org/get-started"
 
 
 def gpu_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
-    """Return the checks of what stands between a GPU and PyTorch."""
+    """Return the checks of obstacles between a GPU and PyTorch."""
     return (_driver(facts), _architectures(facts), _libraries(facts), _precision(facts), _initialised(facts))
 
 

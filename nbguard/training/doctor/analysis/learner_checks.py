@@ -1,4 +1,4 @@
-"""Checks of a Learner's or a loop's settings: loaders, mixed precision, the optimizer's eps."""
+"""Checks of a Learner's or a loop's settings, on loaders, mixed precision, the optimizer's eps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PrecisionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerFacts:
-    """The settings of what is trained."""
+    """The settings of a Learner or a loop."""
 
     loaders: tuple[LoaderSettings, ...] = ()
     precision: PrecisionFacts = PrecisionFacts()
@@ -45,7 +45,7 @@ class LearnerFacts:
 
 
 def learner_checks(facts: LearnerFacts | None, environment: EnvironmentFacts) -> tuple[Check, ...]:
-    """Return the checks of what is trained; without it, say that they were not made."""
+    """Return the checks of a Learner or loop; without one, say that they were not made."""
     if facts is None:
         return tuple(not_checked("environment", name, _NOTHING) for name in ("loaders", "mixed precision"))
     return (_loaders(facts, environment), _precision(facts.precision))

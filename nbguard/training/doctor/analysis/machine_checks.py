@@ -1,4 +1,4 @@
-"""Checks of the host: shared memory, limits, the container, threads."""
+"""Checks of the host, on shared memory, limits, the container, threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FEW_FILES = 2048
 """Open files below which loaders with several workers run out: a tensor that a worker sends is an open file."""
 _FEW_PROCESSES = 256
 _TIGHT = 0.1
-"""Share of a container's memory below which what is left is little."""
+"""Share of a container's memory that is little when no more is left."""
 
 
 def machine_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:

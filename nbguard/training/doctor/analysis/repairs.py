@@ -1,4 +1,4 @@
-"""A copy of a model in which other modules stand for those that no exporter takes, and its view."""
+"""A copy of a model that replaces the modules no exporter takes, and its view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.training.doctor.analysis.step_trace import module_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedModel(Result):
-    """A copy of a model that exports, and what was replaced in it."""
+    """A copy of a model that exports, and its replacements."""
 
     kind: ClassVar[str] = "repaired_model"
     view: ClassVar[str] = "nbguard.training.doctor.analysis.repairs:repaired_blocks"
@@ -24,7 +24,7 @@ class RepairedModel(Result):
 
 
 def repaired_blocks(repaired: RepairedModel) -> Iterator[Block]:
-    """Yield where the copy is, and what is other in it."""
+    """Yield the place of the copy, and its differences."""
     yield Title(
         f"`{repaired.name}` is a copy in eval mode that torch.export accepts; it computes exactly the same values", "strong"
     )

@@ -1,4 +1,4 @@
-"""Checks of seeds: of loaders, splits and the interpreter; and of the switches of deterministic computing."""
+"""Checks of seeds of loaders, splits and the interpreter, and of the switches of deterministic computing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _workers(loader: LoaderSeeds) -> str:
 
 
 def _cells(cells: CellSeeds | None, learn: str, *, is_seeded: bool) -> Check:
-    """Return the check of a notebook's cells; loaders that have got a seed since do not depend on what ran before them."""
+    """Return the check of a notebook's cells; loaders that have got a seed since do not depend on earlier cells."""
     name = "seeds in cells"
     if cells is None:
         return not_checked("determinism", name, "without IPython the cells' order of seeds, splits and loaders is not known")

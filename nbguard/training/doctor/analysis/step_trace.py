@@ -1,4 +1,4 @@
-"""The bits of one step, as hashes in the order in which they came to be; and the first place where two steps differ."""
+"""The bits of one step, as hashes in the order of their making, and the first place where two steps differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDifference:
-    """The first place in which two steps from one state differ."""
+    """The first place where two steps from one state differ."""
 
     path: str  # of the module; empty: the model itself, outside of its parts
     direction: Direction
@@ -30,7 +30,7 @@ class StepDifference:
 
 
 def first_difference(one: Sequence[StepEvent], other: Sequence[StepEvent]) -> StepDifference | None:
-    """Return the module and the pass in which two steps first differ; None if all their bits are the same."""
+    """Return the module and the pass where two steps first differ, or None if all their bits are the same."""
     for place, (event, twin) in enumerate(zip(one, other, strict=False)):
         if _key(event) != _key(twin):
             return StepDifference(path=event.path, direction=event.direction)

@@ -1,4 +1,4 @@
-"""Whether extensions with CUDA code, such as Apex, would build here: toolkit, PyTorch's build, compiler, driver."""
+"""Whether extensions with CUDA code, such as Apex, would build here, by toolkit, PyTorch's build, compiler, driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ONLY = "matters only to extensions that are compiled here, such as Apex or flas
 
 
 def toolkit_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
-    """Return the check of the toolkit with which PyTorch would compile an extension."""
+    """Return the check of the toolkit that PyTorch would compile an extension with."""
     return (_toolkit(facts),)
 
 

@@ -1,4 +1,4 @@
-"""Checks of variables of the environment: obsolete names, contradictions, switches for finding errors."""
+"""Checks of variables of the environment, for obsolete names, contradictions, switches for finding errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _allocator(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
 
 
 def _settings(name: str, text: str, version: tuple[int, int] | None) -> Iterator[CheckFinding]:
-    """Yield what is wrong with the settings of the allocator that a variable gives."""
+    """Yield the faults of the allocator's settings in a variable."""
     try:
         settings = AllocatorSettings.parse(text, version)
     except SettingsError as error:
@@ -102,7 +102,7 @@ def _settings(name: str, text: str, version: tuple[int, int] | None) -> Iterator
 
 
 def _is_accepted(text: str, version: tuple[int, int] | None) -> bool:
-    """Say whether PyTorch takes settings as they are: what it refuses is no advice."""
+    """Say whether PyTorch takes settings as they are, as refused ones are no advice."""
     try:
         AllocatorSettings.parse(text, version)
     except SettingsError:
@@ -146,7 +146,7 @@ def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
 
 
 def _nccl_log(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
-    """Yield that what NCCL logs goes to the ranks' common output, where `watch_ranks` cannot read it."""
+    """Yield the finding that NCCL's log goes to the ranks' common output, where `watch_ranks` cannot read it."""
     level = facts.variable.get("NCCL_DEBUG", "").upper()
     if level in ("WARN", "INFO", "TRACE") and not facts.variable.get("NCCL_DEBUG_FILE"):
         yield CheckFinding(

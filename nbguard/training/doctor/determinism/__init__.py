@@ -1,1 +1,1 @@
-"""Determinism, tried: one step is run several times from one state, on copies, and its bits are compared."""
+"""A trial of determinism: one step is run several times from one state, on copies, and its bits are compared."""

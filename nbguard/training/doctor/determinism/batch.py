@@ -1,4 +1,4 @@
-"""A batch to try a step with: the user's, or one of the training loader's, taken so that the loader is as before."""
+"""A batch to try a step with, either the user's, or one of the training loader's, taken so that the loader is as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hashes of tensors by their bytes: NaN equals NaN, and −0 is not 0. What adds up could not tell a permutation."""
+"""Hashes of tensors by their bytes: NaN equals NaN, and −0 is not 0. A sum could not tell a permutation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random number generators that an object has of its own: no seed of a library reaches them."""
+"""Random number generators that an object has of its own, so that no seed of a library reaches them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_seeded(generator: Any) -> bool:
 
 
 def state_of(generator: Any) -> tuple[Any, Callable[[Any], object]] | None:
-    """Return (state, what puts a state back) of a generator that is an object of its own; None if it is no generator."""
+    """Return (state, function that puts a state back) of a generator object, or None if it is no generator."""
     torch: Any = sys.modules["torch"]
     numpy: Any = sys.modules.get("numpy")
     bases = mro_of(type(generator))

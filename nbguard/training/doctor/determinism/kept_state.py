@@ -1,7 +1,7 @@
-"""What a step may change of the user's objects besides parameters and buffers: kept, compared, and put back.
+"""The state of the user's objects besides parameters and buffers that a step may change, kept, compared, and put back.
 
 Attributes, lists, dicts and sets, tensors and arrays in them, variables of closures and globals that the code names, and
-generators of random numbers: all that is reached from the modules, their hooks and the loss. What Python does not show
+generators of random numbers: all that is reached from the modules, their hooks and the loss. State that Python does not show
 (files, iterators, C++ state of extensions) cannot be put back; `opaque` names the iterators among it.
 """
 
@@ -22,7 +22,7 @@ from nbguard.training.doctor.determinism.digest import flat_bytes
 from nbguard.training.doctor.determinism.generators import state_of
 
 _MOST = 50_000
-"""Objects that are looked at; a model with its hooks has some hundreds."""
+"""Most objects that are examined; a model with its hooks has some hundreds."""
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), range, slice, type(Ellipsis)})
 _LEFT_ALONE = frozenset({"Learner", "DataLoaders", "Dataset", "Datasets", "TfmdLists", "Path", "PosixPath", "InteractiveShell"})
 """Classes that lead away from the model: a Learner's hook has its callback, and that its Learner."""
@@ -168,7 +168,7 @@ class KeptState:
                 yield variable, value
 
     def _class(self, name: str, cls: Any) -> Iterator[tuple[str, Any]]:
-        """Keep the class attributes of the user's own classes, and what their methods name."""
+        """Keep the class attributes of the user's own classes, and the objects that their methods name."""
         module = sys.modules.get(cls.__module__)
         file = getattr(module, "__file__", None) or ""
         if cls.__module__ in sys.stdlib_module_names or file.startswith(self._libraries) or cls.__module__ == "builtins":
@@ -192,7 +192,7 @@ class KeptState:
     def _keep_dict(self, name: str, mapping: Any, form: str, kind: str) -> None:
         """Keep the entries of a dict, each as a place of its own, and which entries there are, in their order.
 
-        An `OrderedDict` has a list of its keys beside the dict: what changes it by the dict's own methods breaks it.
+        An `OrderedDict` has a list of its keys beside the dict: changes by the dict's own methods break it.
         """
         base: Any = OrderedDict if OrderedDict in mro_of(type(mapping)) else dict
         before = dict(base.items(mapping))

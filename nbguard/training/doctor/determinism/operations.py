@@ -1,4 +1,4 @@
-"""The operations of a step: which of them PyTorch knows to be nondeterministic, and which gave other bits."""
+"""The operations of a step, and which of them PyTorch knows to be nondeterministic, and which gave other bits."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Operation:
 
 
 class OperationTrace(TorchDispatchMode):  # type: ignore[misc]
-    """Hashes what goes into each operation of both passes, and what comes out of it."""
+    """Hashes the inputs and outputs of each operation of both passes."""
 
     def __init__(self, paths: dict[int, str]) -> None:
         super().__init__()

@@ -137,7 +137,7 @@ class StepRunner:
 class _Step(nn.Module):  # type: ignore[misc]
     """Both passes of a step as a fit makes them, so that all of it runs on the copies.
 
-    That goes for what comes before the call, too, and for what a backward pass calls again: checkpoints, reversible layers.
+    That goes for code before the call, too, and for modules that a backward pass calls again: checkpoints, reversible layers.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class _Step(nn.Module):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run what `torch.compile` has compiled as it was written: to compile it again for each run would take minutes."""
+    """Run code compiled by `torch.compile` as it was written, since to compile it again for each run would take minutes."""
     stance = getattr(torch.compiler, "set_stance", None)  # since 2.6
     with contextlib.nullcontext() if stance is None or "torch._dynamo" not in sys.modules else stance("force_eager"):
         yield

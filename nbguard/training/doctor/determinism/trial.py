@@ -1,4 +1,4 @@
-"""A subject's step, tried: runs from one state, what differs, what cures it, what hidden state there is."""
+"""A trial of a subject's step: runs from one state, their differences, the cure, and hidden state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RUNS = 3
 _PAIRS = 60
 """Pairs of steps that are timed at most."""
 _QUICKLY, _WELL = 200_000_000, 3_000_000_000
-"""Nanoseconds in which steps are timed beside other checks, and where their times are what is asked for."""
+"""Nanoseconds for timing steps among other checks, and where their times are the question."""
 _TRACES = 4
 """Traces of operations until two differ."""
 _PLACES = 24
@@ -45,7 +45,7 @@ _PLACES = 24
 
 
 def tried(subject: TrialSubject, batch: TrialBatch) -> DeterminismFacts:
-    """Return what came of trying a step. The user's objects and all generators are as before.
+    """Return the results of trying a step. The user's objects and all generators are as before.
 
     Raises:
         UndiagnosableError: the step cannot be run; the message has the model's own error.
@@ -105,7 +105,7 @@ class _Trial:
         return self._state
 
     def facts(self) -> DeterminismFacts:
-        """Return what came of all runs."""
+        """Return the results of all runs."""
         mode = mode_now()
         with unrefused():
             return self._facts(mode)
@@ -152,7 +152,7 @@ class _Trial:
             return self._runner.run() if observe is None else self._runner.run(observe)
 
     def _cure(self) -> tuple[Cure, str]:
-        """Return what makes the runs agree, and the operation that deterministic mode refuses."""
+        """Return the switch that makes the runs agree, and the operation that deterministic mode refuses."""
         refused = ""
         try:
             with algorithms("on"):
@@ -171,7 +171,7 @@ class _Trial:
     def _operation(self) -> tuple[OperationFact | None, bool]:
         """Return the first operation that gave other bits, and whether other numbers of Python's went into it.
 
-        What cannot be traced operation by operation is named by its module alone.
+        A step that cannot be traced operation by operation is named by its module alone.
         """
         try:
             return self._traced()
@@ -192,13 +192,13 @@ class _Trial:
         return None, False
 
     def _known(self) -> tuple[OperationFact, ...]:
-        """Return the operations of the step for which PyTorch has no deterministic implementation."""
+        """Return the operations of the step that have no deterministic implementation in PyTorch."""
         seen: list[OperationFact] = []
         self._run_once(lambda: warned_operations(self._runner.paths, seen))
         return tuple(seen)
 
     def _hidden(self, expected: list[StepEvent]) -> tuple[HiddenState, ...]:
-        """Return the state that a step leaves changed and by which the next step differs: the last run has just left it."""
+        """Return the state that a step leaves changed so that the next step differs, as the last run just left it."""
         seeded = {name for name, generator in self._kept.generators if is_seeded(generator)}
         for place in self._kept.places:
             if place.name in seeded:
@@ -209,7 +209,7 @@ class _Trial:
         return tuple(HiddenState(name=place.name, kind=place.kind) for place in self._guilty(changed, expected))
 
     def _guilty(self, changed: list[Place], expected: list[StepEvent]) -> Iterator[Place]:
-        """Yield the places by which alone the next step differs; where it takes several together, yield them all."""
+        """Yield the places that alone make the next step differ, or all of them where it takes several together."""
         alone = []
         for place in changed[:_PLACES]:
             self._run_once()
@@ -255,7 +255,7 @@ class _Trial:
             return time.perf_counter_ns() - start
 
     def _notes(self) -> Iterator[str]:
-        """Yield what the trial left out or could not look at."""
+        """Yield the parts that the trial left out or could not examine."""
         if self._runner.optimizer_note:
             yield f"no step of the optimizer was tried: {self._runner.optimizer_note}"
         if self._subject.is_compiled:
@@ -276,7 +276,7 @@ def _refused_operation(error: UndiagnosableError) -> str:
 
 
 def _roots(subject: TrialSubject) -> Iterable[tuple[str, Any]]:
-    """Return what a step can change: the model with its hooks, and the loss."""
+    """Return the objects that a step can change: the model with its hooks, and the loss."""
     return [("model", subject.model), ("loss_func", subject.loss)]
 
 

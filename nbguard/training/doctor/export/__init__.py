@@ -1,1 +1,1 @@
-"""Export, tried: on copies of the model, with every failure by module, line and fix, and values compared."""
+"""Trials of export on copies of the model, with every failure by module, line and fix, and values compared."""

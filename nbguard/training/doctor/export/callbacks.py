@@ -1,4 +1,4 @@
-"""Callbacks of a Learner that change what goes into the model or comes out of it: read from their code, which is not run."""
+"""Callbacks of a Learner that change the model's inputs or outputs, read from their code, which is not run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDS = ("POP_TOP", "STORE_", "RETURN_", "FOR_ITER", "LIST_APPEND", "POP_JUMP")
 
 
 def batch_changes(subject: TrialSubject) -> tuple[BatchChange, ...]:
-    """Return what callbacks that also run outside of training do to inputs and outputs; a library's own are left out."""
+    """Return the changes to inputs and outputs by callbacks that also run outside of training, without a library's own."""
     callbacks = attribute_of(subject.learn, "cbs") if subject.learn is not None else None
     items = attribute_of(callbacks, "items")
     return tuple(change for callback in (items if type(items) is list else ()) for change in _changes(callback))
@@ -55,7 +55,7 @@ def _value(callback: Any, name: str, *, of_class: bool = False) -> Any:
 def _writes(
     callback: Any, code: CodeType, names: tuple[str, ...], seen: set[CodeType], texts: frozenset[str]
 ) -> tuple[str, int, str] | None:
-    """Return the line at which code, or a method that it calls, binds one of the names, or writes into what it stands for.
+    """Return the line at which code, or a method that it calls, binds one of the names, or writes into its object.
 
     `texts` are constants of its callers, which may be names that it is given.
     """
@@ -89,7 +89,7 @@ def _writes(
 
 
 class _Statement:
-    """The words of one statement so far: what it sets by a function is a text among them, or is computed."""
+    """The words of one statement so far: the name it sets by a function is a text among them, or is computed."""
 
     def __init__(self) -> None:
         self.line = 0  # of the function that sets
@@ -118,7 +118,7 @@ class _Statement:
 
 
 def _texts_of(constant: object) -> Iterator[str]:
-    """Yield the texts of a constant: itself, or what a tuple or set of constants has."""
+    """Yield the texts of a constant: itself, or those of a tuple or set of constants."""
     if type(constant) is str:
         yield constant
     elif type(constant) is tuple or type(constant) is frozenset:

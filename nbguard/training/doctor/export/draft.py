@@ -1,4 +1,4 @@
-"""All failures of an export in one go: PyTorch's draft of an export goes on where an export would end.
+"""All failures of an export in one go, since PyTorch's draft of an export goes on where an export would end.
 
 It also knows the line at which a size that may change was taken for a number, which the error of an export does not tell.
 """
@@ -25,12 +25,12 @@ _FIXED_SIZE = re.compile(r"Eq\(\w+, (\d+)\)")
 
 
 def drafted_failures(model: nn.Module, batch: TrialBatch, shapes: Any = None) -> list[ExportFailure]:
-    """Return the failures that a draft finds; none where it fails itself, or where this PyTorch has none.
+    """Return the failures that a draft finds, or none where it fails itself, or where this PyTorch has none.
 
     Args:
         model: a copy of the user's model.
-        batch: what it is called with.
-        shapes: which dimensions may change, as `torch.export.export` takes them; None: none may.
+        batch: its arguments.
+        shapes: which dimensions may change, as `torch.export.export` takes them; None if none may.
     """
     try:
         from torch._logging.structured import INTERN_TABLE

@@ -1,4 +1,4 @@
-"""Errors of exporters as facts: the module in whose forward pass they happened, the line, the message."""
+"""Errors of exporters as facts: the module whose forward pass failed, the line, the message."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a trace fixes for good: branches and numbers that depend on values, and sizes; each with the user's line.
+"""Values that a trace fixes for good: branches and numbers that depend on values, and sizes, each with the user's line.
 
-A trace holds what one batch made of the model. Whether that matters is tried with batches of other values.
+A trace holds the model's run on one batch. Whether that matters is tried with batches of other values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Read:
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
-    """Notes where Python reads values of tensors. What PyTorch's own code reads is left out: it knows of traces."""
+    """Notes where Python reads values of tensors. Reads by PyTorch's own code are left out, as it knows of traces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def tracer_warnings(lines: list[tuple[str, int]]) -> Iterator[None]:
 def with_frozen(
     attempt: ExportAttempt, subject: TrialSubject, batch: TrialBatch, made: Callable[..., Any], warned: list[tuple[str, int]]
 ) -> ExportAttempt:
-    """Return a trace that was compared, with what is frozen in it; `warned` are the lines of the tracer's warnings."""
+    """Return a trace that was compared, with its frozen values; `warned` are the lines of the tracer's warnings."""
     called = _called(subject, batch)
     if called is None:
         return attempt
@@ -133,7 +133,7 @@ def _frozen(line: Line) -> FrozenValue:
 def _differing(
     subject: TrialSubject, batch: TrialBatch, what: str, made: Callable[..., Any], before: list[_Read]
 ) -> dict[Line | None, FrozenValue]:
-    """Return the lines that read other values from a batch, if what was made of the first computes something else for it."""
+    """Return the lines that read other values from a batch, if the program of the first computes something else for it."""
     called = _called(subject, batch)
     if called is None:
         return {}
@@ -167,7 +167,7 @@ def _kind(line: Line) -> Any:
 
 
 def _others(batch: TrialBatch) -> Iterator[tuple[str, TrialBatch]]:
-    """Yield (what it is, batch) of batches of the same shapes with other values, none beyond the range of integers' own."""
+    """Yield (description, batch) of batches of the same shapes with other values, none beyond the range of integers' own."""
 
     def each(floats: Callable[[torch.Tensor], torch.Tensor], others: Callable[[torch.Tensor], torch.Tensor]) -> TrialBatch:
         return replace(batch.each(lambda tensor: (floats if tensor.is_floating_point() else others)(tensor)), targets=())

@@ -1,4 +1,4 @@
-"""What a strict export leaves behind: PyTorch 2.13 keeps each program, with the model's parameters, in a module's globals."""
+"""Leftovers of a strict export, as PyTorch 2.13 keeps each program, with the model's parameters, in a module's globals."""
 
 from __future__ import annotations
 

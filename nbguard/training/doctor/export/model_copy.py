@@ -1,4 +1,4 @@
-"""A copy of a model whose parameters share the original's memory: exporters may do with it as they like."""
+"""A copy of a model whose parameters share the original's memory, so that exporters may do with it as they like."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shared_copy(model: nn.Module) -> tuple[nn.Module, int]:
 
 
 class _Cloning(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """Copies tensors that are no leaves, too, which `copy.deepcopy` refuses: what a call has left in attributes."""
+    """Copies tensors that are no leaves, too, which `copy.deepcopy` refuses: tensors that a call left in attributes."""
 
     def __init__(self, memo: dict[int, Any]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Cloning(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
 
 def _function_hooks(model: nn.Module) -> list[Any]:
-    """Return the dicts of hooks in which there is a function."""
+    """Return the dicts of hooks with a function."""
     dicts = [hooks for module in model.modules() for hooks in hooks_of(module)]
     return [hooks for hooks in dicts if any(map(_is_function, hooks.values()))]
 

@@ -1,4 +1,4 @@
-"""Conversion to ONNX in a separate process, bounded in time and memory: a converter that dies takes nothing with it."""
+"""Conversion to ONNX in a separate process, bounded in time and memory, so that a dying converter does no harm."""
 
 from __future__ import annotations
 

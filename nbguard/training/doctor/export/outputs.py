@@ -1,4 +1,4 @@
-"""What a model returns besides tensors and plain data: no exported program can."""
+"""Outputs of a model besides tensors and plain data, which no exported program can return."""
 
 from __future__ import annotations
 

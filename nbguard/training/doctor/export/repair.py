@@ -1,4 +1,4 @@
-"""`nbguard.exportable`: a copy of a model in which what no exporter takes is replaced, if that leaves its values exact."""
+"""`nbguard.exportable`: a copy of a model with replacements for code that no exporter takes, if they leave its values exact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exportable(learn: Any, batch: Any = None) -> nn.Module:
 
     Args:
         learn: a Learner or a torch module; it stays as it is.
-        batch: a batch as the training loader yields it; None: one is taken from the Learner's training set.
+        batch: a batch as the training loader yields it; if None, one is taken from the Learner's training set.
 
     Raises:
         NbguardError: the model cannot be repaired; the message names the module and the reason.
@@ -69,7 +69,7 @@ def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, st
 
 
 def _without_caches(model: nn.Module, batch: TrialBatch) -> list[tuple[str, str, str]]:
-    """Have a copy of a model return nothing but tensors, if a setting does that; return what was set."""
+    """Have a copy of a model return nothing but tensors, if a setting does that; return the setting."""
     generators = LibraryGenerators()
     try:
         with torch.no_grad():

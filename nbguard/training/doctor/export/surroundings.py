@@ -1,4 +1,4 @@
-"""What belongs to a model outside of it: the transforms before it, and what `learn.export()` writes by name only."""
+"""A model's surroundings: the transforms before it, and objects that `learn.export()` writes by name only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTEBOOK = ("__main__", "__mp_main__", None)
 
 
 def preprocessing(subject: TrialSubject) -> tuple[str, ...]:
-    """Return the transforms of the validation loader with their settings: what a server has to do before the model."""
+    """Return the transforms of the validation loader with their settings, which a server has to apply before the model."""
     loaders = loaders_of(subject)
     if subject.learn is None or not loaders:
         return ()
@@ -84,7 +84,7 @@ def _item_transforms(subject: TrialSubject) -> Iterator[Any]:
 
 
 class _Looker(pickle.Pickler):
-    """Goes through what a pickle would hold, notes what it only names, and writes no tensor."""
+    """Goes through the contents of a pickle, notes the objects it only names, and writes no tensor."""
 
     def __init__(self, names: dict[str, None]) -> None:
         super().__init__(_Sink(), protocol=4)
@@ -116,7 +116,7 @@ class _Sink(io.RawIOBase):
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Count what would have been written."""
+        """Count the bytes that would have been written."""
         self._size += len(data)
         if self._size > _MOST:
             raise OSError("large enough")

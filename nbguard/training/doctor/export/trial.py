@@ -1,4 +1,4 @@
-"""A model's export, tried in every way that is there: on copies, values compared, the user's model untouched."""
+"""Trials of a model's export in every way that PyTorch has, on copies, with values compared."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from nbguard.training.doctor.export.write_watch import own_if_written
 from nbguard.training.doctor.subject import TrialSubject
 
 _CALLS = 5
-"""Calls for a latency, of which the least counts."""
+"""Calls for a latency, which is the least of their times."""
 _REPAIRS = 10
 """Failures that are cured one after the other to find the next."""
 _TRACE = "torch.__trace"
-"""The logger by which PyTorch's draft of an export collects its failures."""
+"""The logger that PyTorch's draft of an export collects its failures with."""
 _LEAST = 2
 """Items of the batch that is exported: a batch of one counts as a size that never changes."""
 
 
 def exported(subject: TrialSubject, batch: TrialBatch) -> ExportFacts:
-    """Return what came of trying to export a model.
+    """Return the result of each attempt to export a model.
 
     Raises:
         UndiagnosableError: the model cannot be copied or called.
@@ -148,7 +148,7 @@ def _program(
 
 
 def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttempt, Any]:
-    """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
+    """Return an attempt that allows any batch size, of each input by itself, or else all of them the same."""
     shapes = _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)
     each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes}, of_any_batch=True)
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
@@ -164,7 +164,7 @@ def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttem
 def _located(failure: ExportFailure, model: nn.Module, batch: TrialBatch, options: dict[str, Any]) -> ExportFailure:
     """Return a failure whose traceback names no module with the one that is the reason.
 
-    That is a module that returns what cannot be exported; else the one that a strict export names, which follows the code.
+    That is a module whose return values cannot be exported; else the one that a strict export names, which follows the code.
     """
     returned = unknown_output(model, batch)
     if returned is not None:
@@ -241,7 +241,7 @@ def _torchscript(
 
 @contextlib.contextmanager
 def _forgetting_classes() -> Iterator[None]:
-    """Take what TorchScript has learnt of classes out of its store again, which would keep the notebook's own for good."""
+    """Remove the class types that TorchScript cached during the attempt, which would keep the notebook's classes for good."""
     store: Any = getattr(torch.jit._recursive, "concrete_type_store", None)
     known = set(getattr(store, "type_store", ()))
     try:
@@ -309,7 +309,7 @@ def _plain(batch: TrialBatch) -> TrialBatch:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what exporters print, log and warn of to themselves."""
+    """Suppress the prints, logs and warnings of exporters."""
     named = logging.root.manager.loggerDict
     loggers = [
         logger

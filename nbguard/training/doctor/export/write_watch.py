@@ -1,4 +1,4 @@
-"""A call that would write into the user's parameters is stopped before it does: the model is then tried on a copy."""
+"""A call that would write into the user's parameters is stopped before it does, and the model is then tried on a copy."""
 
 from __future__ import annotations
 

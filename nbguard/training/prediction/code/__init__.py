@@ -1,1 +1,1 @@
-"""Fits found in source code that has not run: in a cell, in a script."""
+"""Fits found in source code that has not run, in a cell or in a script."""

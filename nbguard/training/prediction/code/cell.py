@@ -1,4 +1,4 @@
-"""The fits of a cell that has not run: found in its source, to be foreseen. No line of it runs on the user's objects."""
+"""The fits of a cell that has not run, found in its source to be predicted. No line of it runs on the user's objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHANGES = ("add_cb", "add_cbs", "freeze", "freeze_to", "remove_cb", "to_bf16", 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 _BATCH = "_nbguard_batch"
 _COUNTS = ("range", "len", "zip", "map")
-"""What is given a loader and yields something else than its batches."""
+"""Wrappers of a loader that yield something else than its batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
         namespace: the user's names, which are read.
 
     Raises:
-        NbguardError: it is no Python, it starts no fit, or it makes what is fitted itself.
-        UnpredictableError: a fit cannot be foreseen; the message says why.
+        NbguardError: it is no Python, it starts no fit, or it makes the fitted objects itself.
+        UnpredictableError: a fit cannot be predicted; the message says why.
     """
     try:
         tree = ast.parse(source)
@@ -83,7 +83,7 @@ class _CellReader:
             self.bound |= names_bound(statement)
 
     def _value(self, node: ast.expr) -> Any:
-        """Return what an expression leads to now; None: nothing, or something that the cell makes first."""
+        """Return the present object of an expression, or None if there is none or the cell makes it first."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
             return self._value(node.func.value)  # learn.to_fp16().fit(1)
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -150,7 +150,7 @@ def _trains(node: ast.AST) -> bool:
 
 
 def _one_round(iterated: ast.expr, loader: ast.AST, text: str) -> ast.expr:
-    """Return what a loop goes over with one batch in the place of its loader; of what is around it only a count is kept."""
+    """Return a loop's iterable with one batch in the place of its loader; of the wrappers around it only a count is kept."""
     if iterated is loader:
         return ast.List([ast.Name(_BATCH, ast.Load())], ast.Load())
     if isinstance(iterated, ast.Call):

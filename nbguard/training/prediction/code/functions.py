@@ -24,7 +24,7 @@ def as_function(
         namespace: its globals.
         arguments: names of the function's arguments; all other names that the statements bind are the namespace's.
         name: of the function.
-        file: in which the statements stand.
+        file: of the statements.
 
     Raises:
         SyntaxError: they belong to a function and cannot stand in another: a variable is that of a function around it.

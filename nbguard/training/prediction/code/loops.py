@@ -1,4 +1,4 @@
-"""The loops of a script that train: found in its source, and marked so that the script can be stopped in front of them."""
+"""The loops of a script that train, found in its source, and marked so that the script can be stopped in front of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 REACHED, FEW, GOES_ON = "__nbguard_reached__", "__nbguard_few__", "__nbguard_goes_on__"
-"""Names that marked code calls: before a loop that trains; around what any loop goes over; in the condition of any `while`."""
+"""Names that marked code calls: before a loop that trains; around any loop's iterable; in the condition of any `while`."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.While)
 
@@ -36,7 +36,7 @@ class Loops:
 
     @classmethod
     def of(cls, tree: ast.Module, folder: Path) -> Loops:
-        """Return those of a script, with the names of functions that train, in it and in what it imports from its folder."""
+        """Return a script's loops that train, with the names of functions that train, in it and in its folder's modules."""
         own = cls(folder)
         trees = [tree, *_imported(tree, folder, set())]
         defined = [each for one in trees for each in _defined(one)]

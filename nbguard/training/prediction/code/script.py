@@ -1,4 +1,4 @@
-"""The first fit of a script: it is run up to there, and foreseen there instead of being fitted."""
+"""The first fit of a script, which is run up to there and then predicted instead of fitted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def predict_script(
     """Return the memory of the first fit of a script: of a Learner, of a Trainer, or of a loop that trains.
 
     Everything before the fit runs as ever, with `__name__ == "__main__"`: it makes the data and the model. The fit does not.
-    A loop may stand in a function, and in a file beside the script; what it calls is followed, its validation too.
+    A loop may stand in a function, and in a file beside the script; its calls are followed, its validation too.
 
     Args:
         file: a path.
@@ -58,7 +58,7 @@ def predict_script(
         largest: as of `predict`.
 
     Raises:
-        NbguardError: the file cannot be read, is no Python, fails before its fit, or has none that can be foreseen.
+        NbguardError: the file cannot be read, is no Python, fails before its fit, or has none that can be predicted.
     """
     path = Path(file)
     tree = parsed(path)
@@ -107,7 +107,7 @@ class Script:
 
     @contextmanager
     def marks(self) -> Iterator[None]:
-        """Return a context in which marked code runs, and the files beside the script are marked when they are imported."""
+        """Return a context for running marked code, where the files beside the script are marked when they are imported."""
         finder = _Finder(self._loops)
         with ExitStack() as patched:
             for name, value in ((REACHED, self._reached), (FEW, few), (GOES_ON, goes_on)):
@@ -117,10 +117,10 @@ class Script:
             yield
 
     def run(self) -> list[CellFit]:
-        """Return the fits to which the script comes.
+        """Return the fits that the script reaches.
 
         Raises:
-            UnpredictableError: it does not get there, or its fit cannot be foreseen.
+            UnpredictableError: it does not get there, or its fit cannot be predicted.
         """
         namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(self._path), "__builtins__": builtins}
         process = multiprocessing.process.BaseProcess
@@ -174,7 +174,7 @@ class Script:
                     wanted.remove((module, name, method))
 
     def _reached(self, number: int, outer: dict[str, Any], inner: dict[str, Any]) -> None:
-        """Note the loop before which the script has come, and end it; in a trace of that loop go on."""
+        """Note the loop that the script has reached, and end it; in a trace of that loop go on."""
         if is_tracing():
             return
         loop = self._loops.marked[number]
@@ -185,7 +185,7 @@ class Script:
         raise ReachedError
 
     def _started(self, former: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what starts processes that load data, and refuses those that run the user's functions."""
+        """Return a replacement that starts processes that load data, and refuses those that run the user's functions."""
 
         def start(process: Any) -> Any:
             code: CodeType | None = getattr(process._target, "__code__", None)
@@ -261,7 +261,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
     def fit(fitted: Any, *args: Any, **kwargs: Any) -> None:
-        """Note what is fitted and end the script; `fine_tune` goes on to its second fit."""
+        """Note the fitted object and end the script; `fine_tune` goes on to its second fit."""
         caller: Any = sys._getframe(1)
         own = (*learner_packages(), "fastcore")
         while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in own:
@@ -293,7 +293,7 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
 
 def _stopping(what: str) -> Callable[..., None]:
     def fit(*_: Any, **__: Any) -> None:
-        """End the script at the line, outside of libraries, from which it fits."""
+        """End the script at the line, outside of libraries, that starts the fit."""
         caller: Any = sys._getframe(1)
         while caller is not None and is_installed(Path(caller.f_code.co_filename)):
             caller = caller.f_back

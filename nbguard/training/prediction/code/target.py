@@ -24,10 +24,10 @@ class Made:
 
 
 def made_by(target: str) -> Made:
-    """Return what `module:name` stands for; a function is called without arguments. No fit is run.
+    """Return the object of `module:name`; a function is called without arguments. No fit is run.
 
     Raises:
-        UndiagnosableError: there is no such module or name, or what it raised when it was run.
+        UndiagnosableError: there is no such module or name, or it raised an error when it was run.
     """
     name, _, attribute = target.partition(":")
     name = name.removesuffix(".py")

@@ -1,1 +1,1 @@
-"""A thread in which tensors without data stand for those of a GPU: autocast, composed operators, kernels' own memory."""
+"""A thread whose tensors without data stand for a GPU's, with autocast, composed operators, kernels' own memory."""

@@ -1,4 +1,4 @@
-"""CUDA's autocast for tensors without data: the same casts at the same place, by kernels on a spare dispatch key.
+"""CUDA's autocast for tensors without data, with the same casts at the same place, by kernels on a spare dispatch key.
 
 PyTorch has autocast kernels for the tensors of each kind of device, and none for meta tensors. Here the operators of CUDA's
 lists get kernels on the key of a backend that nobody uses (`AutocastPrivateUse1`), which `torch.autocast("cuda")` switches on
@@ -37,7 +37,7 @@ class Autocast:
 
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None
-        """The type to which matrix products and convolutions cast; None: autocast is off."""
+        """The type that matrix products and convolutions cast to, or None while autocast is off."""
         self._stack: list[torch.dtype | None] = []
         self._weights: dict[int, tuple[Any, Any]] = {}
         self._library: Any = None

@@ -43,7 +43,7 @@ def kernels(gpu: Gpu, note_layers: Callable[[int], None], dtype: Callable[[], An
 
 
 def _dropout(tensor: Any, probability: float, train: bool) -> Any:
-    """Return what CUDA's fused kernel returns, which saves a mask (aten/src/ATen/native/Dropout.cpp)."""
+    """Return the outputs of CUDA's fused kernel, which saves a mask (aten/src/ATen/native/Dropout.cpp)."""
     if not train or probability == 0 or not tensor.numel():
         return tensor
     if probability < 1:
@@ -85,5 +85,5 @@ def _rms_norm(tensor: Any, shape: Any, weight: Any = None, eps: float | None = N
 
 
 def _mish_backward(gradient: Any, _: Any) -> Any:
-    """Return what CUDA's kernel makes at once; meta tensors take several steps."""
+    """Return the gradient that CUDA's kernel makes at once, where meta tensors take several steps."""
     return torch.empty_like(gradient)

@@ -1,4 +1,4 @@
-"""A thread in which tensors without data stand for a GPU's: modes, kernels and a few methods of torch's, for one trace."""
+"""A thread whose tensors without data stand for a GPU's, by modes, kernels and a few methods of torch's, for one trace."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class PredictedOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
 
 
 class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
-    """Makes on the meta device whatever code asks the fit's device for by name: CUDA, and that on which its models are.
+    """Makes tensors on the meta device that code asks the fit's device for by name: CUDA, and the device of its models.
 
-    `item()` is noted by what is decided with it. `cpu()` is the host always.
+    `item()` is noted by the decisions made with it. `cpu()` is the host always.
     """
 
     def __init__(self, operators: OperatorMode, device: str) -> None:
@@ -85,7 +85,7 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
 
 _NO_WORKSPACES = WorkspaceCounts()
 _UNOPENED = {"current_device": 0, "is_bf16_supported": True}
-"""What a Learner asks when its fit begins, with the answers while CUDA has not been initialised: to ask it would do that."""
+"""A Learner's questions at the start of a fit, with the answers while CUDA is not initialised, since asking would do that."""
 
 
 _EFFECTS = ("empty_cache", "reset_peak_memory_stats", "synchronize")
@@ -99,9 +99,9 @@ class Emulation(AbstractContextManager["Emulation"]):
         gpu: the GPU. Its context is not the allocator's.
         settings: of the allocator.
         reserve: bytes of the device that must stay free.
-        start: puts the empty model of the allocator into another state; None: the device is empty.
+        start: puts the empty model of the allocator into another state; None for an empty device.
         workspaces: those of cuBLAS that are there already.
-        device: kind of device on which the fit's models are; on a machine without a GPU that is the host.
+        device: kind of the device of the fit's models; on a machine without a GPU that is the host.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         self._open.close()
 
     def settle(self) -> None:
-        """Let what has died be freed, so that the figures are those of now."""
+        """Free the dead storages, so that the figures are current."""
         self.storages.settle()
         self.device.settle()
 
@@ -215,7 +215,7 @@ class Emulation(AbstractContextManager["Emulation"]):
             return former(optimizer, *args, **kwargs)
 
     def _called(self, former: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what calls a module and notes it."""
+        """Return a function that calls a module and notes it."""
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
@@ -237,7 +237,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         return method
 
     def _kind_of_device(self, former: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a checkpoint asks for the device whose autocast it must restore: meta tensors stand for CUDA's."""
+        """Return the function that tells a checkpoint to restore CUDA's autocast, as meta tensors stand for CUDA's."""
 
         def kind(*args: Any) -> str:
             own_kind: str = former(*args)
@@ -260,7 +260,7 @@ def _put_back(replaced: dict[int, tuple[Any, Any]], loaded: frozenset[str]) -> N
     """Put the functions of torch's and Python's own into modules that were imported in a trace, and took their replacements.
 
     Args:
-        replaced: (what stood there meanwhile, what it replaced) by the id of the first.
+        replaced: (replacement, original) by the id of the first.
         loaded: names of the modules that were there before.
     """
     for name in sys.modules.keys() - loaded:
@@ -309,7 +309,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _without_opening(answer: Any) -> Callable[..., Any]:
-    """Return what gives CUDA's answer where it has been initialised, and else this one."""
+    """Return a function that gives CUDA's answer where it is initialised, and else this one."""
 
     def ask(former: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return former(*args, **kwargs) if torch.cuda.is_initialized() else answer

@@ -1,4 +1,4 @@
-"""A number read from a tensor that has none: it may be kept, added up and shown, but whoever decides by it is noted."""
+"""A number read from a tensor without data. It may be kept, added up and shown, but decisions by it are noted."""
 
 from __future__ import annotations
 

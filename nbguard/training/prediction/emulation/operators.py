@@ -1,4 +1,4 @@
-"""The operators of a traced fit as CUDA runs them: kernels' own memory by rule, and values read where there are none."""
+"""The operators of a traced fit as CUDA runs them, with kernels' own memory by rule, and values read where there are none."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _IN_PLACE = {
     _aten.scatter.src: _aten.scatter_.src,
     _aten.index_put.default: _aten.index_put_.default,
 }
-"""Operators by which autograd fills a new tensor with zeros: on CUDA in place, under a mode with another tensor."""
+"""Operators that autograd fills a new tensor with zeros by: on CUDA in place, under a mode with another tensor."""
 _FLASH = _aten._scaled_dot_product_flash_attention.default
 _HOPPER = (9, 0)
 """From this architecture on PyTorch prefers cuDNN's attention for half precision (`check_prefer_cudnn_attention`)."""
@@ -194,10 +194,10 @@ def _is_filling(func: Any, args: Any) -> bool:
 
 
 def _refuse_originals(values: Any) -> None:
-    """Refuse an operation on what is the user's own: a tensor that is on a device, or a parameter with numbers.
+    """Refuse an operation on the user's own data: a tensor that is on a device, or a parameter with numbers.
 
     Raises:
-        UnpredictableError: the fit refers to it by a way that its copy does not follow.
+        UnpredictableError: the fit refers to it in a way that its copy does not follow.
     """
     for value in values:
         if type(value) in (list, tuple):

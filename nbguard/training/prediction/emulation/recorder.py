@@ -1,4 +1,4 @@
-"""The births and deaths of a traced fit's memory, by phase: what the peak is made of, and where it is."""
+"""The births and deaths of a traced fit's memory, by phase, with the parts and the place of the peak."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Birth:
 
 
 class RecordingDevice(SimulatedDevice):
-    """A modelled device that remembers in which phase of a fit each block was made, and whether it outlived the phase."""
+    """A modelled device that remembers the phase of a fit that made each block, and whether it outlived the phase."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -93,14 +93,14 @@ class RecordingDevice(SimulatedDevice):
         super().died(token)
 
     def begin(self) -> None:
-        """Note what is on the device before the fit."""
+        """Note the memory on the device before the fit."""
         self._peak = self.held = self.model.allocated
 
     # --- told by the trace ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def making(self, kind: MemoryCategory | None, phase: FitPhase | None = None) -> Iterator[None]:
-        """Return a context in which all that is made is of one category, in a phase if one is given."""
+        """Return a context whose allocations are of one category, in a phase if one is given."""
         former = self._kind, self._phase
         self._kind, self._phase = kind, phase or self._phase
         try:
@@ -173,7 +173,7 @@ class RecordingDevice(SimulatedDevice):
         return differences[0] if len(differences) > 1 and min(differences) > 0 else 0
 
     def categories(self) -> tuple[CategoryBytes, ...]:
-        """Return what was allocated at the peak, by category, the largest first; it adds up to the peak."""
+        """Return the bytes allocated at the peak, by category, the largest first; it adds up to the peak."""
         found = Counter({MemoryCategory.HELD: self.held})
         for number, birth in enumerate(islice(self._births, self._births_at_peak)):
             until, run = self._deaths.get(number, (self._births_at_peak, -1))
@@ -213,7 +213,7 @@ def _category(birth: _Birth, *, outlives: bool) -> MemoryCategory:
 
 
 def _user_frame(frame: Any) -> Any:
-    """Return the innermost frame of code that is no library's that trains; None: there is none within the trace."""
+    """Return the innermost frame of code that is no training library's, or None without one in the trace."""
     while frame is not None:
         if frame.f_globals.get("__name__") == _TRACE:
             return None
@@ -230,7 +230,7 @@ def _is_users(frame: Any) -> bool:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the line of the user's code in which an error was raised, in words; empty: it was in a library's."""
+    """Return the line of the user's code that raised an error, in words; empty if a library's did."""
     lines = [(frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
     if not lines:
         return ""

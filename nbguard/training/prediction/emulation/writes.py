@@ -1,4 +1,4 @@
-"""What a traced fit would write to the disk, and does not: checkpoints, pictures, logs."""
+"""Disk writes that are suppressed while tracing a fit: checkpoints, pictures, logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _opened(former: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    """Open a file to read; what is written goes nowhere."""
+    """Open a file to read; writes go nowhere."""
     return former(os.devnull if set(mode) & set("wax+") else file, mode.replace("x", "w"), *args, **kwargs)
 
 
@@ -26,4 +26,4 @@ WRITES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     *((os, name, _nothing) for name in ("remove", "unlink", "rename", "replace", "mkdir", "makedirs", "rmdir")),
     *((shutil, name, _nothing) for name in ("copy", "copy2", "copyfile", "copytree", "move", "rmtree")),
 )
-"""(owner, name, what does it in a trace), called with the function that does it else, and its arguments."""
+"""(owner, name, replacement in a trace); the replacement is called with the original function and its arguments."""

@@ -1,1 +1,1 @@
-"""Fits as copies without data: of a fastai Learner, a step function, Transformers' Trainer, a Lightning module."""
+"""Fits as copies without data, of a fastai Learner, a step function, Transformers' Trainer, a Lightning module."""

@@ -1,4 +1,4 @@
-"""Batches as shapes, of which larger and smaller ones are made without data."""
+"""Batches as shapes, that make larger and smaller ones without data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def enough(items: Iterable[Item], progress: Progress, *, has_optimizer: bool = T
     """Yield batches until a loop over them has nothing new to show: a few, and as many as make two steps of the optimizer.
 
     Args:
-        items: what stands for the batches.
+        items: stand-ins for the batches.
         progress: of the trace, which is read between the batches.
         has_optimizer: its steps are waited for where there are backward passes.
         few: batches that show all else.
@@ -65,7 +65,7 @@ class TensorShape:
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, type(tensor))
 
     def cut(self, whole: int, items: int) -> TensorShape:
-        """Return that of a batch of so many `items` instead of `whole`; what has no dimension of that size stays."""
+        """Return the shape of a batch of so many `items` instead of `whole`; tensors without a dimension of that size stay."""
         if not self.shape or self.shape[0] != whole:
             return self
         return TensorShape((items, *self.shape[1:]), self.stride, self.dtype, self.kind)
@@ -78,7 +78,7 @@ class TensorShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShapes:
-    """A batch in shapes, of which larger and smaller ones are made."""
+    """A batch in shapes, that makes larger and smaller ones."""
 
     shapes: Any  # `TensorShape` where the batch has a tensor
     items: int  # in it
@@ -87,11 +87,11 @@ class BatchShapes:
 
     @classmethod
     def of(cls, batch: Any, size: int | None = None) -> BatchShapes:
-        """Return those of `batch`.
+        """Return the shapes of `batch`.
 
         Args:
             batch: tensors in tuples, lists and dictionaries.
-            size: items of a batch of the fit; None: those of this one.
+            size: items of a batch of the fit; None for its own.
 
         Raises:
             UnpredictableError: it has no tensor.

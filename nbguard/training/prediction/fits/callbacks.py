@@ -1,4 +1,4 @@
-"""Callbacks of a Learner in a trace: which take part, which cannot keep memory, and copies of the user's own."""
+"""Callbacks of a Learner in a trace, which take part, which cannot keep memory, and copies of the user's own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WITHOUT_MEMORY = frozenset(
 )
 """Callbacks of fastai's that stay out of the trace, as they keep nothing on the device."""
 _DECIDING = frozenset({"AdaptiveGANSwitcher"})
-"""Callbacks of fastai's by which values decide what is trained."""
+"""Callbacks of fastai's whose training decisions depend on values."""
 _HARMLESS = OUTPUT | {
     "__future__",
     "abc",
@@ -83,14 +83,14 @@ _HARMLESS = OUTPUT | {
     "types",
     "typing",
 }
-"""Packages of which nothing reaches beyond the process, but for files that a trace writes nowhere."""
+"""Packages without effects beyond the process, but for files that a trace writes nowhere."""
 _FORBIDDEN = frozenset({"__import__", "breakpoint", "compile", "eval", "exec", "input"})
-"""Built-in functions by which code does what its names do not tell."""
+"""Built-in functions that let code do things its names do not tell."""
 
 
 @dataclass(slots=True)
 class TracedCallbacks:
-    """What becomes of the callbacks of a Learner in a trace."""
+    """The fate of a Learner's callbacks in a trace."""
 
     known: list[Any] = field(default_factory=list)  # fastai's, that take part
     tried: list[Any] = field(default_factory=list)  # others that run on the copy; where the trace fails they are left out
@@ -146,7 +146,7 @@ def copied_callback(copier: FunctionCopier, callback: Any) -> Any:
 
 
 def _own_class(copier: FunctionCopier, kind: type, known: dict[type, type]) -> type:
-    """Return a class derived from one of the user's that has copies of what it defines, and so of the classes below it."""
+    """Return a class derived from one of the user's that has copies of its definitions, and so of the classes below it."""
     if kind in known or not _is_users_class(kind):
         return known.get(kind, kind)
     bases = [_own_class(copier, base, known) for base in kind.__bases__ if _is_users_class(base)]
@@ -179,7 +179,7 @@ def _is_users_class(kind: type) -> bool:
 
 
 def _reason_not_to_run(callback: Any) -> str:
-    """Return why a callback of the user's does not run in a trace; empty: all that its code names stays within the process."""
+    """Return why a callback of the user's does not run in a trace, or "" where its code stays within the process."""
     waiting: list[Any] = [type(callback), *vars(callback).values()]
     seen: dict[int, Any] = {}
     while waiting:
@@ -206,7 +206,7 @@ def _reason_not_to_run(callback: Any) -> str:
 
 
 def _names_beyond(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
-    """Yield the names in a function by which it may reach beyond the process."""
+    """Yield the names in a function that may reach beyond the process."""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IMPORT_NAME" and str(instruction.argval).partition(".")[0] not in _HARMLESS:
             yield str(instruction.argval)

@@ -1,4 +1,4 @@
-"""A copy of training code that the user wrote, a step or a loop, with the models and optimizers to which it refers."""
+"""A copy of training code that the user wrote, a step or a loop, with the models and optimizers that it refers to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbguard.training.prediction.fits.copies import in_order_of_moving
 
 @dataclass(kw_only=True)
 class CopiedCode:
-    """Code that runs without data, and what it refers to."""
+    """Code that runs without data, and the objects it refers to."""
 
     namespace: dict[str, Any]  # the copy's globals
     names: tuple[str, ...]  # of its models, then of its optimizers

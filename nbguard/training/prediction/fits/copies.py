@@ -53,7 +53,7 @@ def without_data(tensor: Any) -> Any:
 
 @contextmanager
 def _counters_can_be_copied() -> Iterator[None]:
-    """Let `itertools.count` be copied meanwhile, by which loops count their steps: from Python 3.14 on it cannot be."""
+    """Let `itertools.count` (the step counter of loops) be copied meanwhile, as from Python 3.14 on it cannot be."""
     known = copyreg.dispatch_table.get(itertools.count)
     copyreg.dispatch_table[itertools.count] = known or _count_again
     try:
@@ -64,7 +64,7 @@ def _counters_can_be_copied() -> Iterator[None]:
 
 
 def _count_again(counter: itertools.count[Any]) -> tuple[Any, ...]:
-    """Return what makes a counter that stands where this one does, which its text alone says."""
+    """Return a maker of a counter at the same count, which its text alone tells."""
     numbers = [each for each in gc.get_referents(counter) if each is not itertools.count]
     if any(type(number) not in (int, float) for number in numbers):
         raise TypeError("a counter of numbers other than int and float cannot be copied")
@@ -90,7 +90,7 @@ def copied_to_host(obj: Any, memo: dict[int, Any]) -> Any:
 
 
 def copied_beside_model(obj: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of what is used beside a model that `memo` has already: what it keeps on the host stays there.
+    """Return a copy of objects used next to a model that `memo` has already; tensors on the host stay there.
 
     Raises:
         UnpredictableError: as of `copied`.
@@ -110,7 +110,7 @@ def _copied(obj: Any, memo: dict[int, Any], make: Callable[[Any], Any]) -> Any:
 
 
 def in_order_of_moving(model: Any) -> list[Any]:
-    """Return the parameters and buffers of a model in the order in which `model.to(device)` moves them, each once."""
+    """Return the parameters and buffers of a model in the order of `model.to(device)`, each once."""
     tensors: dict[int, Any] = {}
 
     def visit(module: Any) -> None:

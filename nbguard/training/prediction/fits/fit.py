@@ -1,4 +1,4 @@
-"""What a trace asks of a fit, whichever library's it is: a copy without data that runs a few batches."""
+"""The interface of a traceable fit of any library: a copy without data that runs a few batches."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Fit(Protocol):
 
     @property
     def batches(self) -> int | None:
-        """Return the training batches of an epoch; None: not known."""
+        """Return the training batches of an epoch, or None if unknown."""
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Return what is not traced and may keep memory, in words."""
+        """Return the untraced parts that may keep memory, in words."""
 
     @property
     def has_optimizer(self) -> bool:
@@ -53,11 +53,11 @@ class Fit(Protocol):
 
     @property
     def models(self) -> Iterable[Any]:
-        """Return the copied modules, by whose names places are told."""
+        """Return the copied modules, whose names tell places."""
 
     @property
     def resident(self) -> Iterable[Any]:
-        """Return the tensors without data that are on the device before the fit, in the order in which they come there."""
+        """Return the tensors without data that are on the device before the fit, in the order of their arrival."""
 
     def change(self, code: str) -> None:
         """Run lines that change the copy, before it runs: our own, the same that are shown."""
@@ -75,7 +75,7 @@ class FitSource(Protocol):
 
     @property
     def modules(self) -> Iterable[tuple[str, Any]]:
-        """Return (name, module) of the user's models, to be looked through for what cannot be foreseen."""
+        """Return (name, module) of the user's models, to be looked through for unpredictable parts."""
 
     @property
     def tensors(self) -> Iterable[Any]:
@@ -85,7 +85,7 @@ class FitSource(Protocol):
         """Return a copy of the next fit without data.
 
         Args:
-            batch_size: items of a batch; None: the loader's, or those of the batch that the user gave.
+            batch_size: items of a batch; if None, as in the loader or in the user's batch.
             full_only: the last training batch is left out if it is smaller.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Copies of functions with all that they refer to: what they change is the copy's."""
+"""Copies of functions with all that they refer to, so that they change only the copies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OUTPUT = frozenset(
 )
 """Packages whose objects show or log: a trace shows nothing."""
 _MANY = 1000
-"""Elements of a container from which on it is data, and is not looked into for models."""
+"""Least elements of a container that counts as data and is not searched for models."""
 
 
 class _Silent:
-    """A stand-in for what shows or logs: anything can be called on it, and nothing happens."""
+    """A stand-in for objects that show or log: anything can be called on it, and nothing happens."""
 
     def __getattr__(self, name: str) -> _Silent:
         return self
@@ -37,11 +37,11 @@ class _Silent:
 class FunctionCopier:
     """Copies functions, their globals as far as they use them, and their closures: each object once.
 
-    Functions of libraries are used as they are. What shows or logs is silent in the copy.
+    Functions of libraries are used as they are. Objects that show or log are silent in the copy.
 
     Args:
         memo: of `copy.deepcopy`, by the ids of the originals.
-        device: the kind of device on which the models are; its tensors have no data in the copy, others are the host's.
+        device: the kind of the models' device; its tensors have no data in the copy, others are the host's.
     """
 
     def __init__(self, memo: dict[int, Any], device: str) -> None:
@@ -118,7 +118,7 @@ class FunctionCopier:
                         values[name] = self.copy(value)
 
     def _is_deep(self, value: Any) -> bool:
-        """Say whether a container has only what `copy.deepcopy` copies as well: most have, and many have a lot."""
+        """Say whether a container has only objects that `copy.deepcopy` copies as well: most have, and many have a lot."""
         return all(isinstance(each, _ATOMS) for each in (value.values() if type(value) is dict else value))
 
     def _container(self, value: Any) -> Any:
@@ -172,7 +172,7 @@ def values_used(function: Any) -> list[Any]:
 
 
 def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
-    """Yield what a value refers to at once; of an object its attributes if it is the callable, or of a user's class."""
+    """Yield the direct references of a value; of an object its attributes if it is the callable, or of a user's class."""
     kind = type(value)
     if kind is FunctionType and is_users(value.__globals__):
         yield from (value.__globals__[name] for name in names_used(value.__code__) if name in value.__globals__)

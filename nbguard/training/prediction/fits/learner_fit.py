@@ -1,4 +1,4 @@
-"""The next fit of a fastai Learner as a copy without data: model, loss, optimizer, callbacks, shapes of batches."""
+"""The next fit of a fastai Learner as a copy without data, with model, loss, optimizer, callbacks, shapes of batches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nbguard.training.prediction.fits.loaders import FirstBatch, batch_size_of, 
 
 
 class _Batches:
-    """A loader of batches without data. The loop of its iterator holds what fastai's `DataLoader.__iter__` holds.
+    """A loader of batches without data. The loop of its iterator holds the same as fastai's `DataLoader.__iter__`.
 
     Args:
         shapes: of the batch to go by.
-        sizes: items of the batches: full ones, of which as many are made as show something new, and the last.
+        sizes: items of the batches: full ones, as many as show something new, and the last.
         after_batch: a copy without data of the transforms.
         few: full batches that show all.
     """
@@ -34,7 +34,7 @@ class _Batches:
         self.bs = 0
         self.dataset = ()
         self.make: MakeBatch | None = None
-        """What makes a batch of its shapes; None: none is made yet."""
+        """Maker of a batch of its shapes; None until one was made."""
         self.made: list[int] = []
         """Items of the batches that there were."""
         self._shapes, self._after_batch, self._few = shapes, after_batch, few
@@ -103,7 +103,7 @@ class LearnerFit:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A batch to go by, and what a loader does to it on the device."""
+    """A batch to go by, and a loader's transforms of it on the device."""
 
     shapes: BatchShapes
     after_batch: Any  # a copy of the transforms that run there; None: none
@@ -111,7 +111,7 @@ class _Held:
 
     @classmethod
     def of(cls, first: FirstBatch, size: int | None) -> _Held:
-        """Return that of a first batch; `size`: items of a batch of the fit, None: those of this one."""
+        """Return the batch of a first one; `size` are the items of a batch of the fit, by default its own."""
         shapes = replace(BatchShapes.of(first.batch, size), is_on_host=first.comes_on_host)
         return cls(shapes, first.after_batch, first.inputs or max(1, len(shapes.shapes) - 1))
 
@@ -129,10 +129,10 @@ class LearnerSource:
 
     @classmethod
     def of(cls, learn: Any, batch: Any, precision: str = "") -> LearnerSource:
-        """Return that of a Learner with the shapes of `batch`, or of the training set's first items if that is None.
+        """Return the fit of a Learner with the shapes of `batch`, or of the training set's first items if that is None.
 
         Raises:
-            UnpredictableError: the Learner lacks what a fit needs, no batch can be made, or it has no tensor.
+            UnpredictableError: the Learner lacks a requirement of a fit, no batch can be made, or it has no tensor.
         """
         _check(learn)
         train, valid = loaders_of(learn)
@@ -173,7 +173,7 @@ class LearnerSource:
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
     def without_tried_callbacks(self, reason: str) -> LearnerSource | None:
-        """Return the same fit without the callbacks with which it cannot be traced; None: there are none."""
+        """Return the same fit without the callbacks that cannot be traced, or None without such."""
         return replace(self, why_not=reason) if not self.why_not and TracedCallbacks.of(self.learn.cbs).tried else None
 
     def fit(self, batch_size: int | None, *, full_only: bool = False) -> LearnerFit:
@@ -208,7 +208,7 @@ def loaders_of(learn: Any) -> tuple[Any, Any]:
 
 
 def _check(learn: Any) -> None:
-    """Refuse a Learner that lacks what a fit needs, in its own words."""
+    """Refuse a Learner that lacks a requirement of a fit, in its own words."""
     model = vars(learn).get("model")
     if not isinstance(model, torch.nn.Module):
         raise UnpredictableError(f"learn.model is {_a(model)}, not a torch.nn.Module")

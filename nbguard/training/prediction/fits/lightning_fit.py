@@ -83,7 +83,7 @@ class LightningFit:
             scaler.update()
 
     def _log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
-        """Keep of a logged value what Lightning's result of that name keeps on the device: states, defaults, the last value."""
+        """Keep as much of a logged value as Lightning does on the device: states, defaults, the last value."""
         if name not in self.logged:
             self.logged[name] = [torch.zeros((), device="meta") for _ in range(_STATES)]
         self.logged[name][_STATES:] = [value.detach().clone() if isinstance(value, torch.Tensor) else value]

@@ -1,4 +1,4 @@
-"""The first batch of a loader, made beside it: loader, data set and generators of random numbers stay as they are."""
+"""The first batch of a loader, made without touching it: loader, data set and generators of random numbers stay as they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbguard.training.prediction.fits.copies import copied_to_host
 from nbguard.training.prediction.leftovers import no_leftovers
 
 _PIPELINES = ("after_item", "before_batch", "after_batch")
-"""Transforms of a loader of fastai's, which may keep what they draw."""
+"""Transforms of a loader of fastai's, which may keep their draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class FirstBatch:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Return the items of a loader's batches, of fastai's or of torch's own; None: its data set has whole batches for items."""
+    """Return the items of a loader's batches, of fastai's or of torch's own, or None if its items are whole batches."""
     names = ("bs",) if hasattr(loader, "do_item") else ("batch_size",)
     size = next((found for name in names if (found := getattr(loader, name, None))), None)
     size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -39,7 +39,7 @@ def batch_size_of(loader: Any) -> int | None:
 
 
 def items_of(loader: Any) -> int | None:
-    """Return the items that a loader goes through in an epoch; None: it does not say how many."""
+    """Return the items that a loader goes through in an epoch, or None if it does not say."""
     if hasattr(loader, "do_item") and loader.n is not None:
         return int(loader.n)
     data: Any = getattr(loader, "dataset", None)
@@ -104,7 +104,7 @@ def has_tensor(value: Any) -> bool:
 
 
 def _made(loader: Any, make: Any) -> Any:
-    """Return what is made of a loader's first items, with every global generator left as it was."""
+    """Return the batch of a loader's first items, with every global generator left as it was."""
     is_indexed = getattr(loader, "indexed", hasattr(loader, "collate_fn"))
     if not is_indexed or items_of(loader) is None:
         raise UnpredictableError(
@@ -134,7 +134,7 @@ def _of_torchs(loader: Any) -> Any:
 def _shadow(loader: Any) -> Any:
     """Return a loader of the same data with transforms and a generator of its own, none of which has anything on a device.
 
-    It goes through the data in order: to shuffle, a loader of texts changes what it shares with the user's.
+    It goes through the data in order: to shuffle, a loader of texts changes objects that it shares with the user's.
     """
     own = copy.copy(loader)
     space, memo = own.__dict__, {id(loader.dataset): loader.dataset}
@@ -157,7 +157,7 @@ def _of_fastais(own: Any) -> Any:
 
 
 class _OnHost(TorchFunctionMode):  # type: ignore[misc]
-    """Keeps on the host what transforms would move to the device."""
+    """Keeps tensors on the host that transforms would move to the device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -1,4 +1,4 @@
-"""A loop that trains, as it stands in a script, as a copy without data: its loaders yield batches of their shapes.
+"""A loop that trains, as it stands in a script, as a copy without data, whose loaders yield batches of their shapes.
 
 `few` and `goes_on` are put into a script's loops: in a trace these end when they have nothing new to show, else they go on.
 """
@@ -30,7 +30,7 @@ def is_tracing() -> bool:
 
 
 def few(items: Iterable[Any]) -> Iterable[Any]:
-    """Return what a loop goes over; in a trace the loop ends when it has nothing new to show."""
+    """Return the loop's iterable; in a trace the loop ends when it has nothing new to show."""
     return items if _tracing.get() is None else _few(items, goes_on())
 
 
@@ -42,7 +42,7 @@ def _few(items: Iterable[Any], has_next: Callable[[], bool]) -> Iterator[Any]:
 
 
 def goes_on() -> Callable[[], bool]:
-    """Return what says before each round of a loop whether it goes on.
+    """Return a function that says before each round of a loop whether it goes on.
 
     In a trace a loop ends when the loader that is trained on was gone through in it, or after a few rounds with steps of an
     optimizer; where the optimizer is not known, with backward passes. Other loops end by themselves.
@@ -135,7 +135,7 @@ class LoopSource:
 
     @property
     def size(self) -> int:
-        """Return the items of a batch; 0: the loop makes its batches itself."""
+        """Return the items of a batch; 0 if the loop makes its batches itself."""
         return (batch_size_of(self.loaders[0][0]) or 1) if self.loaders else 0
 
     @property

@@ -1,4 +1,4 @@
-"""What can be foreseen, by its type: no library is imported for it."""
+"""Predictable fits by their types, found without importing any library."""
 
 from __future__ import annotations
 

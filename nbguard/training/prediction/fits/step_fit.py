@@ -79,7 +79,7 @@ class StepSource:
 
     @property
     def _values(self) -> list[Any]:
-        """Return the objects that the step, and what runs before it, lead to."""
+        """Return the objects that the step, and the code before it, lead to."""
         values = [*values_used(self.step), *(values_used(self.prepare) if self.prepare else ())]
         return list({id(value): value for value in values}.values())
 

@@ -22,7 +22,7 @@ from nbguard.training.prediction.fits.functions import FunctionCopier
 
 @dataclass(kw_only=True)
 class TrainerFit:
-    """A copy of a Trainer, of which only the loop is another."""
+    """A copy of a Trainer with another loop."""
 
     trainer: Any  # the copy
     dtype: torch.dtype | None  # of mixed precision

@@ -1,4 +1,4 @@
-"""Memory that CUDA's kernels take and meta tensors do not: by operator, each rule with its source in PyTorch (2.13).
+"""Memory that CUDA's kernels take and meta tensors do not, by operator, each rule with its source in PyTorch (2.13).
 
 `TEMPORARIES` are bytes that an operator allocates after its outputs and frees before it returns. `REPLACED` stand in for
 operators whose outputs have other sizes, or come in another order, than those of the operator on meta tensors.

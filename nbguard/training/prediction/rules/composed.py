@@ -1,4 +1,4 @@
-"""Operators that have no kernel of their own: PyTorch composes them of others below autograd, and each of those takes memory.
+"""Operators that have no kernel of their own, which PyTorch composes of others that take memory each.
 
 A trace sees them as one operator. It calls PyTorch's own composition instead, whose steps it then sees one by one.
 """
@@ -26,5 +26,5 @@ COMPOSED = frozenset(
 
 
 def compose(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the outputs of the composition: of what a backend without any kernel is given."""
+    """Return the outputs of the composition, the one of a backend without any kernel."""
     return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1), *args, **kwargs)

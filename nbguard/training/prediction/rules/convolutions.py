@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN: their memory format, copies of what is in another one, and the sum that is the bias's gradient.
+"""Convolutions by cuDNN: their memory format, copies of tensors in another one, and the sum that is the bias's gradient.
 
 Source: `_convolution` and `convolution_backward` in aten/src/ATen/native/Convolution.cpp, ConvShared.cpp in its folder cudnn,
 `cudnn_conv_suggest_memory_format` in ConvUtils.h. Meta tensors know one format only. Workspaces are cuDNN's and not known.
@@ -48,7 +48,7 @@ def _forward(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[s
 
 
 def _backward(device: Allocator, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the gradients; copies in cuDNN's format are beside them, and what the sum for the bias takes."""
+    """Return the gradients; copies in cuDNN's format are beside them, and the memory of the sum for the bias."""
     gradient, tensor, weight, wanted = *args[:3], args[10]
     if args[7] or tensor.ndim != 4:  # transposed, or of other dimensions
         of_input, of_weight, of_bias = operator(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Sorting, and gradients of lookups: sorted copies of the indices, and partial sums of segments."""
+"""Sorting, and gradients of lookups, with sorted copies of the indices, and partial sums of segments."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nbguard.training.prediction.rules.rule import Temporaries, argument, ceil_d
 
 _aten = torch.ops.aten
 _WITHOUT_SORTING = 3072
-"""Indices up to which an embedding's gradient needs no sorting (`embedding_dense_backward_cuda`)."""
+"""Most indices of an embedding whose gradient needs no sorting (`embedding_dense_backward_cuda`)."""
 _SEGMENT = 10
 """NROWS_PER_THREAD: rows of one partial sum."""
 _WARP = 32
 _CUB = 18_432
 """Bytes that CUB takes to sort indices besides, as measured: a bound."""
 _SMALL_SORT = 4096
-"""Length of rows up to which they are sorted in place (`should_use_small_sort`)."""
+"""Greatest length of rows that are sorted in place (`should_use_small_sort`)."""
 _BYTES_OF_SORT = 33
 """Bytes for each element of longer rows, as measured: a bound."""
 
@@ -54,7 +54,7 @@ def _index_put(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 
 
 def _sorted(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the numbers of a row, or what CUB takes for long rows: no more than that (aten/src/ATen/native/cuda/Sort.cpp)."""
+    """Return the numbers of a row, or CUB's memory for long rows: no more than that (aten/src/ATen/native/cuda/Sort.cpp)."""
     tensor = args[0]
     dim = next((each for each in (*args[1:], kwargs.get("dim")) if type(each) is int), -1)
     length = tensor.shape[dim] if tensor.ndim else 1
@@ -62,7 +62,7 @@ def _sorted(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int
 
 
 def _median(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return what sorting all values takes (`median_impl` in aten/src/ATen/native/cuda/Sorting.cpp)."""
+    """Return the memory for sorting all values (`median_impl` in aten/src/ATen/native/cuda/Sorting.cpp)."""
     return (_BYTES_OF_SORT * args[0].numel(),)
 
 
@@ -77,7 +77,7 @@ def _masked_scatter_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any])
 
 
 def _scatter_reduce(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the counts by which sums are divided, and ones to count (`scatter_reduce_two` in TensorAdvancedIndexing.cpp)."""
+    """Return the divisors of sums, and ones to count (`scatter_reduce_two` in TensorAdvancedIndexing.cpp)."""
     tensor, source, reduction = args[0], args[3], args[4]
     return (nbytes(tensor), nbytes(source), tensor.numel()) if reduction == "mean" else ()
 

@@ -104,7 +104,7 @@ def _roll(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, A
 def _windows(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[str, Any]) -> Any:
     """Return the columns of sliding windows, or the picture of their sum, in a storage that begins with the input's size.
 
-    It is resized: what is larger takes a second one beside it, what is smaller keeps the first as long as it lives.
+    It is resized: a larger result takes a second storage next to it, a smaller one keeps the first as long as it lives.
     Source: `im2col_cuda` and `col2im_cuda` in aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu.
     """
     tensor = args[0]

@@ -46,7 +46,7 @@ def _bits(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _huber(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the losses of the elements, and what their sum takes (`huber_loss` in aten/src/ATen/native/Loss.cpp)."""
+    """Return the losses of the elements, and the memory of their sum (`huber_loss` in aten/src/ATen/native/Loss.cpp)."""
     is_reduced = argument(args, kwargs, 2, "reduction", 1)
     return (nbytes(args[0]), *buffers(gpu, args[0], None, 4)) if is_reduced else ()
 

@@ -25,7 +25,7 @@ def _permutation(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[in
 
 
 def _draws(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the noise by which the probabilities are divided, or their sums (`multinomial` in native/Distributions.cpp)."""
+    """Return the noise that divides the probabilities, or their sums (`multinomial` in native/Distributions.cpp)."""
     copies = _COPIES_OF_DRAWS if argument(args, kwargs, 2, "replacement", False) else 1
     return nbytes(args[0]) * copies, 16 * args[0].numel() // max(1, args[0].shape[-1]) * args[1] + _BLOCKS
 

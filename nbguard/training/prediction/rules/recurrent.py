@@ -1,4 +1,4 @@
-"""Recurrent layers: cells, each one fused kernel on CUDA that saves the gates of a step, and whole layers, which cuDNN runs.
+"""Recurrent layers, both cells (one fused kernel on CUDA that saves the gates of a step) and whole layers, run by cuDNN.
 
 Source: `lstm_cell` and `gru_cell` in aten/src/ATen/native/RNN.cpp, the kernels in aten/src/ATen/native/cuda/RNN.cu;
 `_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp. cuDNN tells the sizes of its reserve and its workspaces on a GPU only. They
@@ -38,7 +38,7 @@ def gru_cell(tensor: Any, hidden: Any, of_input: Any, of_hidden: Any, input_bias
 _GATES = {"lstm": 5, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 """Numbers that cuDNN's reserve has for each hidden unit of each step and item in each layer, beside one between two layers."""
 _ALIGNMENT = 256
-"""Bytes by which the reserve is longer."""
+"""Additional bytes of the reserve."""
 _FIXED = 10 * 2**20
 """Bytes of the workspace for each layer and direction at most (8.9 MiB were measured)."""
 _TEMPORARY = 28
@@ -124,8 +124,8 @@ def layers(kind: str, note: Callable[[int], None], dtype: Callable[[], Any], *ar
     Args:
         kind: "lstm", "gru", "rnn_tanh" or "rnn_relu".
         note: is told the bytes that cuDNN may take beyond those of the trace.
-        dtype: returns that of mixed precision, None where it is off.
-        args: of the operator: input (and sizes of a packed one), states, weights, and how many layers of which kind.
+        dtype: returns mixed precision's type, or None where it is off.
+        args: of the operator: input (and sizes of a packed one), states, weights, and the number and kind of layers.
     """
     is_packed = (
         isinstance(args[1], torch.Tensor) and isinstance(args[2], (list, tuple, torch.Tensor)) and not isinstance(args[3], bool)

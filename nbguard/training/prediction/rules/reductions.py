@@ -1,4 +1,4 @@
-"""Split reductions: a long reduction is shared by several blocks of threads, which meet in a buffer in global memory.
+"""Split reductions, where several blocks of threads share a long reduction and meet in a buffer in global memory.
 
 Source: `setReduceConfig` and `gpu_reduce_kernel` in aten/src/ATen/native/cuda/Reduce.cuh. The buffer has one accumulator
 (`arg_t`) for each output and block of threads, and as many more as there are threads beside each other where the reduced
@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 def buffers(gpu: Gpu, tensor: Any, dims: Sequence[int] | None, accumulator: int) -> tuple[int, ...]:
-    """Return the bytes of the buffer and the semaphores of a reduction of `tensor` over `dims` (None: all of them)."""
+    """Return the bytes of the buffer and the semaphores of a reduction of `tensor` over `dims` (all if None)."""
     if not tensor.numel() or not tensor.ndim:
         return ()
     reduced_dims = {dim % tensor.ndim for dim in (dims or range(tensor.ndim))}

@@ -21,7 +21,7 @@ class Allocator(Protocol):
         """Allocate buffers of these bytes one after the other, then free them."""
 
     def buffers(self, *sizes: int) -> AbstractContextManager[None]:
-        """Return a context in which buffers of these bytes live."""
+        """Return a context that buffers of these bytes live in."""
 
 
 Replacement = Callable[[Allocator, Any, Sequence[Any], Mapping[str, Any]], Any]

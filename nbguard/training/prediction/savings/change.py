@@ -32,8 +32,8 @@ def added_up(
     Args:
         size: items of a batch as it is.
         models: the user's, which are read.
-        code: lines that let the optimizer wait, by the number of batches into which one is cut.
-        more: what else there is to do, likewise.
+        code: lines that let the optimizer wait, by the number of parts of a batch.
+        more: further lines, likewise.
     """
     has_norm = any("BatchNorm" in type(each).__name__ for model in models for each in model.modules())
     norm = "; batch norm sees fewer items" if has_norm else ""

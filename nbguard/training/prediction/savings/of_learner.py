@@ -1,4 +1,4 @@
-"""Changes to a fastai Learner: precision, batches, optimizer, gradients, loss, memory format."""
+"""Changes to a fastai Learner, on precision, batches, optimizer, gradients, loss, memory format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.training.prediction.savings.change import Change, added_up
 from nbguard.training.prediction.savings.of_model import loss_in_parts
 
 FULL_PRECISION = (8, 0)
-"""The architecture from which on GPUs multiply bfloat16 at full speed."""
+"""The first architecture whose GPUs multiply bfloat16 at full speed."""
 _FUSED = ("Adam", "AdamW")
 
 
@@ -92,7 +92,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
 
 
 def _can_freeze(learn: Any) -> bool:
-    """Say whether a Learner trains several groups of parameters, of which `freeze` leaves only the last: a body and a head."""
+    """Say whether a Learner trains several groups of parameters, such as a body and a head, and `freeze` leaves one."""
     if learn.opt is None or getattr(learn.opt, "frozen_idx", None):
         return False
     groups: Any = getattr(learn.opt, "param_lists", ())

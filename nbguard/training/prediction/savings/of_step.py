@@ -26,7 +26,7 @@ def of_step(source: StepSource | LoopSource, gpu: Gpu, size: int, *, convolves: 
     Args:
         source: with the user's step, which is read.
         gpu: decides about the precision.
-        size: items of a batch; 0: not known.
+        size: items of a batch; 0 if unknown.
         convolves: a model has convolutions.
     """
     function = source.step if isinstance(source, StepSource) else source.loop

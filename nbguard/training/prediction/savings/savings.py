@@ -1,4 +1,4 @@
-"""What would save memory in a fit, and how much: each change is tried in a trace of its own, by the line that does it."""
+"""Changes that would save memory in a fit, each tried in a trace of its own, by the line that does it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def savings(
 
     Args:
         tracer: traces the fit.
-        batch_size: items of a batch; None: the loader's.
+        batch_size: items of a batch; the loader's if None.
         endless: the trace of the fit as it is.
-        version: of torch, (major, minor), by which settings of the allocator are read.
+        version: of torch, (major, minor), whose settings of the allocator are read.
         is_wanted: says whether to try a change.
         largest: also search for the largest batch after each.
     """

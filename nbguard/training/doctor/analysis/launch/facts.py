@@ -1,4 +1,4 @@
-"""Facts of a launch: what launchers have set, who listens at the port, which interfaces there are. Plain data."""
+"""Facts of a launch: the launchers' variables, the listener at the port, the interfaces. Plain data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEGACY = "torch.distributed.launch"
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
-    """What can be read of a launch without taking part in it."""
+    """Facts of a launch that can be read without taking part in it."""
 
     variables: tuple[tuple[str, str], ...]  # set ones whose names begin with PREFIXES
     pid: int

@@ -1,4 +1,4 @@
-"""A pod of Kubernetes as ranks see it: memory, cores, shared memory, GPUs."""
+"""A pod of Kubernetes as ranks see it, with memory, cores, shared memory, GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbguard.units import counted, format_bytes
 
 _VISIBLE = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _NO_GPU = ("void", "none", "")
-"""Values of NVIDIA_VISIBLE_DEVICES with which a container gets no GPU."""
+"""Values of NVIDIA_VISIBLE_DEVICES that give a container no GPU."""
 
 
 def pod_checks(facts: LaunchFacts, environment: EnvironmentFacts) -> tuple[Check, ...]:
