@@ -1,1 +1,1 @@
-"""The care of a training: profiles of fits, predictions, the doctor, ranks, records of runs."""
+"""The care of a training, by profiles of fits, predictions, the doctor, ranks, records of runs."""

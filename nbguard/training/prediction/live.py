@@ -58,8 +58,7 @@ def live_device(tensors: Iterable[Any], freed: frozenset[int] = frozenset()) -> 
 
 
 def unopened_gpu() -> Gpu | None:
-    """Return the GPU that a fit would open, with the bytes that others hold of it, or None without one or if it is open
-    already.
+    """Return the GPU that a fit would open, with the bytes that others hold of it, or None if none or open already.
 
     Asks the driver: to ask CUDA would open it.
     """

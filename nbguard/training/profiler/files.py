@@ -1,4 +1,4 @@
-"""The files of a profile: written as a whole or not at all, and read with a clear message where that fails."""
+"""The files of a profile, written as a whole or not at all, and read with a clear message where that fails."""
 
 from __future__ import annotations
 

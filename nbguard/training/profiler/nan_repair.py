@@ -17,7 +17,7 @@ _last: tuple[NotFinite, weakref.ref[Any] | None] | None = None
 
 
 def keep(first: NotFinite, model: Any) -> None:
-    """Keep the first value of a fit that was not finite. The model is held weakly; None: it is not known."""
+    """Keep the first value of a fit that was not finite. The model is held weakly, or None if unknown."""
     global _last
     _last = first, None if model is None else weakref.ref(model)
 
@@ -87,7 +87,7 @@ def origin_on(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Ori
 
 
 def finite_copy(model: Any, layers: tuple[str, ...]) -> Any:
-    """Return a copy of a model in which these layers compute in float32. Parameters and buffers are the model's own.
+    """Return a copy of a model whose named layers compute in float32. Parameters and buffers are the model's own.
 
     Raises:
         NbguardError: something in the model cannot be copied.

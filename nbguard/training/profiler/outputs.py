@@ -1,4 +1,4 @@
-"""The files and logs of a profile: checked before the fit, which may take hours, and written after it."""
+"""The files and logs of a profile, checked before the fit, which may take hours, and written after it."""
 
 from __future__ import annotations
 

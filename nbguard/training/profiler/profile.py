@@ -110,7 +110,7 @@ class FitProfile:
             self._instruments.learners.joins(learner)
 
     def ends(self, error: BaseException | None) -> None:
-        """End the recording now, with everything taken down: what runs from here until `finish` is no part of the fit."""
+        """End the recording now, with everything taken down; code from here until `finish` is no part of the fit."""
         if self._instruments is not None and self._log is None:
             self._log = self._ended(self._instruments, error)
 
@@ -124,7 +124,7 @@ class FitProfile:
         Args:
             error: the exception that the fit ended with.
             title: the beginning of the report, e.g. `In[7]`.
-            key: text by which runs of the same code are known, to compare this one with the last.
+            key: text that identifies runs of the same code, to compare this one with the last.
         """
         global _running
         if self._instruments is None or self._outputs is None:
@@ -222,7 +222,7 @@ def _tune(instruments: Instruments, timing: Timing) -> WorkerTuning:
 
 
 _NORM_OF_ONE = "Expected more than 1 value per channel when training"
-"""How the message begins with which PyTorch refuses to normalize a batch of one value."""
+"""The beginning of PyTorch's message on normalizing a batch of one value."""
 
 
 def failure_of(error: BaseException | None) -> Failure:

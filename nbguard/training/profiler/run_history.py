@@ -1,4 +1,4 @@
-"""The last runs of the cells of this process: for `--compare last`, and to give no advice again that did not help.
+"""The last runs of the cells of this process, kept for `--compare last`, and to give no advice again that did not help.
 
 Plain figures: nothing of the user's is held.
 """

@@ -1,1 +1,1 @@
-"""Ranks that hang, disagree or die: which rank, which collective, which line. Runs in every rank; speaks to none of them."""
+"""Ranks that hang, disagree or die, told by rank, collective and line. Runs in every rank; speaks to none of them."""

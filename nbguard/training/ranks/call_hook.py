@@ -1,6 +1,6 @@
 """Notes each collective that Python calls, with its line, root and operation, and messages from rank to rank.
 
-PyTorch's recorder does not keep all of that, and what it keeps is lost with a process that is killed. PyTorch wraps each of
+PyTorch's recorder does not keep all of that, and its records are lost with a process that is killed. PyTorch wraps each of
 these functions for its own log; the wrapper finds the function in a cell of its closure. Our function is put into that cell:
 so it is called whoever has imported the collective, and under whatever name.
 """
@@ -65,8 +65,8 @@ class CallHook:
     def _collective(self, function: Callable[..., Any], call: _Call, words: _Words) -> Callable[..., Any]:
         """Return a function whose calls are noted.
 
-        One call in each step finds the processor's caches cold: what takes 3 µs in a loop takes 40 there. So what is done
-        for the usual call stands in one function, and calls few others.
+        One call in each step finds the processor's caches cold: code of 3 µs in a loop takes 40 there. So the work for the
+        usual call is in one function, and calls few others.
         """
         name, is_simple, arguments, world = call.name, call.is_simple, call.arguments, call.world
         codes, entries, user_frame, entry_of = words.codes, words.entries, words.user_frame, words.entry
@@ -132,7 +132,7 @@ class _Call:
         """Whether the tensor is the first argument, so that a call with one argument is known by it."""
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, int | None, object, object]:
-        """Return the group of a call, the elements and the dtype of its tensor, and what else of it must agree."""
+        """Return the group of a call, the elements and the dtype of its tensor, and its other details that must agree."""
         name, at = self._tensor
         tensor = args[at] if at < len(args) else kwargs.get(name)
         elements, dtype = (tensor.numel(), tensor.dtype) if isinstance(tensor, self._kind) else (None, "")
@@ -148,7 +148,7 @@ class _Call:
             return "", 0
 
     def detail(self, details: tuple[Any, ...] | None) -> tuple[str, int | None]:
-        """Return in words what else must agree of a call: its root or operation; of a message its peer, and its number."""
+        """Return in words the other details that must agree of a call: root or operation, or a message's peer and number."""
         values = (None,) * len(self._details) if details is None else details
         given = {each: value for (each, _), value in zip(self._details, values, strict=True) if value is not None}
         word, rank = next(((each, given[each]) for each in _ROOTS if type(given.get(each)) is int), ("", None))
@@ -174,7 +174,7 @@ class _Words:
         self.codes: dict[int, CodeType] = {}
         """The user's code objects, by their ids, which are theirs as long as they are held here."""
         self.entries: dict[tuple[Any, ...], int] = {}
-        """Numbers of entries of the log, by what makes a call: no two of them have one place in its table."""
+        """Numbers of entries of the log, by the facts of a call; no two of them have one place in its table."""
 
     def user_frame(self, caller: FrameType) -> FrameType:
         """Return the innermost frame that is the user's; the outermost of all where none is.

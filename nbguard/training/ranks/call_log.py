@@ -1,4 +1,4 @@
-"""The last calls of a rank, in a part of its mapped file: they outlive a process that is killed, and others may read them.
+"""The last calls of a rank, in a part of its mapped file, where they outlive a killed process and others may read them.
 
 A call is four numbers. Its words, the same for each such call from the same line, are written once, to a table behind them.
 """
@@ -60,7 +60,7 @@ class CallLog:
         return tuple(call for call in read if call is not None)
 
     def _call(self, position: int, entry: int, is_done: bool) -> CollectiveCall | None:
-        """Return a call with its words; None: others have been written over them."""
+        """Return a call with its words, or None if others were written over them."""
         number, is_p2p, elements, peer, *texts = _ENTRY.unpack_from(self._map, self._table + entry % TABLE * _ENTRY.size)
         if number != entry:
             return None

@@ -1,4 +1,4 @@
-"""PyTorch's flight recorder of this process: how far its collectives are, and a dump of the last of them.
+"""PyTorch's flight recorder of this process, with the progress of its collectives, and a dump of the last of them.
 
 gloo and NCCL record without being asked; `TORCH_FR_BUFFER_SIZE=0` turns it off. It can be read while the main thread waits.
 """
@@ -35,7 +35,7 @@ _is_warm = False
 
 
 def warm_up() -> None:
-    """Make a dump that nobody reads: the first with stacks takes seconds of a core, in which PyTorch loads symbols."""
+    """Make a dump that nobody reads, as the first with stacks takes seconds of a core while PyTorch loads symbols."""
     global _is_warm
     for dump in _dumps(""):
         dump()

@@ -1,4 +1,4 @@
-"""The files by which the ranks of one host tell each other what they know, each mapped by all of them."""
+"""The files that the ranks of one host exchange facts with, each mapped by all of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JobBoard:
         return len(self._nameless) >= self.rank.here
 
     def file(self, rank: int) -> RankFile | None:
-        """Return the file of a rank; None: it has none here, or not yet."""
+        """Return the file of a rank, or None if it has none here, or not yet."""
         if rank == self.rank.rank:
             return self.own
         known = self._others.get(rank)
@@ -68,7 +68,7 @@ class JobBoard:
         return {rank: file for rank in numbers if (file := self.file(rank)) is not None}
 
     def alarm(self) -> float:
-        """Return when the last alarm of any rank was raised, in seconds since the epoch; 0: none has been."""
+        """Return when the last alarm of any rank was raised, in seconds since the epoch, or 0 without any."""
         return max(self.own.alarm, *(file.alarm for file in self._others.values()), 0.0)
 
     def raise_alarm(self) -> float:
@@ -94,7 +94,7 @@ class JobBoard:
             file.close()
 
     def clean(self) -> None:
-        """Take away what no rank needs any more: names that all have mapped, and all names once this rank is the last."""
+        """Remove names that no rank needs any more: names that all have mapped, and all names once this rank is the last."""
         self.join()
         others = self.others().values()
         if all(file.state != "running" or not file.is_alive for file in others):

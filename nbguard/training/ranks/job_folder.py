@@ -1,4 +1,4 @@
-"""The folder that the ranks of one job share on one host: private, found by all of them alone, and gone after the last."""
+"""The folder that the ranks of one job share on one host, private, found by all of them alone, and gone after the last."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def opened(folder: Path) -> Folder:
 
 
 def leave(folder: Path) -> None:
-    """Remove the folder if nothing is left in it, and what this user's jobs have left behind that were killed."""
+    """Remove the folder if nothing is left in it, and the leftovers of this user's killed jobs."""
     with suppress(OSError):
         folder.rmdir()
     for place in dict.fromkeys((folder.parent, Path(tempfile.gettempdir()))):  # the links come after what they lead to
@@ -90,7 +90,7 @@ def leave(folder: Path) -> None:
 
 
 def _sweep(place: Folder, name: str, is_own: bool) -> None:
-    """Remove what a job has left behind: a link to its folder, once that is gone, or the folder with files of dead ranks."""
+    """Remove the leftovers of a job: a link to its folder, once that is gone, or the folder with files of dead ranks."""
     status = place.status_of(name)
     if status is None or not _is_own(status):
         return

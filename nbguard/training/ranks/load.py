@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(?<!\d)(\d{1,9})(?:\.\w{1,20})?$", re.ASCII)
 
 
 def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
-    """Return what dumps of the ranks of one job say: which rank, which collective, which line.
+    """Return the diagnosis of dumps of the ranks of one job: which rank, which collective, which line.
 
     The files may be strangers': nothing in them is run.
 
@@ -29,7 +29,7 @@ def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
             (`nccl_trace_rank_3`); or facts that nbguard has written, which know it.
 
     Raises:
-        RankFactsError: a file cannot be read, is neither, or does not say of which rank it is, of at most 65,536; one line
+        RankFactsError: a file cannot be read, is neither, or does not name its rank, of at most 65,536; one line
             says which and why.
     """
     ranks = {}

@@ -1,4 +1,4 @@
-"""The place at which the ranks of this job meet: read from the variables and from who listens; nothing is connected to."""
+"""The meeting place of this job's ranks, read from the variables and from the listeners; nothing is connected to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_meeting() -> bool:
 
 
 def _init_method() -> str | None:
-    """Return how the main thread's `init_process_group` meets the others; empty: by variables. None: it is not in it."""
+    """Return how the main thread's `init_process_group` meets the others: "" by variables, None if it is not in it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
@@ -84,7 +84,7 @@ def is_this_host(addresses: tuple[str, ...]) -> bool:
 
 
 def listener_at(port: int, variables: Mapping[str, str] = os.environ) -> PortOwner | None:
-    """Return the process that listens at a port of this host; None: nobody, or the system does not say."""
+    """Return the process that listens at a port of this host, or None without one or if unknown."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:

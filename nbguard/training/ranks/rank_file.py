@@ -1,4 +1,4 @@
-"""The file of one rank, mapped by its process and by the other ranks of its host: it outlives its name, and its process.
+"""The file of one rank, mapped by its process and by the other ranks of its host, which outlives its name, and its process.
 
 Once all ranks have mapped it, its name goes: from then on nothing is left behind, however the processes end.
 """
@@ -92,7 +92,7 @@ class RankFile:
 
     @property
     def alarm(self) -> float:
-        """Return when the rank has raised its last alarm, in seconds since the epoch; 0: never."""
+        """Return when the rank raised its last alarm, in seconds since the epoch, or 0 without any."""
         return self._alarms()[1]
 
     def raise_alarm(self, at: float) -> None:
@@ -129,7 +129,7 @@ class RankFile:
             _LENGTH.pack_into(self._map, start, len(data), zlib.crc32(data))
 
     def read(self, kind: TextKind) -> str | None:
-        """Return a text of the rank; None: there is none, or it is just being written."""
+        """Return a text of the rank, or None without one or while it is being written."""
         start = self._text_at(kind)
         length, checksum = _LENGTH.unpack_from(self._map, start)
         if not 0 < length <= _TEXT - _LENGTH.size:

@@ -1,4 +1,4 @@
-"""Where the main thread of this process stands: its line in notebook terms, for how long, and whether it works there."""
+"""The place of this process's main thread, as its line in notebook terms, for how long, and whether it works there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wakes the watchdog's thread: the end of the watch, and SIGTERM, which waits until the thread has said what it knows.
+"""The waker of the watchdog's thread: the end of the watch, and SIGTERM, which waits until the thread reported its facts.
 
 A launcher ends all ranks by SIGTERM within a tenth of a second of the first that fails. Its default action would be the end of
 this process before anything is said. A handler of the program's own is left alone.
@@ -37,7 +37,7 @@ class Waker:
                 signal.set_wakeup_fd(self._before)
 
     def wait(self, seconds: float) -> Wake:
-        """Return what has happened within so many seconds, if anything has."""
+        """Return the event within so many seconds, if any."""
         try:
             self._reads.settimeout(seconds)
             came = self._reads.recv(64)
@@ -55,7 +55,7 @@ class Waker:
             self._writes.send(_END)
 
     def close(self) -> None:
-        """Give SIGTERM back what it did before; called once the thread has ended."""
+        """Give SIGTERM its former handler back; called once the thread has ended."""
         global _held
         if _held is self:
             _held = None
@@ -71,7 +71,7 @@ class Waker:
 
 
 def _terminated(_number: int, _frame: object) -> None:
-    """Leave the end of the process to the thread; without a watch do what SIGTERM does by default."""
+    """Leave the end of the process to the thread; without a watch do SIGTERM's default action."""
     if _held is not None:
         _held.terminate()
     else:

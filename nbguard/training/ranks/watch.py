@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ECHO_ANSWERS = 1.0  # seconds that another rank has to say that it failed first
 _SIGNAL = "SignalException"
-"""Class of what torch's elastic launcher raises in a rank that it ends."""
+"""Class of the exception that torch's elastic launcher raises in a rank that it ends."""
 _running: watch_ranks | None = None
 
 
@@ -33,10 +33,10 @@ class watch_ranks:  # noqa: N801 - used like a function
     numbers (RANK, WORLD_SIZE) makes it before.
 
     Args:
-        timeout: seconds without progress after which all ranks are asked where they stand.
+        timeout: seconds without progress until all ranks are asked where they stand.
 
     Attributes:
-        diagnosis: the last that was made; None: nothing was amiss.
+        diagnosis: the last that was made, or None if nothing was amiss.
 
     Raises:
         NbguardError: `timeout` is no positive number.

@@ -1,4 +1,4 @@
-"""The thread that notices that a rank waits in vain: it asks all ranks for their facts, and says what they come to."""
+"""The thread that notices that a rank waits in vain, asks all ranks for their facts, and tells the diagnosis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _READ = 1 << 20  # bytes at the end of the file
 
 
 def notes_of_nccl() -> tuple[str, ...]:
-    """Return what matters of NCCL's log of this process; nothing where it writes none to a file."""
+    """Return the notes on NCCL's log of this process; none where it writes none to a file."""
     name = os.environ.get("NCCL_DEBUG_FILE", "")
     if not name:
         return ()
@@ -219,7 +219,7 @@ class HangWatchdog:
 
 
 def _published(file: RankFile) -> RankFacts | None:
-    """Return the facts that a rank has published; None: there are none."""
+    """Return the facts that a rank has published, or None."""
     text = file.read("facts")
     if text is None:
         return None
@@ -229,7 +229,7 @@ def _published(file: RankFile) -> RankFacts | None:
 
 
 def joined(recorded: tuple[CollectiveCall, ...], logged: tuple[CollectiveCall, ...]) -> tuple[CollectiveCall, ...]:
-    """Return the recorder's calls with what only the log knows of them, and the log's own: messages, calls not recorded."""
+    """Return the recorder's calls with the log's additional facts on them, and the log's own: messages, calls not recorded."""
     known = {(call.group, call.position): call for call in logged if not call.is_p2p}
     calls = []
     for call in recorded:

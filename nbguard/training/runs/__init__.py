@@ -1,1 +1,1 @@
-"""What a run was made of: its record, collected without changing a bit, and what differs between two."""
+"""The record of a run, collected without changing a bit, and the differences of two records."""

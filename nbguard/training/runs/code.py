@@ -1,4 +1,4 @@
-"""The code behind a run: cells of the notebook, and the user's own modules."""
+"""The code behind a run, in cells of the notebook, and the user's own modules."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CELL = 10_000
 """Characters of a cell's source on record."""
 _CELLS = 200
 _NOTEBOOK = 20 * 1024**2
-"""Bytes of a notebook's file up to which it is read, to say which cells were edited since they ran."""
+"""Most bytes of a notebook's file that is read, to say which cells were edited since they ran."""
 _SOURCE = 20 * 1024**2
-"""Bytes of a module's file up to which it is read."""
+"""Most bytes of a module's file that is read."""
 _FILES = 200
 _NAMES = 5
 

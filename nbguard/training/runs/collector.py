@@ -1,4 +1,4 @@
-"""Collects the facts of a run: each part may fail by itself, and then its reason is on record."""
+"""Collects the facts of a run, where each part may fail by itself with its reason on record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 500
 
 
 class FactCollector:
-    """Takes facts and reasons; values are cut to a bound, and what looks like a secret is taken out."""
+    """Takes facts and reasons; values are cut to a bound, and possible secrets are taken out."""
 
     def __init__(self) -> None:
         self.facts: list[RunFact] = []

@@ -1,4 +1,4 @@
-"""Fingerprints of the data and of its split: names and sizes of files, or the numbers themselves, bounded by a count."""
+"""Fingerprints of the data and of its split, by names and sizes of files, or the numbers themselves, bounded by a count."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _collect(facts: FactCollector, name: str, dataset: Any) -> None:
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, Sequence[int] | None]:
-    """Return the data set inside of torch's `Subset`, with its indices; None for what is no subset."""
+    """Return the data set inside of torch's `Subset`, with its indices, or None if it is no subset."""
     torch: Any = sys.modules["torch"]
     if torch.utils.data.Subset not in mro_of(type(dataset)):
         return dataset, None

@@ -1,4 +1,4 @@
-"""Hashes of data, read without changing it and bounded: of what is large, evenly spread pieces stand for the whole."""
+"""Hashes of data, read without changing it and bounded, where evenly spread pieces stand for large data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from nbguard.memory.scan.heap.kinds import mro_of
 
 WHOLE = 16 * 1024**2
-"""Bytes of one tensor or array up to which all are hashed."""
+"""Most bytes of one tensor or array that is hashed as a whole."""
 
 _PIECES = 256
 _PIECE = 16 * 1024

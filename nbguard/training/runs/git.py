@@ -93,7 +93,7 @@ def _text(path: Path) -> str | None:
 
 
 def _ask(folder: Path, *question: str) -> str | None:
-    """Return what git answers; None where it refuses."""
+    """Return git's answer, or None where it refuses."""
     command = ["git", *_SAFE, *question]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     asked = subprocess.run(  # noqa: S603 - git itself, without a shell

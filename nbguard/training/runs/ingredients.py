@@ -1,4 +1,4 @@
-"""What a fit is made of: model, optimizer and loaders of a Learner, or as they are given. Held only while it is looked at."""
+"""The ingredients of a fit: model, optimizer and loaders of a Learner, or as given. Held only while they are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ingredients:
 
 
 def ingredients_of(obj: Any, optimizer: Any = None, loaders: Sequence[Any] | Any = ()) -> Ingredients:
-    """Return what a Learner or a model is fitted with.
+    """Return the ingredients of a Learner's or a model's fit.
 
     Raises:
         RunRecordError: it is neither.

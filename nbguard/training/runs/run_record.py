@@ -1,4 +1,4 @@
-"""`nbguard.run_record`: what a run is made of, collected before it begins."""
+"""`nbguard.run_record`: the parts of a run, collected before it begins."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from nbguard.training.runs.surroundings import (
 
 
 def run_record(learn: Any = None, *, optimizer: Any = None, loaders: Sequence[Any] | Any = (), code: bool = True) -> RunRecord:
-    """Return what a run is made of: seeds, data, split, hyper-parameters, model, code, versions, hardware, git.
+    """Return the record of a run: seeds, data, split, hyper-parameters, model, code, versions, hardware, git.
 
     Nothing is drawn from a generator, no batch is taken, nothing is read from a device, and no code of the user's runs, not
-    even a `repr`. What is not known is in the record with the reason; what looks like a secret is taken out. It takes about
-    0.1 to 0.3 s, the first time somewhat longer; what is large is hashed by pieces, files by their names and sizes, and git
+    even a `repr`. Unknown facts are in the record with the reason; possible secrets are taken out. It takes about
+    0.1 to 0.3 s, the first time somewhat longer; large data is hashed by pieces, files by their names and sizes, and git
     is waited for 2 s a question at most.
 
     Args:
-        learn: a Learner or a torch module; None: only what is around a run is on record.
+        learn: a Learner or a torch module; if None, only the surroundings of a run are on record.
         optimizer: of a model that is no Learner's.
         loaders: torch's loaders of a model that is no Learner's, the training one first.
         code: False leaves the cells and the changes since the commit out; hashes of the user's modules stay.
@@ -50,7 +50,7 @@ def collect(ingredients: Ingredients, *, is_fit: bool = False, has_code: bool = 
     """Return the record of a run with these ingredients.
 
     Args:
-        ingredients: what is fitted.
+        ingredients: of the fit.
         is_fit: whether the cell that runs now is the one that fits.
         has_code: whether cells and changes since the commit belong to it.
     """

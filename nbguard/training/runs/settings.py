@@ -1,4 +1,4 @@
-"""The settings of a fit: model, optimizer by group, callbacks, loaders and their transforms, read from attributes."""
+"""The settings of a fit, with model, optimizer by group, callbacks, loaders and their transforms, read from attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOADERS = ("training", "validation")
 _GROUPS = 16
 _NOT_SETTINGS = frozenset({"params", "initial_lr", "param_names"})
 _MOST_BYTES = 256 * 1024**2
-"""Bytes of parameters up to which the weights are hashed: of each tensor above 16 MiB only pieces."""
+"""Most bytes of parameters whose weights are hashed; of each tensor above 16 MiB only pieces."""
 
 
 def collect_model(facts: FactCollector, model: Any) -> None:
@@ -47,7 +47,7 @@ def collect_model(facts: FactCollector, model: Any) -> None:
 
 
 def collect_learner(facts: FactCollector, learn: Any) -> None:
-    """Collect what a Learner adds: loss, optimizer, callbacks, number of epochs, mixed precision."""
+    """Collect a Learner's own settings: loss, optimizer, callbacks, number of epochs, mixed precision."""
     if learn is None:
         return
     for name, attribute in (("loss", "loss_func"), ("optimizer", "opt_func"), ("metrics", "metrics")):

@@ -112,7 +112,7 @@ def collect_switches(facts: FactCollector) -> None:
 
 
 def _switches(torch: Any) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield each switch with what reads it: none initialises a device."""
+    """Yield each switch with its reader; none initialises a device."""
     modes = {0: "off", 1: "warn only", 2: "on"}
     yield "deterministic mode", lambda: modes[torch.get_deterministic_debug_mode()]
     yield "cudnn.benchmark", lambda: bool(torch._C._get_cudnn_benchmark())

@@ -1,4 +1,4 @@
-"""Values of the user's as text: numbers, texts and what consists of them. Of anything else only the type has a name."""
+"""Values of the user's as text: numbers, texts and containers of them. Of anything else only the type has a name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _LONGEST = 120
 
 
 def text_of(value: Any, depth: int = _DEPTH) -> str:
-    """Return a value as text. No code of the user's runs: what is no number, text or container of them is named by its type."""
+    """Return a value as text. No code of the user's runs: objects other than numbers, texts and containers of them are named by
+    type.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)
@@ -47,7 +49,7 @@ def _number(value: Any) -> str:
 
 
 def _function(value: Any, depth: int) -> str:
-    """Return the name of a function or class, or of what a partial calls with which keywords; empty for anything else."""
+    """Return the name of a function or class, or a partial's function with its keywords; empty for anything else."""
     kind = type(value)
     if kind is functools.partial:
         more = [f"{key}={text_of(part, depth - 1)}" for key, part in value.keywords.items()] if depth else []

@@ -1,1 +1,1 @@
-"""The analysis of a profile: pure functions from `FitObservations` to a `FitReport`."""
+"""The analysis of a profile, by pure functions from `FitObservations` to a `FitReport`."""

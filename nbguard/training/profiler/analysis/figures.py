@@ -1,4 +1,4 @@
-"""The figures of a report that a log of experiments takes: one number each, in seconds, bytes, shares or counts."""
+"""The figures of a report that a log of experiments takes, one number each, in seconds, bytes, shares or counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figure:
 
     @property
     def key(self) -> str:
-        """Return the name under which a log keeps it, e.g. 'nbguard/phase_median_seconds/wait for data'."""
+        """Return its name in a log, e.g. 'nbguard/phase_median_seconds/wait for data'."""
         return "/".join(part for part in ("nbguard", self.full_name, self.of) if part)
 
     @property

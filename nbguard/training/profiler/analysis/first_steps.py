@@ -1,4 +1,4 @@
-"""The few sentences with which the report begins: the first things to do."""
+"""The few sentences at the beginning of the report, on the first things to do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WORTH = 0.02
 _LARGE = 0.10
 """Share of the fit: a finding that would save so much comes before a verdict that only says that the GPU waits for Python."""
 _NAMED = 0.05
-"""Share of the wall time from which a part of it is named where nothing stands out."""
+"""Least share of the wall time of a part that is named where nothing stands out."""
 _HALF = 0.5
-"""Of the fit: waiting for data that takes less, and of which no cause is known, is the time that batches take to be made."""
+"""Share of the fit: a shorter wait for data without a known cause is the time that batches take to be made."""
 _NOTICED = 50_000_000
 """Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
 _GROWS = ("graph", "growth")
@@ -33,17 +33,17 @@ _SOME_MEMORY = 8 * MiB
 _AS_TIME = 0.25
 """and share of the fit's time that less growth counts as."""
 _COSTS_LATER = ("cache",)
-"""Kinds of findings whose time is the least part of what they cost, in other phases: they count as such growth does."""
+"""Kinds of findings whose time is the least part of their cost, in other phases: they count as such growth does."""
 _UNCOUNTED = ("no_grad", "frozen")
 """Kinds of findings whose cost has no figure: they are said after those that have one."""
 _CODE = ("code", "callback", "library")
-"""Kinds of findings that name code: where they explain half of what the fit waits for, the verdict says nothing more."""
+"""Kinds of findings that name code: where they explain half of the fit's wait, the verdict says nothing more."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One thing to do, with what decides on its place."""
+    """One thing to do, with the figures that decide on its place."""
 
     sentence: str
     lost: int  # nanoseconds of the whole fit that it may save

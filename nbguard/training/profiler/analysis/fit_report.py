@@ -51,7 +51,7 @@ from nbguard.training.profiler.checks.syncs import SyncFacts, copied_time, readi
 from nbguard.units import counted
 
 _ON_STARTS = ("persistent_workers", "needless workers")
-"""Kinds of advice on loaders that speak of what it takes to start workers."""
+"""Kinds of advice on loaders that speak of the cost of starting workers."""
 
 
 def build_fit_report(observations: FitObservations) -> FitReport:
@@ -243,7 +243,7 @@ class FitAnalysis:
 
     @property
     def _overhead(self) -> Overhead:
-        """Return the cost of the log, with what is done in each batch, and of the looks of instruments."""
+        """Return the cost of the log, with the work in each batch, and of the samples of instruments."""
         observed = self.observations
         watching = self.timing.own + observed.stacks.took
         watching += sum(profiling_time(loader) for loader in observed.loaders)
@@ -290,8 +290,8 @@ class FitAnalysis:
     def _lost_time(self) -> Iterator[FitFinding]:
         """Yield the parts that take much time.
 
-        Not what has a finding of its own: the start of workers, where the advice on loaders speaks of it, and batches that
-        are long since code is compiled again in them.
+        Parts with a finding of their own are left out: the start of workers, where the advice on loaders speaks of it, and
+        batches that are long as code is compiled again in them.
         """
         compiled = sum(code.again for code in self.observations.of(CompileFacts).codes)
         observed, is_said = self.observations, any(finding.kind in _ON_STARTS for finding in self.loader.advice)
@@ -321,7 +321,7 @@ class FitAnalysis:
 
 
 def _with_trials(advice: tuple[FitFinding, ...], tuning: WorkerTuning, loader: LoaderFacts | None) -> tuple[FitFinding, ...]:
-    """Return advice on loaders that says what the trials have shown; where they speak for what is, none on workers."""
+    """Return advice on loaders with the result of the trials; none on workers where they favour the present number."""
     if tuning.best is None:
         return advice
     if loader is not None and tuning.best == loader.workers:

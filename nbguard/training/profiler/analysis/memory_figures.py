@@ -12,7 +12,7 @@ from nbguard.training.profiler.analysis.figures import Figure
 
 
 def cell_figures(record: CellRecord, devices: Iterable[DeviceFacts] = ()) -> tuple[Figure, ...]:
-    """Return the figures of a cell that has ended: the counters, and what the cell did to them, by device.
+    """Return the figures of a cell that has ended: the counters, and the cell's changes to them, by device.
 
     `devices`: with their segments, where these are known; only then there are stranded bytes and the largest free block.
     """
@@ -31,7 +31,7 @@ def _changes(record: CellRecord) -> Iterator[Figure]:
 
 
 def _shares(record: CellRecord) -> Iterator[Figure]:
-    """Yield the ledger of the cell: bytes that came, went and became stale, where the holders were looked at."""
+    """Yield the ledger of the cell: bytes that came, went and became stale, where the holders were scanned."""
     if record.unseen:
         return
     for name, shares in (("came", record.came), ("went", record.went), ("became_stale", record.stale)):

@@ -34,7 +34,7 @@ _Facts = TypeVar("_Facts")
 
 KIND = "fit observations"
 VERSION = 2
-"""Of the format in which observations are saved: another number whenever a field changes its meaning or goes."""
+"""Version of the format of saved observations: another number whenever a field changes its meaning or goes."""
 
 _SHOWN = 20
 """Characters of another version that are shown."""
@@ -103,7 +103,7 @@ class FitObservations:
     record: RunRecord | None = None  # of what the run was made of, where it is logged; None: not asked for
 
     def of(self, kind: type[_Facts]) -> _Facts:
-        """Return the facts of one check; those of a fit of which it saw nothing where there are none."""
+        """Return the facts of one check, or the facts of an unobserved fit where there are none."""
         return facts_of(self.checks.values(), kind)
 
     def to_json(self) -> str:

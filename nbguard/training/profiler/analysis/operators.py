@@ -1,4 +1,4 @@
-"""PyTorch's operators of a few batches, by their own time: what they took, in which module, and at which line."""
+"""PyTorch's operators of a few batches, by their own time, with their cost, module and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes that would save memory or time: only where the fit gives a reason, and never with a guessed figure."""
+"""Changes that would save memory or time, only where the fit gives a reason, and never with a guessed figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The report of a profile: every figure that is shown, in nanoseconds and bytes. Renderers and exporters read nothing else."""
+"""The report of a profile, with every figure that is shown, in nanoseconds and bytes. Renderers and exporters read only this.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class Timing:
 
     @property
     def gainable(self) -> int:
-        """Return the nanoseconds of a batch that the program can save: while a GPU is behind it, what it does costs nothing."""
+        """Return the nanoseconds of a batch that the program can save, as its work costs nothing while a GPU is behind it."""
         return round((1 - (self.busy or 0)) * (self.step or 0))
 
     @property
@@ -85,7 +86,7 @@ class Timing:
         return min(per_batch * self.batches, sum(row.total for row in self.rows if row.group == "batch"))
 
     def is_in_few(self, total: int, median: int) -> bool:
-        """Say whether few batches take most of what a part of them takes in all, by what it takes in the median batch."""
+        """Say whether few batches take most of a part's time in all, by its time in the median batch."""
         return median * self.batches <= _IN_FEW * total
 
 
@@ -106,7 +107,7 @@ def _in_json(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderVerdict:
-    """The verdict on the loader: what bounds the fit, the figure that says so, and the gain to expect."""
+    """The verdict on the loader: the bound of the fit, the figure that says so, and the gain to expect."""
 
     bound: Bound  # the thing a batch of the steady state mostly waits for
     sentence: str  # the verdict in words, with its figure
@@ -154,7 +155,7 @@ _OF_MEMORY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitFinding:
-    """One thing that stands out: what, the evidence with its figure, and the line to change. Code stands between backticks."""
+    """One thing that stands out: its title, the evidence with its figure, and the line to change. Code is in backticks."""
 
     kind: str  # e.g. "graph", "nan", "eps", "sync", "cache", "workers", "transform", "validation", "stall"
     severity: Severity  # the gravest come first in a report
@@ -167,17 +168,17 @@ class FitFinding:
 
     @property
     def concern(self) -> Concern:
-        """Return what suffers from it."""
+        """Return the kind of its harm."""
         return "result" if self.kind in _OF_RESULTS else "memory" if self.kind in _OF_MEMORY else "time"
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return its place among findings, the lowest first: by its severity, then by what suffers from it."""
+        """Return its place among findings, the lowest first: by its severity, then by the kind of its harm."""
         return SEVERITIES.index(self.severity), _CONCERNS.index(self.concern)
 
 
 def gravest_first(findings: Iterable[FitFinding]) -> tuple[FitFinding, ...]:
-    """Return findings in the order in which a report has them; alike ones as they came."""
+    """Return findings in the order of a report; alike ones as they came."""
     return tuple(sorted(findings, key=lambda finding: finding.rank))
 
 

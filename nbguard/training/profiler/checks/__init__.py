@@ -1,4 +1,4 @@
-"""The checks of a fit, each in one file: what it watches, its facts, its judgement and its words."""
+"""The checks of a fit, each in one file, with its watch, its facts, its diagnosis and its words."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ CHECKS: tuple[type[FitCheck], ...] = (
     SwitchWatch,
     SyncWatch,
 )
-"""All checks, in the order in which they are started and their findings of the same weight are shown."""
+"""All checks, in the order of their start and of their findings of the same weight."""

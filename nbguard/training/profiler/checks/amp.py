@@ -1,4 +1,4 @@
-"""Mixed precision: autocast's dtype, and whether the scale of every GradScaler, fastai's too, finds its level."""
+"""Mixed precision, with autocast's dtype, and whether the scale of every GradScaler, fastai's too, finds its level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted
 
 _WARM_UP = 10
-"""Updates in which a dynamic scale looks for its level: skipped steps are how it does."""
+"""Updates that a dynamic scale needs to find its level, by skipped steps."""
 _SKIPS = 3
 """Steps that a fit may skip at any time without a word."""
 _ENOUGH = 3
@@ -33,7 +33,7 @@ _ENOUGH = 3
 _USUAL = 2.0**16
 """A GradScaler's first scale, if it is not told another."""
 _NEVER = 10**6
-"""Steps without a skipped one after which a scale grows that is not meant to grow."""
+"""Steps without a skipped one until the growth of a scale that is not meant to grow."""
 
 
 _LOOK_IN_FLOAT16 = "look for the operation that overflows in float16 (" + STOP_ON_NAN.code + "), or use `dtype=torch.bfloat16`"
@@ -90,13 +90,13 @@ class AmpFacts:
 def amp_findings(
     facts: AmpFacts, nan: FitFinding | None = None, optimizers: int = 1, made_by: FailedOperation | None = None
 ) -> tuple[FitFinding, ...]:
-    """Return what stands out.
+    """Return the findings.
 
     Args:
-        facts: what was seen.
+        facts: the observations.
         nan: the finding on values that are not finite, if there is one: steps are skipped and the scale falls because of them.
         optimizers: all of the fit.
-        made_by: the operation whose gradient was not finite in step after step; None: not known.
+        made_by: the operation whose gradient was not finite in step after step, or None if unknown.
     """
     skips = (_of(made_by, finding) for scaler in facts.scalers for finding in _skips(scaler, facts, nan, optimizers))
     return (*_missing(facts), *_needless(facts), *skips)
@@ -115,7 +115,7 @@ def _of(operation: FailedOperation | None, finding: FitFinding) -> FitFinding:
 
 
 def consequences(facts: AmpFacts) -> str:
-    """Return in words what values that are not finite have done to the scales and their steps; empty where nothing."""
+    """Return in words the effect of non-finite values on the scales and their steps, or "" without any."""
     words = []
     for scaler in facts.scalers:
         if scaler.skipped:
@@ -197,7 +197,7 @@ def _not_trained(scaler: ScalerFacts, facts: AmpFacts, nan: FitFinding | None, o
 
 
 def _smaller_scale(scaler: ScalerFacts, facts: AmpFacts) -> str:
-    """Return what to do about a scale under which gradients are not finite."""
+    """Return the remedy for a scale that makes gradients non-finite."""
     if scaler.last >= _USUAL and (scaler.initial > _USUAL or scaler.stays):
         return f"a scale of {scaler.last:g} is too high; `torch.amp.GradScaler()` starts at 65536 and adapts"
     if scaler.is_static:
@@ -234,9 +234,9 @@ _FACTORS = (_MULTIPLIES, "DivBackward0")
 _LINEAR = (*_FACTORS, "MeanBackward0", "SumBackward0", "ViewBackward0", "SqueezeBackward0", "ToCopyBackward0", "NegBackward0")
 """Operations after a loss that do no more than scale it."""
 _DEEPEST = 8
-"""Of these in a row that are looked at."""
+"""Most of these in a row that are examined."""
 _SCALED = 16
-"""Factor from which a loss is multiplied to keep its gradients in range, and not to weigh it."""
+"""Least factor of a loss that keeps its gradients in range, instead of weighing it."""
 _KEPT = 1000
 """Changes of a scale that are kept."""
 
@@ -406,7 +406,7 @@ def _found_infinite(scaler: Any) -> list[Any]:
 
 
 def autocast_dtypes(torch: Any) -> dict[str, Any]:
-    """Return the types in which autocast computes from here on, by the kind of device; none where it is off.
+    """Return the types that autocast computes in from here on, by the kind of device; none where it is off.
 
     These are flags of the thread: no device is opened to read them.
     """

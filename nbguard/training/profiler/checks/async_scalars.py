@@ -1,4 +1,4 @@
-"""Numbers of a device, read without waiting for it: a copy is put into its stream, and looked at once it has arrived."""
+"""Numbers of a device, read without waiting for it, by a copy that is put into its stream and read once it arrived."""
 
 from __future__ import annotations
 

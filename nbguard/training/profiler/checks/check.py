@@ -1,4 +1,4 @@
-"""The form of a check: a class that watches one thing during a fit, the facts that it saw, and the findings that follow.
+"""The form of a check: a class that watches one thing during a fit, its facts, and the findings that follow.
 
 A check is one file. Its class watches, with effects; `judge` is pure, as is all above the class. A new one stands in `CHECKS`.
 """
@@ -19,7 +19,7 @@ _Facts = TypeVar("_Facts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitFigures:
-    """The figures of a whole fit, by which a check judges its facts. Times are nanoseconds."""
+    """The figures of a whole fit, that a check diagnoses its facts by. Times are nanoseconds."""
 
     wall: int  # of the fit
     step: int | None = None  # the median of a batch
@@ -63,5 +63,5 @@ class FitCheck(Instrument[Any], Protocol):
 
 
 def facts_of(checks: Iterable[object], kind: type[_Facts]) -> _Facts:
-    """Return the facts of one kind; those of a fit of which nothing was seen where there are none."""
+    """Return the facts of one kind, or the facts of an unobserved fit where there are none."""
     return next((facts for facts in checks if type(facts) is kind), kind())

@@ -1,4 +1,4 @@
-"""Code that `torch.compile` compiles again and again, because what it was compiled for changes."""
+"""Code that `torch.compile` compiles again and again, because its inputs or objects change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompileFacts:
 
 
 def compile_findings(facts: CompileFacts, wall: int) -> Iterator[FitFinding]:
-    """Yield the code for which compiling it again took most; `wall`: nanoseconds of the fit."""
+    """Yield the code that took most to compile again; `wall` are the nanoseconds of the fit."""
     for code in facts.codes[:1]:
         is_size = any(word in code.reason for word in _SIZES)
         again = sum(each.again for each in facts.codes if any(word in each.reason for word in _SIZES) is is_size)
@@ -89,7 +89,7 @@ class CompileWatch:
         self._end = time.time()
 
     def observe(self) -> CompileFacts:
-        """Return the code that was compiled more than once, and what all compiling took."""
+        """Return the code that was compiled more than once, and the time of all compiling."""
         found: dict[tuple[str, int, str], list[Any]] = {}
         count = 0
         for metrics in _record():
@@ -115,7 +115,7 @@ class CompileWatch:
 
     @staticmethod
     def judge(facts: CompileFacts, fit: FitFigures) -> Iterable[FitFinding]:
-        """Return the code for which compiling it again took most."""
+        """Return the code that took most to compile again."""
         return compile_findings(facts, fit.wall)
 
 

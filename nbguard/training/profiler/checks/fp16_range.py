@@ -1,4 +1,4 @@
-"""The range of float16 while a fit computes in it: the largest activation by layer, and the zeros among gradients."""
+"""The range of float16 while a fit computes in it, with the largest activation by layer, and the zeros among gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nbguard.units import counted
 SMALLEST_NORMAL = 2.0**-14
 """Smallest float16 with all of its digits; below it they get fewer, and below 6e-8 a value is 0."""
 _NEAR = 0.25
-"""Share of float16's largest number from which on a warning is due: two more doublings, and it is infinite."""
+"""Share of float16's largest number that is worth a warning: two more doublings, and it is infinite."""
 _LOST = 0.3
 """Share of zeros among values that neither a dead row nor a dead column explains."""
 _COARSE = 0.5
@@ -36,7 +36,7 @@ _COARSE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LargestActivation:
-    """The largest magnitude that a layer returned in float16, of the batches that were looked at."""
+    """The largest magnitude that a layer returned in float16, of the sampled batches."""
 
     layer: str  # its name in the model; "": the model
     value: float  # magnitude
@@ -45,7 +45,7 @@ class LargestActivation:
 
 @dataclass(frozen=True, slots=True)
 class LostGradients:
-    """The zeros of one parameter's gradient, in the step in which they were most."""
+    """The zeros of one parameter's gradient, in the step with most of them."""
 
     parameter: str  # its name in the model; "": not known
     zeros: float  # share, of the values whose row and column have others than zeros
@@ -111,9 +111,9 @@ _Module = tuple[str, str]  # name in the model, and name of its class
 _SHARE = 0.0005
 """Share of the time between two looks that one may take, for activations and for gradients each."""
 _VALUES = 2**18
-"""Values of one gradient that are looked at."""
+"""Values of one gradient that are sampled."""
 _PARAMETERS = 4
-"""Parameters whose gradients are looked at in one step, in turn."""
+"""Parameters whose gradients are sampled in one step, in turn."""
 
 
 class RangeWatch:
@@ -152,13 +152,13 @@ class RangeWatch:
         recorder.subscribe("scale", self._scale)
 
     def stop(self) -> None:
-        """Take the hook down, and read what has arrived."""
+        """Take the hook down, and read the numbers that arrived."""
         self._end_look()
         self._arriving.poll()
         self._model = self._scaler = None
 
     def observe(self) -> RangeFacts:
-        """Return what was seen."""
+        """Return the observations."""
         return RangeFacts(
             batches=self._batches,
             steps=self._steps,
@@ -278,7 +278,7 @@ class RangeWatch:
         self._arriving.read(values, partial(self._gradient_is, weakref.ref(parameter)))
 
     def _scale_of(self, optimizer: Any, like: Any) -> Any:
-        """Return the factor by which the gradients were unscaled, which only float16 itself does not show."""
+        """Return the factor that unscaled the gradients, which only float16 itself does not show."""
         scaler = None if self._scaler is None else self._scaler()
         scale = attribute_of(scaler, "_scale")
         is_scaled = attribute_of(optimizer, "grad_scale") is not None

@@ -20,7 +20,7 @@ from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import MiB, format_bytes
 
 _MUCH = 32 * MiB
-"""Bytes from which on it is said."""
+"""Least bytes that are mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def loop_finding(facts: LoopFacts) -> Iterable[FitFinding]:
 
 
 class LoopNameWatch:
-    """Sees whether a training loop stands at the top level of a cell, and what its names hold after it."""
+    """Sees whether a training loop stands at the top level of a cell, and the memory that its names hold after it."""
 
     watches = "names of loops"
     name = "loop names"
@@ -72,7 +72,7 @@ class LoopNameWatch:
             self._place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
 
     def stop(self) -> None:
-        """Look at what the loop's names hold now that it has ended."""
+        """Scan the memory of the loop's names now that it has ended."""
         if self._place is None:
             return
         (file, line, namespace), self._place = self._place, None
@@ -132,7 +132,7 @@ def _spans(node: _Loop, line: int) -> bool:
 
 
 def _in_order(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yield the names in the order in which they are read and assigned, and whether they are assigned."""
+    """Yield the names in the order of reads and assignments, and whether they are assigned."""
     match node:
         case ast.Name():
             yield node.id, isinstance(node.ctx, ast.Store)
@@ -167,7 +167,7 @@ def _held(namespace: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return the bytes of what a value holds of a device, by address; nothing of a view of something larger."""
+    """Return the bytes that a value holds of a device, by address; none for a view of something larger."""
     found = {}
     for tensor in tensors_of(value):
         if not (tensor.is_cpu or tensor.is_sparse or tensor.is_meta or (tensor.is_leaf and tensor.requires_grad)):

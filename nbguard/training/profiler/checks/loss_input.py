@@ -91,9 +91,9 @@ def _broadcast(facts: LossInputFacts) -> Iterator[FitFinding]:
 
 
 _LOSSES = 4
-"""Losses of a fit that are looked at: several, as a fit may have several models."""
+"""Losses of a fit that are examined: several, as a fit may have several models."""
 _NODES = 48
-"""Operations before a loss that are looked at: the terms of one that has several."""
+"""Operations before a loss that are examined: the terms of one that has several."""
 _VIEWS = frozenset(
     ["Expand", "Permute", "Reshape", "Select", "Slice", "Squeeze", "T", "Transpose", "Unsqueeze", "UnsafeView", "View"]
 )
@@ -108,7 +108,7 @@ _SQUASHING: dict[str, Squashing] = {"Softmax": "softmax", "Sigmoid": "sigmoid"}
 _NLL = frozenset(("NllLoss", "NllLoss2D"))
 _LAYERS = frozenset(("Addmm", "Mm", "Linear", "Convolution", "ConvolutionOverrideable"))
 _ELEMENTWISE = frozenset(("MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs", "Mul"))
-"""Losses of pairs, and what hand-written ones make of a difference."""
+"""Losses of pairs, and the operations on a difference in hand-written ones."""
 
 
 class LossInputWatch:
@@ -234,7 +234,7 @@ def _shape(node: Any) -> tuple[int, ...] | None:
 
 
 def _broadcast_loss(node: Any) -> BroadcastLoss | None:
-    """Return what a loss of pairs has stretched: numbers or maps of a batch that came from a layer, to all pairs.
+    """Return the inputs that a loss of pairs stretched: numbers or maps of a batch that came from a layer, to all pairs.
 
     Whoever stretches on purpose does it by `view`, `unsqueeze` or `[:, None]`, or has gradients on both sides.
     """

@@ -22,7 +22,7 @@ SMALL, NEGLIGIBLE = 1e-4, 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFacts:
-    """The learning rate of an optimizer at the steps that were looked at, the largest of its groups."""
+    """The learning rate of an optimizer at the sampled steps, the largest of its groups."""
 
     highest: float
     last: float
@@ -34,7 +34,7 @@ class RateFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
-    """One optimizer, as its steps and the calls that clear gradients have shown it in the batches that were looked at."""
+    """One optimizer, as its steps and the calls that clear gradients showed it in the sampled batches."""
 
     name: str  # of its class
     steps: int = 0  # in the batches that were looked at
@@ -104,7 +104,7 @@ def faster_step(facts: OptimizersFacts) -> str:
 def optimizer_findings(
     facts: OptimizersFacts, *, is_scaled: bool = False, times: Mapping[str, int] | None = None
 ) -> tuple[FitFinding, ...]:
-    """Return what stands out.
+    """Return the findings.
 
     `is_scaled`: a GradScaler decides which steps are taken. `times`: nanoseconds of a batch by phase, as far as they are known.
     """
@@ -176,7 +176,7 @@ def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFindi
 
 
 def _renewed(facts: OptimizersFacts) -> Iterator[FitFinding]:
-    """Yield an optimizer that is made anew in each batch, or nearly: what it remembers of the steps before is lost."""
+    """Yield an optimizer that is made again in each batch, or nearly, so that its memory of the steps before is lost."""
     names = {optimizer.name for optimizer in facts.optimizers if optimizer.is_renewed}
     for name in sorted(names):
         alike = [optimizer for optimizer in facts.optimizers if optimizer.name == name and optimizer.steps]

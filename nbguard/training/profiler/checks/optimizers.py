@@ -1,4 +1,4 @@
-"""Optimizers: gradients before their steps, and the calls that clear them afterwards."""
+"""Optimizers, with gradients before their steps, and the calls that clear them afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
 _STEPS_OF_MODEL = 2
-"""Steps since a model was called for the first time, after which all that are trained with it have been called, too."""
+"""Steps since a model was called for the first time, until all that are trained with it were called, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class OptimizerWatch:
             self._look(known, groups)
 
     def _meet(self, known: _Optimizer, optimizer: Any, groups: list[Group]) -> None:
-        """Note what an optimizer is, at its first step."""
+        """Note the settings of an optimizer at its first step."""
         parameters = [p for group in groups for p in group.parameters]
         known.half_eps = _half_eps(self._torch, groups)
         known.parameters = frozenset(map(id, parameters))
@@ -260,7 +260,7 @@ class OptimizerWatch:
                 self._compare(known, sample)
 
     def _ended(self, code: int) -> None:
-        """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note what is left of them."""
+        """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note the gradients left."""
         if code == self._stepping:
             self._is_stepping = False
             for known in self._optimizers:

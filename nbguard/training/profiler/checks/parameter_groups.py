@@ -17,7 +17,7 @@ from nbguard.training.profiler.checks.optimizer_facts import NEGLIGIBLE, SMALL, 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters that share settings. It is made for one look, and not kept."""
+    """Parameters that share settings. It is made for one sample, and not kept."""
 
     parameters: tuple[Any, ...]
     settings: Mapping[str, Any]
@@ -142,7 +142,7 @@ def _is_small(torch: Any, parameter: Any) -> bool:
 
 
 class Rates:
-    """The learning rates of an optimizer, the largest of its groups at each step that is looked at."""
+    """The learning rates of an optimizer, the largest of its groups at each sampled step."""
 
     def __init__(self) -> None:
         self._first = self._last = self._steps = 0  # losses of the recording before the first and the last step; steps

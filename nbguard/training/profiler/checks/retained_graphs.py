@@ -15,9 +15,9 @@ from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import format_bytes
 
 _ENOUGH = 4
-"""Backward passes that nothing has followed up, from which on it is said."""
+"""Backward passes without a second pass that make the finding."""
 _LOOKS = 12
-"""Backward passes that are looked at."""
+"""Backward passes that are examined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class RetainedFacts:
 
 
 def retained_finding(facts: RetainedFacts) -> Iterable[FitFinding]:
-    """Yield the line, if every pass that was looked at kept its graph for nothing."""
+    """Yield the line, if every examined pass kept its graph for nothing."""
     if facts.unused < _ENOUGH or facts.unused < facts.passes:
         return
     yield FitFinding(

@@ -23,7 +23,7 @@ from nbguard.training.profiler.record.recorder import Recorder
 def unwarned(category: type[Warning] = Warning) -> Iterator[None]:
     """Show no warnings of a category meanwhile.
 
-    `warnings.catch_warnings` makes Python forget what it has shown once: the user's cells would show it again.
+    `warnings.catch_warnings` makes Python forget the warnings it has shown once: the user's cells would show it again.
     """
     filters: Any = warnings.filters
     ignored = ("ignore", None, category, None, 0)
@@ -42,7 +42,7 @@ _SHAPES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchFacts:
-    """The switches as they were in the first training batch, and the properties of the fit for which they matter."""
+    """The switches as they were in the first training batch, and the properties of the fit that make them matter."""
 
     settings: tuple[Setting, ...] = ()  # switches by name, for the table in the report
     detects_anomalies: bool = False  # torch.autograd.set_detect_anomaly was on, at some time
@@ -139,7 +139,7 @@ def _determinism(facts: SwitchFacts) -> Iterator[FitFinding]:
 
 
 _BATCHES = 16
-"""Training batches in which it is seen whether the model is in eval mode."""
+"""Training batches that tell whether the model is in eval mode."""
 _LIMIT = 64
 """Shapes that are kept to tell them apart."""
 
@@ -219,7 +219,7 @@ def _is_evaluated(module: Any) -> bool:
 
 
 class SwitchWatch:
-    """Reads the switches in the first training batch, and sees whether the fit is of a kind for which they matter."""
+    """Reads the switches in the first training batch, and sees whether the fit is of a kind that makes them matter."""
 
     watches = "switches of torch"
     name = "switches"

@@ -1,4 +1,4 @@
-"""Hidden synchronisations: lines that read values of tensors during training batches, and how long they wait for the device."""
+"""Hidden synchronisations by lines that read values of tensors during training batches, and their waits for the device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from nbguard.units import format_time
 
 _ENOUGH = 3
 _LOOP = 16
-"""Reads of a function in a batch from which on it goes through a tensor value by value."""
+"""Least reads in a batch by a function that goes through a tensor value by value."""
 _SHARE = 0.05
-"""Of a step, what waiting at one line must take to be worth changing."""
+"""Least share of a step of the wait at one line that is worth changing."""
 SAME_TENSOR = "copy of the same tensor"
 """Stands for a method where a line copies the tensor to the device that it has copied in an earlier batch."""
 _READS = {"__bool__": "`if`", "__float__": "`float()`", "__int__": "`int()`", "__index__": "an index"}
@@ -50,7 +50,7 @@ class SyncSite:
 
 @dataclass(frozen=True, slots=True)
 class SyncFacts:
-    """All such lines, and how many training batches were looked at."""
+    """All such lines, and the number of sampled training batches."""
 
     sites: tuple[SyncSite, ...] = ()  # by line
     batches: int = 0
@@ -84,7 +84,7 @@ def reading_loops(facts: SyncFacts) -> frozenset[tuple[str, str]]:
 
 
 def copied_time(facts: SyncFacts) -> int:
-    """Return the nanoseconds per batch in which lines copy the same tensors to the device again."""
+    """Return the nanoseconds per batch that lines spend copying the same tensors to the device again."""
     sites = (site for site in facts.sites if site.methods == (SAME_TENSOR,))
     return sum(site.waited or 0 for site in sites) // max(facts.batches, 1)
 
@@ -154,13 +154,13 @@ _COUNTING = ("torch.optim", "torch.utils.data")
 """Parts of torch that count in tensors of the host: steps, seeds."""
 _RECORDER = "Recorder"
 _ON_HOST = ("ProgressCallback", "LRFinder", "ParamScheduler")
-"""Callbacks of fastai that read only values in host memory, some of which Recorder has brought there."""
+"""Callbacks of fastai that read only values in host memory, some brought there by Recorder."""
 
 _Line = tuple[CodeType, int, str]  # a line of code, and the part of fastai or torch that reads there for it
 
 
 class _Read(NamedTuple):
-    """One call that may wait for a device, while it is looked at."""
+    """One call that may wait for a device, while it is sampled."""
 
     name: str  # of the method
     took: int  # nanoseconds; -1: nothing waits, as no device is in use

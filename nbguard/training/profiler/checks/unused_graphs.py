@@ -1,4 +1,4 @@
-"""Calls of a model that record graphs which nothing goes through: an evaluation or inference without `torch.no_grad()`."""
+"""Calls of a model that record graphs that nothing goes through, as in an evaluation or inference without `torch.no_grad()`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted, format_bytes
 
 _IN_ROW = 2
-"""Calls of one line without a loss between, from which on a model in eval mode is looked at;"""
+"""Calls of one line without a loss between, that get a model in eval mode examined;"""
 _IN_TRAIN_MODE = 3
 """and one in train mode."""
 _LOOKS = 6
-"""Calls of a line whose graphs are looked at."""
+"""Calls of a line whose graphs are examined."""
 _LINES = 16
 """Lines that are kept apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusedGraphs:
-    """A line that calls a model, and the graphs of it that were looked at and freed unused."""
+    """A line that calls a model, and its graphs that were examined and freed unused."""
 
     where: str  # e.g. "In[6], line 6 in evaluate()"
     function: str  # that the line is in; empty: a cell's own
@@ -101,7 +101,7 @@ class UnusedGraphWatch:
         recorder.subscribe("grad", self._used)
 
     def stop(self) -> None:
-        """Count what is freed by now."""
+        """Count the graphs freed by now."""
         self._settle()
         for calls in self._lines.values():
             calls.waiting.clear()
@@ -168,7 +168,7 @@ class UnusedGraphWatch:
             calls.waiting = [look for look in calls.waiting if not look.largest.expired()]
 
     def _loss(self, tensors: Any) -> None:
-        """See through which of the graphs a backward pass will go, before it frees them."""
+        """See which graphs a backward pass will go through, before it frees them."""
         self._settle()
         waiting = [calls for calls in self._lines.values() if calls.waiting]
         if waiting:

@@ -1,1 +1,1 @@
-"""Ranks of a distributed fit: exchange of results, signs of life, the watchdog."""
+"""Ranks of a distributed fit, with exchange of results, signs of life, the watchdog."""

@@ -140,7 +140,7 @@ def _named(model: Any) -> Iterator[tuple[TensorName, Any]]:
 
 
 def _shard(holder: Any) -> Feed | None:
-    """Return what a sampler or a loader says of the part of the data that it reads; None where it divides none."""
+    """Return the part of the data that a sampler or a loader reads by its own word, or None where it divides none."""
     seed = attribute_of(holder, "seed")
     for own, all_of_them in _SHARDS:
         shard, shards = attribute_of(holder, own), attribute_of(holder, all_of_them)

@@ -1,4 +1,4 @@
-"""Messages of ranks to rank 0 at their end: through the store of the process group, and on one host through their files, too.
+"""Messages of ranks to rank 0 at their end, through the store of the process group, and on one host through their files, too.
 
 Never a collective: a rank that hangs in one takes nobody else with it. The store is spoken to in a thread of its own, since
 it answers no more once its host is gone.

@@ -1,4 +1,4 @@
-"""The ranks of a distributed fit: each shows signs of life and sends its figures at its end; rank 0 collects them."""
+"""The ranks of a distributed fit, where each shows signs of life and sends its figures at its end; rank 0 collects them."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ _fits = itertools.count(1)
 class RankWatch:
     """Watches a fit of several ranks. In a program that is none of them it does nothing.
 
-    `limit`: seconds that rank 0 waits for the others after its own end. `patience`: seconds without progress of any rank
-    after which rank 0 says so in the log of a program; if a collective waits, each rank names the cause. `check_ranks`: at each
-    so-many-th step of an optimizer the ranks' models are digested, to be compared in the report; 0: never.
+    `limit`: seconds that rank 0 waits for the others after its own end. `patience`: seconds without progress of any rank until
+    rank 0 says so in the log of a program; if a collective waits, each rank names the cause. `check_ranks`: at each so-many-th
+    step of an optimizer the ranks' models are digested, to be compared in the report; never if 0.
     """
 
     watches = "other ranks"
@@ -216,7 +216,7 @@ class RankWatch:
         )
 
     def _hang(self) -> RankFault | None:
-        """Return the cause for which ranks waited in vain, unless the rows of the ranks tell it."""
+        """Return the cause of ranks' waiting in vain, unless the rows of the ranks tell it."""
         diagnosis = self._hangs.diagnosis
         cause = diagnosis.faults[0] if diagnosis is not None and diagnosis.faults else None
         return None if cause is None or cause.kind in _TOLD else cause

@@ -1,4 +1,4 @@
-"""Settings of a rank that should be the same on all: variables, versions, driver, GPU, backend."""
+"""Settings of a rank that should be the same on all, such as variables, versions, driver, GPU, backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warning in the program's log when another rank dies, or none makes progress: then a report may never be made.
+"""A warning in the program's log when another rank dies, or none makes progress, as then a report may never be made.
 
 A launcher ends all ranks within a tenth of a second of the first death, and a collective may wait for the dead one for ever.
 """
@@ -37,7 +37,7 @@ class RankWatchdog:
         self._patience = None
 
     def stop(self) -> None:
-        """End the watch with a last look: an error of this fit may have come of another rank's death."""
+        """End the watch with a last check, as an error of this fit may have come of another rank's death."""
         self._is_over = True
         with suppress(BrokenPipeError):  # it has ended by itself
             os.write(self._end, b".")
@@ -81,7 +81,7 @@ class RankWatchdog:
 
 
 def _wake_at_end(pid: int, wakers: select.poll, until: ExitStack) -> None:
-    """Have the end of a process wake the poll, where the system can do that; elsewhere the next look sees it."""
+    """Have the end of a process wake the poll, where the system can do that; elsewhere the next poll sees it."""
     if hasattr(os, "pidfd_open"):
         with suppress(OSError):  # it has ended in this moment
             fd = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""Follows a GPU through a fit by events in its stream. Never waits for it: events are read once it has come to them."""
+"""Follows a GPU through a fit by events in its stream. It never waits for it, as events are read once it has come to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOKS = 250_000_000  # ns between two questions to the driver
 
 
 class GpuWatch:
-    """Records events where phases begin and end, on the stream that the model's device uses, in batches that are looked at."""
+    """Records events where phases begin and end, on the stream that the model's device uses, in sampled batches."""
 
     watches = "the GPU's own times"
 

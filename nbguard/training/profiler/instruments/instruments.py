@@ -87,7 +87,7 @@ class FitInstruments:
                 self.attempt("restore", patches)
 
     def observe(self) -> FitObservations:
-        """Return the observations of the instruments, after `stop`; what they do not see is still missing in it."""
+        """Return the observations of the instruments, after `stop`; figures that they do not see are still missing in it."""
         return FitObservations(
             log=_NO_LOG,
             subject=self._ask(self._subject, SubjectFacts()),

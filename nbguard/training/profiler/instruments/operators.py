@@ -119,7 +119,7 @@ class OperatorWatch:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have the profiler's own library write nothing to the program's output, unless the user has chosen what it writes."""
+    """Have the profiler's own library write nothing to the program's output, unless the user chose its output."""
     if _LOG_LEVEL in os.environ:
         yield
         return
@@ -176,7 +176,7 @@ class _Labels:
                 mode.__exit__(None, None, None)
 
     def around(self) -> Any:
-        """Return what puts the label of the running code around a call."""
+        """Return a function that puts the label of the running code around a call."""
         if os.getpid() != self._pid:
             return nullcontext()
         with suppress(Exception):  # a mistake of ours is no error of the user's

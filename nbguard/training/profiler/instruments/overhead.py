@@ -1,4 +1,4 @@
-"""The cost of the profile itself, rehearsed in the fit: in caches that are full of what the user's code has just done."""
+"""The cost of the profile itself, rehearsed in the fit, in caches that are full of the user's code and data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 
 _EVENTS: tuple[Event, ...] = ("waited", "backward", "step", "zero_grad")
-"""At each of these one call of ours is rehearsed, in batches that are looked at. The call that takes a loss has an event of its
+"""At each of these one call of ours is rehearsed, in sampled batches. The call that takes a loss has an event of its
 own, and gets the loss of the fit."""
 _ENOUGH = 9
 """Times that each of them is timed; of a long fit's calls none is any more."""
 _COLD = 2
 """Times as much as rehearsed that a call costs in a fit: others of ours have just run before a rehearsal, and none before the
-call itself; and what it takes of the caches the user's code has to read again. Seen by tests/benchmarks/profile_overhead.py."""
+call itself; and the user's code has to read its part of the caches again. Seen by tests/benchmarks/profile_overhead.py."""
 _BEFORE = 40
 """Batches that are rehearsed at first: a recorder looks at those closely."""
 

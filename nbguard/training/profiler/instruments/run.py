@@ -1,4 +1,4 @@
-"""The record of what a run is made of: collected when its fit begins, before anything is drawn or changed by it."""
+"""The record of a run's parts, collected when its fit begins, before anything is drawn or changed by it."""
 
 from __future__ import annotations
 

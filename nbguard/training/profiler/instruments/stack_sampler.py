@@ -1,7 +1,7 @@
-"""Looks at the stack of the fit's thread from time to time, for the names of what takes long and has no phase of its own.
+"""Looks at the stack of the fit's thread from time to time, for the names of code that takes long and has no phase of its own.
 
-Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A look costs the fit about 300 µs, of
-which 200 are to wake that thread and to hand it the interpreter's lock; so from some 0.5 s on it is 1 % of the time or less.
+Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A sample costs the fit about 300 µs,
+200 of them to wake that thread and to hand it the interpreter's lock; so from some 0.5 s on it is 1 % of the time or less.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from nbguard.training.profiler.record.recorder import Recorder
 _SHORTEST, _LONGEST = 0.008, 0.1
 """Seconds between two looks, at first and at most."""
 _OFTEN = 16
-"""Looks after which the time between two grows with each, by one part in so many: so it stays that part of the time since the
-first look. What holds the interpreter's lock at the beginning, as a collection, leaves as many looks for the rest. So does an
-import: after one that took as many looks they are counted anew."""
+"""Samples until the time between two grows with each, by one part in so many: so it stays that part of the time since the
+first sample. Code that holds the interpreter's lock at the beginning, as a collection, leaves as many samples for the rest.
+So does an import: after one that took as many samples they are counted from the start.
+"""
 _MOST = 4096
 """Stacks that are told apart."""
 _CALLERS = 256
@@ -40,10 +41,11 @@ _CALLERS = 256
 _OF_A_LOOP = 12
 """and of these, calls for a loss, a step and cleared gradients: the first of each loop."""
 _TURN = 1.0
-"""Seconds for which a thread that looks may hold the interpreter's lock: a look itself takes some 50 µs."""
+"""Most seconds that a sampling thread may hold the interpreter's lock; a sample itself takes some 50 µs."""
 _CHANGE = 3.5
-"""Times the processor time of the thread that looks that the change of threads and the look cost in all, the fit's thread
-included, which loses the lock and takes it again."""
+"""Cost of a sample in multiples of the sampling thread's processor time, with the change of threads and the fit's thread
+included, which loses the lock and takes it again.
+"""
 _SCHEDSTAT = 64
 """Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
 
@@ -88,7 +90,7 @@ class StackSampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more, and write down what was seen."""
+        """Stop sampling, and write down the samples."""
         if self._thread is None:
             return
         self._ended.release()
@@ -118,14 +120,14 @@ class StackSampler:
             self._note_caller()
 
     def _note_caller(self) -> None:
-        """Note the stack of what the loop itself calls: the user's functions in it run the loop."""
+        """Note the stack of the loop's own calls: the user's functions in it run the loop."""
         if len(self._callers) < _CALLERS:
             number = self._number_of(_stack_of(sys._getframe(2)))
             if number is not None:
                 self._callers.append((self._clock(), number))
 
     def _look(self) -> None:
-        """Look now and then; this is what the thread runs.
+        """Sample now and then, as the body of the thread.
 
         It waits and takes its turn inside of the loop's `zip`: a call of its own would be counted in the profile of a fetch
         that has the turn.
@@ -163,7 +165,7 @@ class StackSampler:
         self._seen.append(number)
 
     def _number_of(self, stack: _Stack) -> int | None:
-        """Return the number by which a stack is known from now on; None if there are too many."""
+        """Return the number of a stack from now on, or None if there are too many."""
         key = (*map(id, stack[::2]), *stack[1::2])
         with self._adding:
             number = self._numbers.get(key)
@@ -199,7 +201,7 @@ class StackSampler:
 
 
 def _pause_after(looks: int) -> float:
-    """Return the seconds between a look, of so many, and the next."""
+    """Return the seconds between a sample, of so many, and the next."""
     return float(min(_SHORTEST * (1 + 1 / _OFTEN) ** max(0, looks - _OFTEN), _LONGEST))
 
 
@@ -230,7 +232,7 @@ def _stack_of(frame: FrameType | None) -> _Stack:
 
 
 def _opened_schedstat() -> int | None:
-    """Open the file in which Linux counts how long this thread has waited for a processor; None where there is none."""
+    """Open the file where Linux counts this thread's waits for a processor, or None without it."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""The subject of a fit: the names of its models, and whether its beginning was missed."""
+"""The subject of a fit, with the names of its models, and whether its beginning was missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses of a device in batches that are not looked at: held for some batches, then copied to the host, many in a row."""
+"""The losses of a device in unsampled batches, held for some batches, then copied to the host, many in a row."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class DeviceLosses:
         return not self._coming
 
     def turn_page(self) -> None:
-        """Have what is held copied and let go, and an event recorded after it, for `poll` to find it."""
+        """Have the held losses copied and let go, and an event recorded after it, for `poll` to find it."""
         page, cuda = self._page, self._torch.cuda
         if page is None or not page.noted or self._is_recorded():
             return

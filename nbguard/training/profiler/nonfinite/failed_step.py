@@ -1,4 +1,4 @@
-"""A step whose loss or gradients are not finite, while it goes on: what there is to find the operation with."""
+"""A step whose loss or gradients are not finite, while it goes on, with the means to find the operation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def arguments_of(calls: list[ForwardCall]) -> list[Any]:
 
 @dataclass(slots=True, kw_only=True)
 class FailedStep:
-    """A step, as it is met where its loss or its gradients are looked at."""
+    """A step, as it is met where its loss or its gradients are examined."""
 
     origin: Origin  # as far as it is known
     calls: list[ForwardCall]  # that led to its loss
@@ -63,7 +63,7 @@ class FailedStep:
         search.follow(StepValues(arguments_of(self.calls), weights), found)
 
     def _is_known(self, torch: Any, search: OperationSearch, found: Callable[[Origin], None]) -> bool:
-        """Tell of the operation, or the data, if this step alone leads to it; else of what is known."""
+        """Tell of the operation, or the data, if this step alone leads to it; else of the known facts."""
         models = models_of(self.calls)
         if self.loss is not None and self.origin.kind in ("loss", "unknown"):
             operation = self._operation_in_graph(search)

@@ -26,7 +26,7 @@ _MOST = 4
 def tried_in_float32(
     torch: Any, module: Any, call: ForwardCall, origin: Origin, search: Callable[[], Origin | None]
 ) -> Float32Trial | None:
-    """Return what came of it; None where no layer made the value. The model is as before.
+    """Return the result, or None where no layer made the value. The model is as before.
 
     Args:
         torch: the library.
@@ -58,7 +58,7 @@ def tried_in_float32(
 
 
 def _dtype(torch: Any, module: Any, call: ForwardCall, name: str) -> str:
-    """Return the type in which a layer computed: autocast's, or that of its parameters, or of the model's."""
+    """Return the type that a layer computed in: autocast's, or its parameters', or the model's."""
     kind = call.autocast[1]
     if kind is None:
         modules = {name_in_model(path): part for path, part in module.named_modules()}
@@ -122,7 +122,7 @@ class Float32Layer(nn.Module):  # type: ignore[misc]
         return [(name, value) for name, value in (*self.named_parameters(), *self.named_buffers()) if value.dtype in _SMALL]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return what a pickle or a copy needs: the layer's own class, from which this one is made again."""
+        """Return the parts for a pickle or a copy: the layer's own class, which this one is made from again."""
         return _made_again, (type(self).__mro__[2],), *super().__reduce_ex__(2)[2:]
 
 
@@ -199,7 +199,7 @@ def in_float32(model: Any, *layers: str) -> Float32Layers:
         layers: names as in `model.named_modules()`; everything inside of a named module computes in float32, too.
 
     Returns:
-        What takes it back by `undo()`; also a context manager.
+        The handle that takes it back by `undo()`; also a context manager.
 
     Raises:
         NbguardError: the model has no such layer.

@@ -1,4 +1,4 @@
-"""The losses of a fit so far, and the first that jumps: what a loss that is not finite came from often shows before it."""
+"""The losses of a fit so far, and the first that jumps, as the cause of a non-finite loss often shows before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that modules count in their attributes: at a rerun a layer does the same only if it finds them as they were."""
+"""Numbers that modules count in their attributes, since at a rerun a layer does the same only if it finds them as they were."""
 
 from __future__ import annotations
 

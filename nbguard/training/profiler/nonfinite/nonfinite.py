@@ -1,4 +1,4 @@
-"""NaN and infinity: the first loss or gradient that is not finite, and the layer that made it."""
+"""NaN and infinity, with the first loss or gradient that is not finite, and the layer that made it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from nbguard.training.profiler.record.batch_position import position_of
 from nbguard.training.profiler.record.recorder import Recorder, StopFit
 
 _SHARE = 0.001
-"""Share of the time between two looks at all gradients that one look may take."""
+"""Most of the time between two checks of all gradients that one check may take, as a share."""
 _LAST = 0.5
 """Seconds to wait at the end for values that a device has not come to."""
 
@@ -128,20 +128,20 @@ class FiniteWatch:
         self._learner = None
 
     def _have_arrived(self) -> bool:
-        """Look at the values that have arrived, in the order in which they were sent; say whether all have."""
+        """Read the values that arrived, in the order of sending; say whether all have."""
         if self._late.poll():
             self._arriving.poll()
             return not self._arriving.is_waiting
         return False
 
     def observe(self) -> FiniteFacts:
-        """Return how much was looked at, and the first value that was not finite."""
+        """Return the number of checks, and the first value that was not finite."""
         losses = self._losses + self._history.count
         course = LossCourse(self._jump, self._growth, self._skipped.origin)
         return FiniteFacts(losses, self._gradients, self._first or self._searched, course)
 
     def _let_go(self, *_: Any) -> None:
-        """Hold no loss of a device in a batch that is looked at, nor after a loop: what is in use then is the user's."""
+        """Hold no loss of a device in a sampled batch, nor after a loop, where memory in use is the user's."""
         self._late.turn_page()
 
     def _begin(self, learner: Any) -> None:
@@ -171,7 +171,7 @@ class FiniteWatch:
             self._recorder.calls.keep(args)
 
     def _note_autocast(self) -> None:
-        """Note what autocast does to the calls of the model from here on: it is not asked in each batch."""
+        """Note autocast's effect on the calls of the model from here on, as it is not asked in each batch."""
         self._autocast = autocast_of(self._torch, self._device)
 
     def _count_in_every_batch(self, is_counting: bool) -> None:

@@ -1,4 +1,4 @@
-"""The origin of the first value that is not finite, looked for once, in the batch in which it was met."""
+"""The origin of the first value that is not finite, looked for once, in the batch of its detection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nbguard.training.profiler.nonfinite.operations.replay import Allowance, Fou
 from nbguard.training.profiler.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 
 _DEEPEST = 3
-"""Dataclasses in dataclasses that are looked into."""
+"""Greatest depth of dataclasses in dataclasses that is examined."""
 
 
 def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCounters, *, is_first: bool = False) -> Origin:
@@ -62,7 +62,7 @@ def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
 def origin_of_backward(
     torch: Any, calls: Iterable[ForwardCall], counters: ModuleCounters, allowance: Allowance
 ) -> Origin | None:
-    """Return the operation of a model whose backward pass is not finite, whatever the loss is made of; None: in no model.
+    """Return the operation of a model whose backward pass is not finite, whatever the loss, or None if in no model.
 
     The forward pass runs again, as it does for a loss that is not finite.
     """

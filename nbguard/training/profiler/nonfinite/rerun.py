@@ -1,4 +1,4 @@
-"""A forward pass once more, for a look at each module's output: model, buffers and generators stay as they are."""
+"""A forward pass once more, to check each module's output; model, buffers and generators stay as they are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ForwardCall:
 
 
 def autocast_of(torch: Any, device: str) -> tuple[str, Any]:
-    """Return what autocast does on a type of device from here on: the device, and the dtype, None where it is off."""
+    """Return autocast's settings for a type of device from here on: the device, and the dtype, None where it is off."""
     return device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 

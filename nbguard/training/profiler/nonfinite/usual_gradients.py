@@ -1,4 +1,4 @@
-"""Gradients that tell whether a step is skipped: one small one of each optimizer, which stands for all, and skips in a row."""
+"""A small gradient of each optimizer that tells whether a step is skipped, and skips in a row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nbguard.training.profiler.nonfinite.operations.operation_search import Oper
 from nbguard.training.profiler.nonfinite.operations.step_values import StepValues
 
 _PERSISTS = (3, 12)
-"""Steps skipped in a row after which the operation is looked for: by the second time a scale has fallen far enough."""
+"""Steps skipped in a row until the operation is looked for: by the second time a scale has fallen far enough."""
 
 
 class SkippedSteps:
     """Counts the steps that are skipped in a row, and looks for the operation once that is no search for the scale's level.
 
-    `origin`: of their gradients; None: none, or not known.
+    `origin`: of their gradients, or None without one or if unknown.
     """
 
     def __init__(self, search: OperationSearch) -> None:

@@ -1,1 +1,1 @@
-"""The record of a running fit: its log of phases and the patches that write it."""
+"""The record of a running fit, with its log of phases and the patches that write it."""

@@ -1,4 +1,4 @@
-"""The position in a fit: the batch and its loop, also where an evaluation runs inside of one."""
+"""The position in a fit, that is, the batch and its loop, also where an evaluation runs inside of one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Body:
 
 
 class Bodies:
-    """Follows the batches that are looked at. `closed` is called with each one that has ended."""
+    """Follows the sampled batches. `closed` is called with each one that has ended."""
 
     watches = "hidden synchronisations"
 

@@ -1,4 +1,4 @@
-"""fastai's callbacks, timed by name: their methods for events are marked, class by class, once a Learner has them."""
+"""fastai's callbacks, timed by name, with their methods for events marked class by class, once a Learner has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds between the fits of one recording: each is reported by itself."""
+"""The bounds between the fits of one recording, as each is reported by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.training.profiler.record.recorder import BY_HAND, Recorder
 _MOST = 8
 """Fits that are told apart; the later ones are a part of the last."""
 _SHORT = 32
-"""Losses before which a fit without a loader makes no other optimizer, unless it makes them as it goes (meta-learning)."""
+"""Losses until a fit without a loader may make another optimizer, unless it makes them as it goes (meta-learning)."""
 
 Begins = Callable[[LogPosition, Any], None]
 """Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
@@ -22,7 +22,7 @@ Begins = Callable[[LogPosition, Any], None]
 class FitBounds:
     """Sees where another fit begins: of another Learner or other loaders, or a loop that trains other models.
 
-    A loop has shown what it is at its first loss; it began where its iterator was asked first or, if it asks no loader, where
+    A loop shows its kind at its first loss; it began where its iterator was asked first or, if it asks no loader, where
     its optimizer was made. While an earlier loop may go on (two that take turns, one inside the other) there is no bound
     between them. Everything is held weakly.
     """

@@ -1,4 +1,4 @@
-"""fastai's loop: its events tell the phases apart, and which callback took how long."""
+"""fastai's loop, whose events tell the phases apart, and which callback took how long."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LearnerLoop:
             self._moving.restore()
 
     def _copying(self, original: Function) -> Function:
-        """Return a patch that notes whether a batch had to be copied: what is there already comes back as it is."""
+        """Return a patch that notes whether a batch had to be copied: a batch that is there already comes back as it is."""
 
         def to_device(batch: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True

@@ -1,4 +1,4 @@
-"""The log of a fit as it grows: two numbers for each mark and each boundary, made into a `PhaseLog` afterwards."""
+"""The log of a fit as it grows, with two numbers for each mark and each boundary, made into a `PhaseLog` afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.training.profiler.analysis.time.phase_log import Boundary, Boundary
 _RESERVED = 16384
 """Numbers that the list has room for, after as many zeros, before it has to be copied to a larger place."""
 _LOOSE = 8192
-"""Numbers that may be in the list before they are packed, which is done only at batches that are looked at."""
+"""Numbers that may be in the list before they are packed, which is done only at sampled batches."""
 _PAIR = struct.calcsize("=hq")
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
 BOUNDARY_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
@@ -23,7 +23,7 @@ BOUNDARY_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
 class Log:
     """Marks and boundaries in their order. `mark(code)` logs the phase that has gone on since the mark before.
 
-    What every batch passes adds its entries by itself, several at once, without a call: `add((code, clock()))` is a mark,
+    Code that every batch passes adds its entries by itself, several at once, without a call: `add((code, clock()))` is a mark,
     `add((BOUNDARY_CODES[kind], loop))` a boundary. All numbers of one `add` come or none, wherever an interrupt falls.
     An array takes several times as long to take a number as a list, which is packed from time to time. CPython keeps the memory
     of a list that it shortens to no less than half; so its first half is never used, and nothing is copied as it grows.

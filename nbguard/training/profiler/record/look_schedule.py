@@ -1,4 +1,4 @@
-"""Which batches of a fit are looked at: the first ones all, later fewer and fewer, and some in a row again in a long fit."""
+"""The schedule of sampled batches: the first ones all, later fewer and fewer, and some in a row again in a long fit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _SOON = 128
 _SELDOM = 37
 _LATE = 512
 _RARELY = 101
-"""Of the first batches all are looked at, then each 13th, of a long fit each 37th, and late in it each 101st: no usual interval
+"""The first batches are all sampled, then each 13th, of a long fit each 37th, and late in it each 101st: no usual interval
 of a loop is a multiple of these."""
 _AGAIN = 4
-"""Batches in a row that are looked at where a long fit has become twice as long, from batch `2 * _SOON` on."""
+"""Batches in a row that are sampled where a long fit has become twice as long, from batch `2 * _SOON` on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Whether a batch is looked at."""
+    """Whether a batch is sampled."""
 
     is_in_stretch: bool  # all batches around it are, too
     is_looked_at: bool
@@ -26,13 +26,13 @@ class Choice:
 
 
 class LookSchedule:
-    """Chooses the batches that are looked at. It is asked for each in turn, but for those that a choice leaves out."""
+    """Chooses the sampled batches. It is called for each in turn, except those skipped by the previous choice."""
 
     def __init__(self) -> None:
         self.begin(0)
 
     def begin(self, batches: int) -> None:
-        """Begin with a fit of which so many batches have begun already."""
+        """Begin with a fit after so many begun batches."""
         self._all = batches + _ALL  # up to here every batch is looked at
         self._again = 2 * _SOON  # batch with which a stretch begins in a long fit
 
@@ -41,7 +41,7 @@ class LookSchedule:
         self._all = max(self._all, number)
 
     def choose(self, number: int) -> Choice:
-        """Return whether a batch that begins is looked at."""
+        """Return whether a batch that begins is sampled."""
         if number >= self._again:
             self._again *= 2
             self.look_up_to(number + _AGAIN - 1)

@@ -1,4 +1,4 @@
-"""The latest calls of models: noted in every batch, read only where one of them has to be looked at again."""
+"""The latest calls of models, noted in every batch, read only where one of them has to be examined again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def weak_arguments(args: Any) -> Any:
 
 
 def weak(value: Any) -> Any:
-    """Return a value with weak references in the place of what can be held so, in containers, too."""
+    """Return a value with weak references in the place of all objects that allow them, in containers, too."""
     cls = type(value)
     if cls in (tuple, list):
         return cls([weak(item) for item in value])
@@ -90,7 +90,7 @@ def weak(value: Any) -> Any:
 
 
 def strong(value: Any) -> Any:
-    """Return what `weak` was given.
+    """Return the value that `weak` was given.
 
     Raises:
         ArgumentsGoneError: a part of it is gone.

@@ -1,4 +1,6 @@
-"""Lines of the user's: which one has led to a call, and calls that Python takes for calls in such a line, as of a warning."""
+"""Lines of the user's, such as the one that led to a call, and calls that Python takes for calls in such a line, e.g. a
+warning's.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.function_names import COMPREHENSIONS
 
 NAME = "nbguard_call"
-"""The name of the function that calls, by which it is told from the user's."""
+"""The name of the calling function, which tells it from the user's."""
 _CALL = (lambda function, args, named, __tracebackhide__=True: function(*args, **named)).__code__.replace(co_name=NAME)  # noqa: ARG005
 
 
@@ -43,7 +45,7 @@ class CallLines:
         self._known: dict[Any, bool] = {}
 
     def here(self) -> tuple[str, int, str] | None:
-        """Return the file, the line and the function of the innermost frame that is no library's; None: there is none."""
+        """Return the file, the line and the function of the innermost frame that is no library's, or None."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code

@@ -1,7 +1,7 @@
 """The log of a running fit, and its events for instruments.
 
 A mark ends the phase that began at the mark before; so every nanosecond belongs to one phase, however phases are nested.
-Time in which nbguard itself looks is marked, too.
+Time that nbguard itself takes for sampling is marked, too.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ Event = Literal[
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader), or
   has begun in a loop that asks no loader: there one begins with the first call of a model after a step or, where no optimizer
-  steps, after a loss; the second of all is the first one that is known
-- `stretch(begins)`: from this batch on all are looked at, or from this one on only some: who patches what is called often can
-  take it out for that time; its end comes in the reverse order, as the patches of several lie on one another
-- `waited()`: it is there, or the loader has none left: then `end()` was emitted before
-- `phase(code)`: a phase of `phases.STEP_PHASES` has just ended
-- `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the first
+  steps, after a loss; the second of all is the first known one
+- `stretch(begins)`: from this batch on all are sampled, or from this one on only some: patches of frequently called functions
+can be taken out for that time; its end comes in the reverse order, as the patches of several lie on one another - `waited()`:
+it is there, or the loader has none left: then `end()` was emitted before - `phase(code)`: a phase of `phases.STEP_PHASES` has
+just ended - `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the
+first
   since an iterator over a loader began; `forward` follows
 - `forward(module, args)`: the outermost module is about to be called; `args` are all its arguments, those given by name, too
 - `output(result)`: the outermost module has returned, unless it is a loss
 - `loss(tensor)`: the loss of a training batch is there, before the backward pass
 - `backward()`: the backward pass has ended: gradients are there
 - `grad()`: `torch.autograd.grad` is about to go through a graph, under whatever name it is called
-- `gradients()`: those that `usual_gradients` has looked at after a backward pass are unusual
+- `gradients()`: those that `usual_gradients` examined after a backward pass are unusual
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
-- `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
+- `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None if not given
 - `scale(scaler, given, infinite)`: a GradScaler has updated its scale, to a given one if `given`; `infinite` has for each
   optimizer the flag that its gradients were not finite
 - `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
@@ -71,11 +71,11 @@ _RARE = frozenset(("stretch", "gradients", "end", "model", "scale", "learner", "
 _INSIDE = frozenset(get_args(Event)) - _RARE - {"loss", "step"}
 """Events of each batch, apart from the loss and the step, which have a subscriber in every one."""
 _STRETCHES = 64
-"""Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
+"""Stretches that are told of: the patches that come and go with them make Python forget its caches of a class."""
 _ALONE = 32
-"""Losses since a loader was asked, after which the loop is taken to go on without one."""
+"""Losses since a loader was asked, until the loop is taken to go on without one."""
 _ADDED_UP = 256
-"""Losses after which no optimizer is waited for: the loop has ceased to use one."""
+"""Losses until no optimizer is waited for, as the loop ceased to use one."""
 BY_HAND = 0
 """The loop of batches that no loader gives."""
 _BATCH = BOUNDARY_CODES["batch"]
@@ -113,7 +113,7 @@ class Recorder:
     of `phases.STEP_PHASES` has ended, that is emitted, too, if there are subscribers. `current` is the number of the phase that
     goes on now; `subscribers` receive the events of this batch.
 
-    With slots: every batch reads some of them, and what a batch touches is never in the processor's caches.
+    With slots: every batch reads some of them, and its data is never in the processor's caches.
     """
 
     __slots__ = (
@@ -216,11 +216,11 @@ class Recorder:
         _running.add(self)
 
     def code(self, phase: str) -> int:
-        """Return the number of a phase, by which marks know it."""
+        """Return the number of a phase in marks."""
         return self._labels.setdefault(phase, len(self._labels))
 
     def code_of_callback(self, name: str) -> int:
-        """Return the number of the phase in which callbacks of a class run."""
+        """Return the number of the phase of a class's callbacks."""
         code = self.code(phases.callback(name))
         self._callbacks[code] = name
         return code
@@ -239,7 +239,7 @@ class Recorder:
         return self.clock() - self._start
 
     def has_begun(self) -> None:
-        """Mark that everything is in place: what that took is nbguard's own time."""
+        """Mark that everything is in place, whose time is nbguard's own."""
         self.mark(self._own)
 
     def boundary(self, kind: BoundaryKind, loop: int = 0) -> None:
@@ -267,7 +267,7 @@ class Recorder:
             return True
 
     def steps(self, optimizer: Any) -> None:
-        """Emit that an optimizer is about to step, in a batch of which nobody hears only if its gradients are unusual."""
+        """Emit that an optimizer is about to step, in an unobserved batch only if its gradients are unusual."""
         is_usual = self.usual_step
         if not self.hears:
             try:
@@ -330,7 +330,7 @@ class Recorder:
         self._next_look = choice.next
 
     def _listen(self, *, looks: bool) -> None:
-        """Have all subscribers receive what follows, or those that receive the events of every batch; then choose anew."""
+        """Have all subscribers receive the next events, or those that receive the events of every batch; then choose anew."""
         self.looks = looks
         self._next_look = 0
         self.subscribers = self._sampled if looks else self._always
@@ -384,7 +384,7 @@ class Recorder:
     def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
-        `every_batch`: also in batches that are not looked at otherwise. One that raises is called no more, and the fit goes on.
+        `every_batch`: also in batches that are not sampled otherwise. One that raises is called no more, and the fit goes on.
         Only `StopFit` ends the fit. Patched functions log nothing of the calls that `act` makes.
         """
         for subscribers in (self._sampled, self._always)[: 1 + (every_batch or event in _RARE)]:
@@ -401,7 +401,7 @@ class Recorder:
     def emit(self, event: Event, *facts: Any) -> None:
         """Call the subscribers to an event. Their time is marked as nbguard's own.
 
-        One alone, in a batch that is not looked at, is not: it takes less than the marks would, as a part of what they cost.
+        A single one in an unsampled batch is not, as it takes less time than the marks would.
         """
         subscribers = self.subscribers[event]
         if not subscribers:
@@ -430,7 +430,7 @@ class Recorder:
                     self.mark(self._own)
 
     def attempt(self, part: object, action: str, act: Callable[..., _T], *facts: Any) -> _T | None:
-        """Return `act(*facts)`: the one way in which patched functions read objects of the user's or a library's.
+        """Return `act(*facts)`: the one way for patched functions to read objects of the user's or a library's.
 
         Where that fails `part` is switched off, with all its subscriptions, and the fit goes on. None then, and from then on.
         """
@@ -449,7 +449,7 @@ class Recorder:
         self._switch_off(part, action, error)
 
     def aside(self, part: object, action: str, act: Callable[..., object], *facts: Any) -> None:
-        """Call `act` as `attempt` does, its time being nbguard's own: patched functions log nothing of what it does."""
+        """Call `act` as `attempt` does, its time being nbguard's own: patched functions log nothing of its work."""
         self.mark(self.current)
         thread, self.thread = self.thread, _OFF
         try:

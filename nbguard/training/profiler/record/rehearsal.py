@@ -1,4 +1,4 @@
-"""The calls of one batch around functions that do nothing: what they take is nbguard's own cost."""
+"""The calls of one batch around functions that do nothing, whose time is nbguard's own cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What is ours in a batch: the calls in their order, the one that is given the loss apart."""
+    """nbguard's own calls in a batch: the calls in their order, the one that is given the loss apart."""
 
     before: tuple[Callable[[], Any], ...]
     loss: Callable[[Any], Any]

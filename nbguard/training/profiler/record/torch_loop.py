@@ -1,4 +1,4 @@
-"""The functions that every training loop calls: torch's loaders, modules, backward pass and optimizers, marked in the log."""
+"""The functions that every training loop calls, marked in the log: torch's loaders, modules, backward pass and optimizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
 
 Function = Callable[..., Any]
 _ENGINE = "_engine_run_backward"
-"""The function through which `backward` and `grad` go; `grad` itself may have been imported by its name."""
+"""The function that `backward` and `grad` go through; `grad` itself may have been imported by its name."""
 
 _ref = weakref.ref  # every batch makes one
 _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in them
@@ -29,8 +29,8 @@ _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in th
 class TorchLoop:
     """Marks the phases of any loop over torch. While the recorder is `in_learner` fastai's own events tell them apart.
 
-    Most calls of a fit are only passed on: that takes one look at whether they are `inside`. Calls of modules inside of modules
-    are not even that where only some batches are looked at: there the marks are around the classes that were seen outermost.
+    Most calls of a fit are only passed on: that takes one check whether they are `inside`. Calls of modules inside of modules
+    are not even that where only some batches are sampled: there the marks are around the classes that were seen outermost.
 
     Code that every batch runs puts an attribute into a variable before it calls it: where one is read and called at once,
     CPython 3.11 looks for it on the class, too.
@@ -100,10 +100,10 @@ class TorchLoop:
         self._calls.restore()
 
     def _turn(self, begins: bool) -> None:
-        """Watch all modules while all batches are looked at, and else those of classes that were called by the loop.
+        """Watch all modules while all batches are sampled, and else those of classes that were called by the loop.
 
-        Copies are marked meanwhile, and afterwards only in a loop that made any: what is on its device already comes back as it
-        is. In a Learner's fit the functions that copy its batches are marked.
+        Copies are marked meanwhile, and afterwards only in a loop that made any: tensors on their device already come back as
+        they are. In a Learner's fit the functions that copy its batches are marked.
         """
         import torch
 
@@ -159,7 +159,7 @@ class TorchLoop:
         self._model = _nothing
 
     def rehearsal(self) -> Rehearsal:
-        """Return the calls of a batch around functions that do nothing: what they take is ours."""
+        """Return the calls of a batch around functions that do nothing, whose time is nbguard's own."""
         import torch
 
         iterator, optimizer, batch = Rehearsed(), Rehearsed(), torch.zeros((), device="cpu")

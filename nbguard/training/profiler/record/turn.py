@@ -1,4 +1,4 @@
-"""The turn of a fetch that is profiled: nbguard's other threads run no Python meanwhile.
+"""The turn of a fetch that is profiled, while nbguard's other threads run no Python.
 
 From Python 3.12 on a profiler takes the calls of all threads for calls of one.
 """

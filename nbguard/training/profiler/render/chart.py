@@ -1,4 +1,4 @@
-"""Pictures of a fit: its memory over time with one batch in detail beside it, or a step by phase."""
+"""Pictures of a fit, showing its memory over time with one batch in detail beside it, or a step by phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SMALL, _TINY = 0.2, 0.02
 """Shares of the height: changes within the first are hard to see; those within the second would be hard to label, too."""
 _BUCKETS = 140
 _RULED = 40
-"""Epochs of which each has its line."""
+"""Most epochs with a line each."""
 _APART = 56
 """Pixels between the labels of two epochs."""
 _SECOND = 10**9

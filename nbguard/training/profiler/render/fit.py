@@ -1,4 +1,4 @@
-"""The profile of a fit as blocks: its ending and the first things to do, then the figures behind them."""
+"""The profile of a fit as blocks, with its ending and the first things to do, then the figures behind them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fit_blocks(report: FitReport, *, whole: bool = True) -> Iterator[Block]:
 
 
 def _brief(report: FitReport) -> Iterator[Block]:
-    """Yield what is read first: problems, the time in a few rows, the memory, and what the options asked for."""
+    """Yield the parts to be read first: problems, the time in a few rows, the memory, and the parts asked for by options."""
     if problems := [finding for finding in report.findings if finding.severity == "problem"]:
         yield finding_points(problems)
     yield from brief_time_blocks(report.timing)

@@ -66,7 +66,7 @@ def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
 
 
 def finding_points(findings: Sequence[FitFinding]) -> Points:
-    """Return findings, the gravest first: what, the evidence, the line to change."""
+    """Return findings, the gravest first, with title, evidence and the line to change."""
     return Points(tuple(_finding(finding) for finding in gravest_first(findings)))
 
 
@@ -139,7 +139,7 @@ def _times(values: Sequence[int | None]) -> list[str]:
 
 
 def _known(figures: Sequence[str | None]) -> list[str]:
-    """Return a column of figures in which those that are not known say so; an empty one if none is."""
+    """Return a column of figures whose unknown ones say so, or an empty one if none is known."""
     is_known = any(figure is not None for figure in figures)
     return [figure or ("not known" if is_known else "") for figure in figures]
 

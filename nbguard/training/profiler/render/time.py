@@ -1,4 +1,4 @@
-"""The time of a fit, in words and figures: phases, steps, epochs. The figures shown add up to the wall time."""
+"""The time of a fit, in words and figures, by phases, steps, epochs. The figures shown add up to the wall time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EPOCHS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A phase as shown: its total and its share are rounded to what adds up, in nanoseconds and in tenths of a percent."""
+    """A phase as shown: its total and its share are rounded so that they add up, in nanoseconds and in tenths of a percent."""
 
     row: TimeRow
     total: int
@@ -49,7 +49,7 @@ def time_blocks(timing: Timing) -> Iterator[Block]:
 
 
 def brief_time_blocks(timing: Timing) -> Iterator[Block]:
-    """Yield a short table: what takes 5 % and more of a batch, the other groups as one row each; then steps and epochs."""
+    """Yield a short table: phases of 5 % and more of a batch, the other groups as one row each; then steps and epochs."""
     yield _phases(timing.rows, 0.05, parts_of=_BATCH)
     yield FactLines(tuple(fact for fact in _facts(timing) if fact[0] != "GPU" or timing.busy is not None))
 
@@ -78,7 +78,7 @@ def _phases(time_rows: Sequence[TimeRow], smallest: float, parts_of: Collection[
 
 
 def _lines(rows: Sequence[TimeRow], wall: int) -> list[_Line]:
-    """Return phases as shown: of a step in the order in which they happen, then the others, largest first."""
+    """Return phases as shown: of a step in the order of their run, then the others, largest first."""
     order = {phase: place for place, phase in enumerate(phases.STEP_PHASES)}
     rows = sorted(rows, key=lambda row: (order.get(row.phase, len(order)), -row.total))
     totals = [row.total for row in rows]

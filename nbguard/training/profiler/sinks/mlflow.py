@@ -1,4 +1,4 @@
-"""MLflow: the run that is active gets the figures; without one a run of its own is made and ended."""
+"""MLflow, whose active run gets the figures; without one a run is made and ended."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MlflowSink:
             self._client.log_batch(run, metrics[start : start + _AT_ONCE])
 
     def _keep(self, run: str, record: RunRecord) -> None:
-        """Keep the record: as parameters, of which the ones that the user has set stay, as MLflow's own tags, and as a file."""
+        """Keep the record: as parameters, except those that the user has set, as MLflow's own tags, and as a file."""
         entities, data = self._mlflow.entities, self._client.get_run(run).data
         names = {_name(name): value[:_VALUE] for name, value in record.flat().items()}
         params = [entities.Param(name, value) for name, value in names.items() if name not in data.params]
@@ -99,7 +99,7 @@ def _name(name: str) -> str:
 
 
 def _tags(record: RunRecord) -> dict[str, str]:
-    """Return the tags by which MLflow itself tells where a run comes from."""
+    """Return the tags that MLflow itself tells a run's origin with."""
     git, place = record.of("git"), record.of("place")
     return {
         "mlflow.source.name": place.get("notebook", ""),

@@ -1,4 +1,4 @@
-"""Logs of experiments: their protocol, and functions that all of them need."""
+"""Logs of experiments, with their protocol, and functions that all of them need."""
 
 from __future__ import annotations
 

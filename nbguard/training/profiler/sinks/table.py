@@ -1,4 +1,4 @@
-"""A CSV file: a row per figure, later fits below earlier ones."""
+"""A CSV file, with a row per figure, later fits below earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of TensorBoard's: scalars, by epoch where there are any, the report's sentences and the record of the run."""
+"""A folder of TensorBoard's, with scalars, by epoch where there are any, the report's sentences and the record of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: the run that is active goes on and gets the figures; without one a run of its own is made and finished."""
+"""Weights & Biases, whose active run goes on and gets the figures; without one a run is made and finished."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Judgement over what the ranks of a job have called: facts in, findings out. Pure."""
+"""Diagnosis of the calls of a job's ranks, from facts to findings. Pure."""

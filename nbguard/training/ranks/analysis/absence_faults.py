@@ -1,4 +1,4 @@
-"""Faults of ranks that have not come to a call in which others wait for them."""
+"""Faults of ranks that have not come to a call where others wait for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _reason(facts: RankFacts, group: GroupCalls) -> FaultKind:
 
 
 def _elsewhere(facts: RankFacts, group: GroupCalls) -> CollectiveCall | None:
-    """Return the call of another group in which a rank waits."""
+    """Return the call of another group that a rank waits in."""
     return next((call for call in facts.calls if not call.is_done and not call.is_p2p and call.group != group.name), None)
 
 

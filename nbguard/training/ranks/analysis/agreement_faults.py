@@ -91,7 +91,7 @@ def _waiting(group: GroupCalls, position: int, made: Made) -> tuple[int, tuple[i
 def _has_passed(
     group: GroupCalls, position: int, waiting: CollectiveCall, going: CollectiveCall, waits: int, goes_on: int
 ) -> bool:
-    """Say whether the rank that goes on has left out what the other waits for."""
+    """Say whether the rank that goes on left out the other's call."""
     if waiting.place == going.place:
         return False
     if bool(waiting.caller) != bool(going.caller):

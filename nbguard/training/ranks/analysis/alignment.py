@@ -1,4 +1,4 @@
-"""The calls of a group's ranks side by side: how far they agree, and what each does at the first place where they do not."""
+"""The calls of a group's ranks side by side: how far they agree, and each one's call at the first difference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GroupCalls:
         return max((max(calls, default=0) for calls in self.calls.values()), default=0)
 
     def at(self, position: int) -> dict[int, CollectiveCall | None]:
-        """Return the call of each rank at a position; None: it has not come to it."""
+        """Return the call of each rank at a position, or None if it has not come to it."""
         return {rank: calls.get(position) for rank, calls in self.calls.items()}
 
     def before(self, position: int) -> CollectiveCall | None:
@@ -38,7 +38,7 @@ class GroupCalls:
         return next((calls[position - 1] for calls in self.calls.values() if position - 1 in calls), None)
 
     def first_difference(self) -> int | None:
-        """Return the first position at which two ranks call something else; None: all that they have called agrees.
+        """Return the first position with different calls of two ranks, or None if all their calls agree.
 
         Where the calls agree from some place on in all but their lines, and one rank's lines are the others' one call later,
         that place is meant: calls of one kind fit each other though they are not the same.
@@ -60,7 +60,7 @@ class GroupCalls:
         return {position: made[position] for position in sorted(made) if position >= first}
 
     def _first_shift(self, made: Mapping[int, Sequence[CollectiveCall]], end: int) -> int | None:
-        """Return the first position before `end` from which on the lines of a rank are those of others one call later."""
+        """Return the first position before `end` where a rank's lines begin to be others' lines one call later."""
         start = None
         for position in reversed([position for position in made if position < end]):
             places = [call.place for call in made[position] if call.place]
@@ -77,7 +77,7 @@ class GroupCalls:
 
 
 def groups_of(job: JobFacts) -> tuple[GroupCalls, ...]:
-    """Return the calls of the job by process groups. A group of which nobody knows the ranks has those that called in it."""
+    """Return the calls of the job by process groups. A group of unknown ranks has those that called in it."""
     members: dict[str, set[int]] = {}  # as far as the ranks know them
     made: dict[str, dict[int, dict[int, CollectiveCall]]] = {}
     for facts in job.ranks:
@@ -100,7 +100,7 @@ def differ(one: CollectiveCall, other: CollectiveCall) -> bool:
 
 
 def differences(one: CollectiveCall, other: CollectiveCall) -> tuple[str, ...]:
-    """Return in what two calls differ: "type" alone, or "size", "dtype" and "detail"."""
+    """Return the differences of two calls: "type" alone, or "size", "dtype" and "detail"."""
     if one.name != other.name:
         return ("type",)
     found = []

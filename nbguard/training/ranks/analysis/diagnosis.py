@@ -1,4 +1,4 @@
-"""What a look at the ranks of a job has come to: findings, the first of them the cause, and where each rank stands."""
+"""The result of a check of a job's ranks: findings, the first of them the cause, and where each rank stands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDiagnosis(Result):
-    """The faults of a job's ranks, the cause first; none: as far as they go, all ranks agree."""
+    """The faults of a job's ranks, the cause first; without any, all ranks agree as far as they go."""
 
     kind: ClassVar[str] = "ranks"
     view: ClassVar[str] = "nbguard.training.ranks.analysis.diagnosis_view:rank_blocks"

@@ -1,4 +1,4 @@
-"""A diagnosis of ranks as blocks: the cause, what else stands out, then where each rank stands."""
+"""A diagnosis of ranks as blocks, with the cause, other findings, then the place of each rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, 
 from nbguard.units import counted
 
 _MOST_ROWS = 256
-"""Ranks of a table; of a larger job those of which nothing is known are left out first."""
+"""Ranks of a table; of a larger job unknown ones are left out first."""
 
 
 def rank_blocks(diagnosis: RankDiagnosis) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""Faults of ranks that have ended by an error or a signal: the first of them is the cause, the others' errors its echo."""
+"""Faults of ranks that ended by an error or a signal, the first as the cause, the others' errors as its echo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of the ranks of a job: which collectives each has called, from which lines, and where it stands."""
+"""Facts of the ranks of a job: the collectives that each called, their lines, and its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]
 """`ended`: it has left the watch without an error; `died`: its process is gone; `unknown`: it was never heard of."""
 
 Caller: TypeAlias = Literal["", "DDP forward", "DDP backward"]
-"""The part of DistributedDataParallel that made a call; empty: the user's own code."""
+"""The part of DistributedDataParallel that made a call; empty for the user's own code."""
 
 MOST_RANKS = 1 << 16
 """Ranks of a job, at most. Files may be strangers', and each rank below the largest is a row, whether it is known or not."""
@@ -44,7 +44,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What is known of one rank at one moment."""
+    """The known facts of one rank at one moment."""
 
     rank: Annotated[int, Within(0, MOST_RANKS - 1)]
     world: Annotated[int, Within(0, MOST_RANKS)]  # number of ranks of the job; 0: not known
@@ -69,7 +69,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of all ranks of a job, by their numbers."""
+    """The known facts of all ranks of a job, by their numbers."""
 
     world: int
     ranks: tuple[RankFacts, ...]
@@ -100,7 +100,7 @@ def from_text(text: str | bytes) -> RankFacts:
 
 
 def job_of(ranks: Iterable[RankFacts]) -> JobFacts:
-    """Return the facts of a job. A rank that is not among them is one of which nothing is known."""
+    """Return the facts of a job. A rank that is not among them is unknown."""
     known = {facts.rank: facts for facts in ranks}
     world = max((facts.world for facts in known.values()), default=0)
     world = max(world, *(rank + 1 for rank in known), 0) if known else world

@@ -1,4 +1,4 @@
-"""A dump of PyTorch's flight recorder as calls: of `_dump_fr_trace`, or a file that NCCL's watchdog wrote.
+"""A dump of PyTorch's flight recorder as calls, made by `_dump_fr_trace`, or a file that NCCL's watchdog wrote.
 
 A dump is a pickle, and files may be strangers': it is read by the unpickler of plain data, which runs nothing.
 """
@@ -52,7 +52,7 @@ def read_dump(data: bytes, place: Callable[[Frames], str] | None = None) -> Flig
 
     Args:
         data: the pickle.
-        place: writes the user's line of a stack; None: by the file's name.
+        place: writes the user's line of a stack; if None, by the file's name.
 
     Raises:
         RankFactsError: it is no dump, is damaged, or asks for more than plain data; nothing of it has been run.

@@ -1,4 +1,4 @@
-"""The cause why ranks wait for each other: one rule after another, the first that fits is the cause."""
+"""The cause why ranks wait for each other, by one rule after another, the first that fits is the cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDED_BY_IT = "fix the fault above first; gloo ends a process that receives mor
 
 
 def diagnosed(job: JobFacts) -> RankDiagnosis:
-    """Return what is wrong with the ranks of a job, the cause first."""
+    """Return the faults of a job's ranks, the cause first."""
     faults: list[RankFault] = []
     kept: list[tuple[FaultKind, frozenset[int]]] = []
     job = replace(job, ranks=tuple(map(_let_down, job.ranks)))
@@ -71,5 +71,5 @@ def _place(facts: RankFacts) -> RankPlace:
 
 
 def outstanding(facts: RankFacts) -> CollectiveCall | None:
-    """Return the call that a rank waits in; None: it waits in none that is known."""
+    """Return the call that a rank waits in, or None without a known one."""
     return next((call for call in reversed(facts.calls) if not call.is_done), None)

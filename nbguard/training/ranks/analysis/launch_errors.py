@@ -1,4 +1,4 @@
-"""The errors of the ranks of a launch that has failed: the first one apart from those that only came of it."""
+"""The errors of the ranks of a failed launch, with the first one apart from its consequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST_ERROR_FILE = 1 << 24
 _NAME = 200
 """Characters of a function's name."""
 _LAUNCHERS_OWN = frozenset({"SIGTERM", "SIGINT"})
-"""Signals by which a launcher ends the ranks that are left."""
+"""Signals that a launcher ends the remaining ranks with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RankError:
 
     @property
     def cause(self) -> tuple[str, str, str]:
-        """Return what is the same of one mistake on several ranks: the error's class and line. Their texts may differ."""
+        """Return the identity of one mistake on several ranks: the error's class and line. Their texts may differ."""
         return self.error.partition(":")[0], self.place, self.signal
 
 
@@ -74,7 +74,7 @@ class LaunchErrors(Result):
 
 
 def in_order(errors: Iterable[RankError]) -> tuple[RankError, ...]:
-    """Return errors, the cause first: what came of another's comes last, whatever the clock says, which counts seconds only."""
+    """Return errors, the cause first: a consequence of another's comes last, whatever the clock of seconds says."""
     return tuple(sorted(errors, key=lambda error: (error.is_echo, error.at, error.rank)))
 
 
@@ -125,7 +125,7 @@ def error_of_traceback(rank: int, text: str, place: Callable[[Frames], str] = us
 
 
 def launch_blocks(launch: LaunchErrors) -> Iterator[Block]:
-    """Yield the cause, what came of it, and a row for each rank."""
+    """Yield the cause, its consequences, and a row for each rank."""
     first, rest = launch.errors[0], launch.errors[1:]
     yield Title(launch.sentence, "strong")
     yield from map(Line, _sentences(launch, first, rest))

@@ -34,7 +34,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launcher, and the place that it has given this process; None: it has given none."""
+    """A launcher, and the place that it gave this process, or None."""
 
     launcher: str  # empty: none is known
     rank: int | None

@@ -1,4 +1,4 @@
-"""What matters in NCCL's log of a rank, in a sentence each: warnings that have a known cause, and a slow way between hosts."""
+"""Important parts of a rank's NCCL log, in a sentence each: warnings with a known cause, and a slow way between hosts."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 _CHANNEL, _BY_SOCKET = "NCCL INFO Channel ", " via NET/Socket"
 _LONGEST = 2000
-"""Characters of a line that are looked at: NCCL's have some 200."""
+"""Characters of a line that are read: NCCL's have some 200."""
 _NO_IB = re.compile(r"NET/IB : No device found")
 
 
 def nccl_notes(text: str) -> tuple[str, ...]:
-    """Return what matters of a log that NCCL has written (`NCCL_DEBUG=WARN` or `INFO`), each kind of trouble once."""
+    """Return the notes on a log of NCCL (`NCCL_DEBUG=WARN` or `INFO`), each kind of trouble once."""
     notes: dict[str, str] = {}
     goes_by_socket = False
     for whole_line in text.splitlines():

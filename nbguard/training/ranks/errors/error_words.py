@@ -1,4 +1,4 @@
-"""An exception as facts: its words, and the user's line that raised it. Nothing of the exception is kept."""
+"""An exception as facts, with its words, and the user's line that raised it. Nothing of the exception is kept."""
 
 from __future__ import annotations
 

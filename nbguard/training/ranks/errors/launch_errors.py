@@ -51,7 +51,7 @@ def launch_errors(source: BaseException | str | PathLike[str] | None = None) -> 
 
 
 def errors_of(error: BaseException) -> LaunchErrors | None:
-    """Return the errors of ranks that a launcher's exception stands for; None: it is no launcher's."""
+    """Return the errors of ranks in a launcher's exception, or None if it is no launcher's."""
     known: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in known:

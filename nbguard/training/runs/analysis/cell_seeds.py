@@ -1,4 +1,4 @@
-"""Seeds, splits and loaders in the cells of a notebook, read from their source in the order in which they ran."""
+"""Seeds, splits and loaders in the cells of a notebook, read from their source in the order of their runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CellCall:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Return what sorts calls as they ran."""
+        """Return the key that sorts calls as they ran."""
         return self.cell, self.line, self.column
 
     @property
@@ -46,7 +46,7 @@ class CellCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSeeds:
-    """The calls of a notebook that decide whether data repeats, in the order in which they ran."""
+    """The calls of a notebook that decide whether data repeats, in the order of their runs."""
 
     seeds: tuple[CellCall, ...] = ()
     loaders: tuple[CellCall, ...] = ()
@@ -54,7 +54,7 @@ class CellSeeds:
 
 
 def seeds_in(cells: Sequence[str]) -> CellSeeds:
-    """Return the calls of the cells; `cells[1]` is In[1]. What Python cannot parse is left out."""
+    """Return the calls of the cells; `cells[1]` is In[1]. Cells that Python cannot parse are left out."""
     seeds, loaders, splits = [], [], []
     for number, source in enumerate(cells):
         for call in _calls(source):

@@ -1,4 +1,4 @@
-"""The cells that a name comes from: backwards from the cell that bound it, by the names that each of them reads."""
+"""The cells that a name comes from, found backwards from the cell that bound it, by the names that each of them reads."""
 
 from __future__ import annotations
 

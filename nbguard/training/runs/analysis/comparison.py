@@ -1,4 +1,4 @@
-"""What differs between two runs, ranked by what can change bits; the first sentence names the most likely cause."""
+"""The differences of two runs, ranked by their power to change bits; the first sentence names the most likely cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changes(first: Sequence[str], second: Sequence[str]) -> Iterator[tuple[range
 
 
 def _differing(first: Sequence[str], second: Sequence[str], left: range, right: range) -> tuple[range, range]:
-    """Return two ranges without what is equal at their beginnings and ends."""
+    """Return two ranges without the equal parts at their beginnings and ends."""
     most, begin = min(len(left), len(right)), 0
     while begin < most and first[left[begin]] == second[right[begin]]:
         begin += 1
@@ -89,7 +89,7 @@ _NUMERIC = frozenset(
         *("scikit-learn", "spacy", "python", "CUDA", "cuDNN", "NCCL", "ROCm", "driver"),
     }
 )
-"""Versions that compute, or prepare what is computed."""
+"""Packages that compute, or prepare the data."""
 _SPEED = frozenset({"pins memory", "prefetch", "keeps workers"})
 """Settings of a loader that decide only how fast it is."""
 _LINE = 100
@@ -125,7 +125,7 @@ class RunComparison(Result):
 
 
 def compare_records(before: RunRecord, after: RunRecord) -> RunComparison:
-    """Return what differs between two runs."""
+    """Return the differences of two runs."""
     differences = [*_facts(before, after), *_cells(before, after)]
     differences += _unseeded(before, after, differences)
     ranked = sorted(_explained(differences), key=_rank)
@@ -216,7 +216,7 @@ def _explained(differences: list[RunDifference]) -> Iterator[RunDifference]:
 
 
 def _rank(difference: RunDifference) -> tuple[bool, int, int, bool]:
-    """Return the sort key: what nothing else explains first, then by the effect, then by the topic."""
+    """Return the sort key: differences that nothing else explains first, then by the effect, then by the topic."""
     place = TOPICS.index(difference.topic)
     is_seed = (difference.topic, difference.name) == ("generators", "seed")
     return bool(difference.follows), EFFECTS.index(difference.effect), place, not is_seed
@@ -250,7 +250,7 @@ def _label(record: RunRecord) -> str:
 
 
 def _notes(before: RunRecord, after: RunRecord) -> Iterator[str]:
-    """Yield what was not compared, each once."""
+    """Yield the parts that were not compared, each once."""
     reasons = {(each.topic, each.name): each.reason for record in (before, after) for each in record.missing}
     known = {(fact.topic, fact.name) for record in (before, after) for fact in record.facts}
     for (topic, name), reason in reasons.items():

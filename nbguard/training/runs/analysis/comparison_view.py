@@ -1,4 +1,4 @@
-"""The comparison of two runs as blocks: the most likely cause, then every difference."""
+"""The comparison of two runs as blocks, with the most likely cause, then every difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbguard.training.runs.analysis.comparison import RunComparison, RunDifferen
 
 
 def comparison_blocks(comparison: RunComparison) -> Iterator[Block]:
-    """Yield the sentence, the two runs, the table and what was not compared."""
+    """Yield the sentence, the two runs, the table and the parts that were not compared."""
     yield Title(comparison.sentence, "strong")
     yield Line(f"{comparison.before} → {comparison.after}", "dim")
     if comparison.differences:

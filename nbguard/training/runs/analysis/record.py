@@ -1,4 +1,4 @@
-"""The record of a run: what it would take to repeat it, as names with values. What is not known has a reason."""
+"""The record of a run, with all that it takes to repeat it, as names with values. Unknown values have a reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Topic = Literal[
     "place",
 ]
 TOPICS: tuple[Topic, ...] = get_args(Topic)
-"""In the order in which a difference explains another run: the first decide bits, the last hardly ever do."""
+"""In the order of their power to explain another run: the first decide bits, the last hardly ever do."""
 
 NEVER_SET = "never set"
 """The value of a seed that nobody has set."""
@@ -39,7 +39,7 @@ _ENVELOPE = ("schema", "kind")
 """The keys of a result in JSON beside its fields."""
 
 METADATA = "nbguard_run"
-"""The key under which a notebook keeps the record, in the metadata of the output that shows it or the report of its fit."""
+"""The key of the record in a notebook, in the metadata of the output that shows it or the report of its fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RunCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(Result):
-    """What a run was made of, as it was at its beginning."""
+    """The parts of a run, as they were at its beginning."""
 
     kind: ClassVar[str] = KIND
     view: ClassVar[str] = "nbguard.training.runs.analysis.record_view:record_blocks"

@@ -1,4 +1,4 @@
-"""A record of a run as blocks: whether its seeds are set, then a line or a table for each topic, and the cells."""
+"""A record of a run as blocks, telling whether its seeds are set, then a line or a table for each topic, and the cells."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record_blocks(record: RunRecord) -> Iterator[Block]:
 
 
 def _verdict(record: RunRecord) -> str:
-    """Return whether the record has what a repetition begins with: seeds."""
+    """Return whether the record has seeds, the beginning of a repetition."""
     seeds = record.of("seeds")
     calls = seeds.get("calls", "")
     if seeds.get("torch", NEVER_SET) != NEVER_SET:

@@ -1,4 +1,4 @@
-"""Secrets in texts that are kept: found by the name that a value goes by, by its place in an address, and by its own form."""
+"""Secrets in texts that are kept, found by the name that a value goes by, by its place in an address, and by its own form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORDED_VARIABLES = (
     *("CUDA_", "CUDNN_", "CUBLAS_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "HIP_", "ROCR_"),
     *("XLA_", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", *variable_prefixes(), "TRITON_", "TORCHINDUCTOR_"),
 )
-"""Beginnings of the names of environment variables whose values are kept. No other variable is looked at."""
+"""Beginnings of the names of environment variables whose values are kept. No other variable is read."""
 
 _PARTS = frozenset(
     (
@@ -83,7 +83,7 @@ def name_parts(name: str) -> list[str]:
 
 
 def without_secrets(text: str, *, keeps_hashes: bool = True) -> str:
-    """Return a text in which each value that looks like a secret is replaced by `HIDDEN`.
+    """Return a text with `HIDDEN` for each value that looks like a secret.
 
     Args:
         text: a value, a comment or the content of a string, not code: see `nbguard/training/runs/analysis/source.py`.
@@ -139,7 +139,7 @@ def _without_private_keys(text: str) -> str:
 
 
 def _address(rest: str, *, keeps_hashes: bool) -> str:
-    """Return what follows the scheme of an address: host and path stay; user, query and what looks random do not."""
+    """Return the rest of an address after its scheme: host and path stay; user, query and random-looking parts do not."""
     authority, slash, path = rest.partition("/")
     authority, mark, query = authority.partition("?")
     if "@" in authority:
@@ -153,7 +153,7 @@ def _address(rest: str, *, keeps_hashes: bool) -> str:
 
 
 def _named(line: str) -> str:
-    """Return a line in which each value behind the name of a secret is hidden, up to the next `;`, `,` or `&`."""
+    """Return a line with each value behind the name of a secret hidden, up to the next `;`, `,` or `&`."""
     kept, place = [], 0
     while match := _NAMED.search(line, place):
         if not is_secret_name(match[1]):

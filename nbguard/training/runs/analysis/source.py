@@ -1,4 +1,4 @@
-"""Code without its secrets: only strings that are known to be harmless are kept.
+"""Code without its secrets, as only strings that are known to be harmless are kept.
 
 A statement that mentions a secret by its name keeps none of its strings. Other strings keep words, paths and versions.
 Of a command for the shell, programs that are known keep their arguments. Every step is linear in the source.
@@ -74,7 +74,7 @@ class _Statement:
                 yield _content(token.text)[1]
 
     def bound_to_string(self) -> str:
-        """Return the name that the statement binds to a mere string; empty: it does something else."""
+        """Return the name that the statement binds to a mere string, or "" if it does something else."""
         significant = [token for token in self.tokens if token.kind not in ("space", "comment", "end")]
         if len(significant) < 3 or significant[0].kind != "name" or significant[1].text != "=":
             return ""
@@ -82,7 +82,7 @@ class _Statement:
 
 
 def clean_source(source: str) -> str:
-    """Return a cell or a module as it was typed, with `HIDDEN` in place of what may be a secret."""
+    """Return a cell or a module as it was typed, with `HIDDEN` in place of possible secrets."""
     if cell := _CELL.fullmatch(source):
         return _cell(cell["name"], cell["rest"], cell["body"])
     statements = list(_statements(source))
@@ -171,7 +171,7 @@ def _content(text: str) -> tuple[str, str, str]:
 
 
 def _cleaned(statement: _Statement, *, is_secret: bool) -> str:
-    """Return a statement without what may be a secret in it."""
+    """Return a statement without possible secrets."""
     names = list(statement.names())
     has_variables = any(name in ("environ", "putenv", "setenv", "getenv") for name in names)
     is_recorded = any(name.startswith(RECORDED_VARIABLES) for name in names) and not is_secret

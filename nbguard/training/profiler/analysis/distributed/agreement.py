@@ -1,4 +1,4 @@
-"""Whether ranks that train one model hold the same one: digests of parameters, gradients and buffers, and how each is fed."""
+"""Checks that ranks hold the same model, by digests of parameters, gradients and buffers, and by their data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """How a rank is fed, and with what it steps; None: not known."""
+    """The data and the optimizer settings of a rank, each None if unknown."""
 
     batch: int | None = None  # samples of a batch
     rate: float | None = None  # learning rate of the first group at the last check
@@ -50,7 +50,7 @@ class RankDigests:
 
 
 def disagreements(ranks: Mapping[int, RankDigests], world: int) -> Iterator[FitFinding]:
-    """Yield what is not the same on all ranks, and what the fit would be in one process.
+    """Yield the differences between ranks, and the equivalent fit in one process.
 
     Args:
         ranks: the digests of each rank that has sent some.

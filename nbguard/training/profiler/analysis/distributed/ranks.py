@@ -1,4 +1,4 @@
-"""The ranks of a distributed fit together: stragglers, differences, ranks that died and ranks that hang."""
+"""The ranks of a distributed fit together, with stragglers, differences, ranks that died and ranks that hang."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ _REMEDIES = {
     "GPU model": ("advice", "give all ranks the same GPU: the slowest sets the pace, and the smallest limits the batch"),
     "NVIDIA driver version": ("advice", "install the same NVIDIA driver on all hosts"),
 }
-"""The severity of a difference and what ends it, where that is not a variable or a package."""
+"""The severity of a difference and its remedy, where that is not a variable or a package."""
 
 
 def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:

@@ -1,4 +1,4 @@
-"""Uneven shares of ranks: of time, memory and batches."""
+"""Uneven shares of ranks in time, memory and batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A fit's health: non-finite values, mixed precision, optimizers, settings, synchronisations."""
+"""A fit's health, with non-finite values, mixed precision, optimizers, settings, synchronisations."""

@@ -1,4 +1,4 @@
-"""The layer that made a NaN in float16 or bfloat16, computed in float32 on the same batch: what came of it."""
+"""The layer that made a NaN in float16 or bfloat16, and its result in float32 on the same batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float32Trial:
-    """What came of computing the layer in float32. Where that was not enough, the layers that failed next did so, too."""
+    """The result of computing the layer in float32. Where that was not enough, the layers that failed next did so, too."""
 
     dtype: str  # in which the layer had computed, e.g. "float16"
     layers: tuple[str, ...] = ()  # names of the modules that computed in float32 in the last try; "" is the model
@@ -39,7 +39,7 @@ def module_words(name: str, type_name: str = "") -> str:
 
 
 def words_of(trial: Float32Trial) -> str:
-    """Return what came of it in words; empty where the layer had computed in float32 anyway."""
+    """Return the result in words, or "" where the layer had computed in float32 anyway."""
     if not trial.is_small:
         return ""
     if trial.note:

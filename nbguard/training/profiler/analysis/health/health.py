@@ -1,4 +1,4 @@
-"""The health of a fit: the findings of all checks, the worst first."""
+"""The health of a fit, with the findings of all checks, the worst first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbguard.training.profiler.checks.check import FitFigures, facts_of
 from nbguard.training.profiler.checks.optimizer_facts import OptimizersFacts, optimizer_findings
 
 _NOT_FINITE = ("nan", "data")
-"""Kinds of findings on values for which a GradScaler skips steps and lowers its scale."""
+"""Kinds of findings on values that make a GradScaler skip steps and lowers its scale."""
 
 
 def health(finite: FiniteFacts, checks: Collection[object], fit: FitFigures) -> tuple[FitFinding, ...]:

@@ -35,7 +35,7 @@ def line_for(subject: str, layers: tuple[str, ...]) -> str:
 
 
 def nan_repair_blocks(repair: NanRepair) -> Iterator[Block]:
-    """Yield what was met, what came of float32, and the line to paste."""
+    """Yield the value, the result in float32, and the line to paste."""
     yield Title(repair.met, "strong")
     yield Line(f"{evidence_of(repair.origin)}.")
     if not repair.layers:

@@ -1,4 +1,4 @@
-"""Values that are NaN or infinite: their first origin, and the remedy."""
+"""Values that are NaN or infinite, with their first origin, and the remedy."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class LossJump:
 _FAR = 1e3
 """Times the first batch's largest value that data are which are out of range."""
 _EXPLODED = 1e3
-"""Magnitude of a parameter, or times the first loss, from which the steps have been too long."""
+"""Magnitude of a parameter, or times the first loss, that tells of too long steps."""
 _DIVERGED = 100
 """Times the first loss, and at least this, that the last ones are of a fit that diverges."""
 _NEAR = 3
-"""Batches after a jump in which a loss that is not finite comes of it."""
+"""Batches after a jump that explain a loss that is not finite by it."""
 
 
 def _is_far(peak: float | None, usual: float | None) -> bool:
@@ -134,9 +134,9 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: 
     """Return the first NaN or infinity, if there was any.
 
     Args:
-        facts: what was seen.
+        facts: the observations.
         scale: the first one of a GradScaler; None without one.
-        in_float16: whether autocast had batches computed in it.
+        in_float16: whether autocast computed batches in it.
     """
     first = facts.first
     data = tuple(_bad_data(facts))
@@ -254,7 +254,7 @@ def _places(items: tuple[int, ...]) -> str:
 
 
 def evidence_of(origin: Origin) -> str:
-    """Return in words where it came from, and what came of it in float32."""
+    """Return in words its origin, and the result in float32."""
     layer = origin.layer
     trial = "" if origin.trial is None else words_of(origin.trial)
     where = {

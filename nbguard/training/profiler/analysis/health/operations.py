@@ -205,7 +205,7 @@ _RULES = (
 _NOTHING = 1e-30
 """Magnitude of a divisor that is as good as 0."""
 _LARGE = 1e4
-"""Magnitude from which it is an operand's size that makes its statistics overflow."""
+"""Least magnitude of an operand that makes its statistics overflow by its size."""
 
 
 def _number(value: float | None) -> str:

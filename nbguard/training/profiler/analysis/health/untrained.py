@@ -1,4 +1,4 @@
-"""Fits that train nothing, or a part only: steps without gradients, of the wrong parameters, or too small to matter. Pure."""
+"""Fits that train nothing or a part only: steps without gradients, of wrong parameters, or too small. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEPS = 16
 _MUCH = 0.25
 """Share of the batches that a fit goes on with a learning rate that is too small."""
 _OFTEN = 0.5
-"""Steps of schedulers per batch, from which on they step per batch."""
+"""Least steps per batch of schedulers that step per batch."""
 _SHOWN = 3
 
 
@@ -44,7 +44,7 @@ def _make(optimizer: OptimizerFacts) -> str:
 
 
 def _without_gradients(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
-    """Return the finding on an optimizer none of whose parameters ever gets a gradient."""
+    """Return the finding on an optimizer without gradients for any of its parameters."""
     without = len(optimizer.without_gradients) + optimizer.foreign
     if optimizer.looks < _LOOKS or not optimizer.trainable or without < optimizer.trainable:
         return None
@@ -97,7 +97,7 @@ def _replaced(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding |
 
 
 def _frozen(optimizer: OptimizerFacts, facts: OptimizersFacts) -> FitFinding | None:
-    """Return the finding on an optimizer that steps, and all of whose parameters are frozen.
+    """Return the finding on an optimizer that steps though all its parameters are frozen.
 
     Where another one trains they may be frozen on purpose; then this one is not needed.
     """

@@ -1,1 +1,1 @@
-"""A fit's loaders: the cost of a fetch, the verdict, the advice."""
+"""A fit's loaders, with the cost of a fetch, the verdict, the advice."""

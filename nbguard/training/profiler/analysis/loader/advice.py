@@ -27,7 +27,7 @@ _COPIED = 32 * MiB  # by all workers: less is not worth a word
 _COPIED_BY_ANY = 8 * MiB  # by each: what the interpreter writes to, and some more
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
 _IN_BATCHES = ("reading", "transform", "workers", "prefetch", "pin_memory")
-"""Kinds of findings on what every batch waits for: while the GPU is at work it costs nothing."""
+"""Kinds of findings on waits of every batch, which cost nothing while the GPU is at work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def _reading(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding
 
 
 def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
-    """Yield the function that a fetch spends most in, if the fit waits for it. What it costs is its share of a worker."""
+    """Yield the function that a fetch spends most in, if the fit waits for it. Its cost is its share of a worker."""
     slow = slowest(loader.fetch)
     if not context.is_waiting or slow is None or slow.per_batch < max(_LARGE * slow.fetch, _WORTH):
         return
@@ -135,7 +135,7 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
 
 
 def _kept(context: LoaderContext, loader: LoaderFacts, slow: SlowStep) -> Iterator[FitFinding]:
-    """Yield what it would take to make all items once and keep them, and what that saves, where both are known."""
+    """Yield the cost of making all items once and keeping them, and the savings, where both are known."""
     batches = max((epoch.batches for epoch in context.timing.epochs if epoch.is_training), default=0)
     size = loader.fetch.nbytes * batches
     if not size or loader.is_iterable or loader.is_learners or slow.step.kind == "collate":
@@ -202,7 +202,7 @@ def _epochs(context: LoaderContext, making: int, rest: int, workers: int) -> tup
 
 
 def _fetch_at_most(loader: LoaderFacts) -> int | None:
-    """Return the nanoseconds that a batch takes to make, at most: of few batches, all are looked at, which takes its time."""
+    """Return the most nanoseconds that a batch takes to make, as few batches are all sampled, which takes time."""
     fetch = loader.fetch
     return fetch.median or ((fetch.blocked + fetch.ran) // fetch.metered if fetch.metered else None)
 

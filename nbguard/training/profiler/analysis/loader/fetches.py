@@ -1,4 +1,4 @@
-"""A fit's loaders as they were used, and what their fetches cost."""
+"""A fit's loaders as they were used, and the cost of their fetches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PythonRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
-    """One loader as it was used. None: not known."""
+    """One loader as it was used. Unknown facts are None."""
 
     dataset: str  # the name of its type
     is_learners: bool = field(default=False, metadata={"json": "is_fastai"})  # a Learner's, which torch iterates as a stream
@@ -82,7 +82,7 @@ class SlowStep:
 
 
 def slowest(fetch: FetchFacts) -> SlowStep | None:
-    """Return the function in which a fetch spends most: its share of profiled fetches, applied to the others' median."""
+    """Return the function that a fetch spends most in, with its share of profiled fetches, applied to the others' median."""
     if not fetch.steps or not fetch.profiled or not fetch.profiled_time:
         return None
     step = fetch.steps[0]
@@ -103,7 +103,7 @@ def items_per_second(loader: LoaderFacts) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileReading:
-    """What a loader reads from files while the fit runs."""
+    """The bytes that a loader reads from files while the fit runs."""
 
     per_batch: int  # bytes of a batch, on average of those that were measured
     per_second: float  # bytes, at the pace of the fit's steady state
@@ -111,7 +111,7 @@ class FileReading:
 
 
 def reading(loader: LoaderFacts, step: int) -> FileReading | None:
-    """Return what a loader reads, with batches taken every `step` nanoseconds; None where it is nothing, or not known."""
+    """Return the reads of a loader, with batches taken every `step` nanoseconds, or None if there are none or unknown."""
     fetch = loader.fetch
     per_batch = max(fetch.read, fetch.stored) // fetch.metered if fetch.metered else 0  # mapped files are not read by calls
     if not per_batch:
@@ -125,7 +125,7 @@ _BLOCKED = 0.4  # and share of its time that it waits for that device: it also c
 
 
 def storage_wait(fetch: FetchFacts) -> tuple[int, int] | None:
-    """Return the nanoseconds in which a fetch waits for storage, and the bytes that it reads; None unless it is much of it."""
+    """Return the nanoseconds that a fetch waits for storage, and the bytes that it reads, or None unless it is much of it."""
     is_from_storage = fetch.stored and fetch.stored >= _MOSTLY * fetch.read
     if not fetch.metered or not is_from_storage or fetch.blocked < _BLOCKED * (fetch.blocked + fetch.ran):
         return None
@@ -133,7 +133,7 @@ def storage_wait(fetch: FetchFacts) -> tuple[int, int] | None:
 
 
 def profiling_time(loader: LoaderFacts) -> int:
-    """Return the nanoseconds by which the fetches that were profiled in the fit's own process took longer than others."""
+    """Return the additional nanoseconds of the fetches that were profiled in the fit's own process."""
     fetch = loader.fetch
     if loader.workers or fetch.median is None:
         return 0

@@ -1,4 +1,4 @@
-"""The time of a batch on its way to the model, in parts: reading, decoding, transforms, collation, the copy to the device."""
+"""The time of a batch on its way to the model, in parts from reading to the copy to the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DECODERS = (
 )  # fmt: skip
 """Files of libraries that open files and decode them."""
 _ALSO = (("/PIL/Image.py", frozenset({"open"})), ("/fastai/vision/core.py", frozenset({"create", "load_image"})))
-"""Files of which only these functions do so."""
+"""Files where only these functions do so."""
 _IN_C = re.compile(r"\b(imread|imdecode|decompress|_pickle\.loads?)\b")
 _READS = re.compile(r"\b_io\.|\bposix\.(open|read|pread)\b|'_io\.")
 """Functions of Python itself, written in C, that read from files."""
@@ -48,7 +48,7 @@ def loader_parts(loader: LoaderFacts, medians: Mapping[str, int]) -> tuple[Loade
 
 
 def _made(fetch: FetchFacts) -> Iterator[tuple[str, int]]:
-    """Yield what making a batch takes: shares of the profiled fetches, applied to the time of the others."""
+    """Yield the parts of making a batch: shares of the profiled fetches, applied to the time of the others."""
     if not fetch.steps or not fetch.profiled or not fetch.profiled_time:
         return
     profiled = fetch.profiled_time // fetch.profiled
@@ -67,7 +67,7 @@ def _made(fetch: FetchFacts) -> Iterator[tuple[str, int]]:
 
 
 def file_work(profile: FetchProfile) -> tuple[int, int]:
-    """Return the nanoseconds in which fetches read from files, and those in which they decoded what they read."""
+    """Return the nanoseconds that fetches spent reading from files, and those spent decoding."""
     reads = [not function.file and bool(_READS.search(function.name)) for function in profile.functions]
     decodes = list(map(_decodes, profile.functions))
     callees = {call.callee for calls in profile.calls.values() for call in calls}

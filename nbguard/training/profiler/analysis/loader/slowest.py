@@ -1,4 +1,4 @@
-"""The functions in which a fetch of a batch spends its time, from the call graph of a profile."""
+"""The functions that a fetch of a batch spends its time in, from the call graph of a profile."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class _Search:
 
 
 def steps(profile: FetchProfile) -> tuple[FetchStep, ...]:
-    """Return the functions to which fetching leads first: transforms, collate functions, item accesses; the most time first."""
+    """Return the functions that fetching calls first: transforms, collate functions, item accesses; the most time first."""
     search = _Search(profile)
     callees = {call.callee for calls in profile.calls.values() for call in calls}
     for number, function in enumerate(profile.functions):
@@ -160,7 +160,7 @@ def steps(profile: FetchProfile) -> tuple[FetchStep, ...]:
 
 
 def _access(function: FetchFunction, count: int, own: int, called: list[tuple[int, str]]) -> FetchStep:
-    """Return an item access of the user's as a step, with what functions of libraries do for it."""
+    """Return an item access of the user's as a step, with the work of libraries' functions for it."""
     time = own + sum(part for part, _ in called)
     most, name = max(called, default=(0, ""))
     return FetchStep(replace(function, library=name if most >= _NEARLY_ALL * time > 0 else ""), "dataset", count, time)
@@ -189,7 +189,7 @@ def _kind(caller: FetchFunction, callee: FetchFunction) -> StepKind:
 
 
 def _users_below(profile: FetchProfile, number: int) -> Iterator[FetchCall]:
-    """Yield the calls by which a library's function comes to functions of the user's."""
+    """Yield the calls from a library's function to functions of the user's."""
     todo, visited = [number], {number}
     while todo:
         for call in profile.calls.get(todo.pop(), ()):

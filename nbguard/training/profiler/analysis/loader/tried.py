@@ -1,4 +1,4 @@
-"""Settings of a loader that the same fit has run with before: advice that was followed and did not help is not given again."""
+"""Settings of a loader that the same fit ran with before, as advice that was followed and did not help is not given again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoaderRun:
 
 
 def without_tried(advice: Sequence[FitFinding], now: LoaderRun, before: Sequence[LoaderRun]) -> Iterator[FitFinding]:
-    """Yield advice on the loader of this run, less what the same fit took as long with `before`.
+    """Yield advice on the loader of this run, less advice whose settings took the same fit as long `before`.
 
     One line says what was tried: it comes first where this run followed the advice of an earlier one in vain.
     """

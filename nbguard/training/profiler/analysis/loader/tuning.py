@@ -1,4 +1,4 @@
-"""The number of workers that a loader needs: candidates, the end of the trials, and their result."""
+"""The number of workers that a loader needs, with candidates, the end of the trials, and their result."""
 
 from __future__ import annotations
 

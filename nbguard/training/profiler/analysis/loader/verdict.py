@@ -1,4 +1,4 @@
-"""The verdict on a fit: bound by its data, by the copy to the device, by Python or by computing, from its steady state."""
+"""The verdict on a fit, bound by its data, by the copy to the device, by Python or by computing, from its steady state."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def verdict(
     """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
     Args:
-        timing: where the time went; `busy` is the GPU's share, where it is known.
+        timing: the parts of the time; `busy` is the GPU's share, where it is known.
         loaders: as they were used.
         cores: CPU cores that this process may use.
         on_accelerator: whether the model is on one.
         of_library: share of the other code in training batches that is a library's own loop.
-        copied: nanoseconds per batch in which something else than the batch is brought to the device.
+        copied: nanoseconds per batch for moving other things than the batch to the device.
         is_compiled: whether a model is compiled already.
         faster_step: a way to make the optimizer's step take fewer calls, if there is one.
     """
@@ -124,7 +124,7 @@ def _bound(
 
 
 def _python_bound(busy: float, step: int, medians: dict[str, int], more_work: str) -> str:
-    """Return that a GPU waits for the program, where this spends its time, and what may help."""
+    """Return that a GPU waits for the program, its place in the program, and possible remedies."""
     words = f"Python-bound: for {1 - busy:.0%} of the time the GPU had no work waiting"
     phase = _largest(medians)
     if medians.get(phase, 0) < _MOST * step:
@@ -133,13 +133,13 @@ def _python_bound(busy: float, step: int, medians: dict[str, int], more_work: st
 
 
 def _largest(medians: dict[str, int]) -> str:
-    """Return the phase in which the program spends most of a batch, waiting for data apart."""
+    """Return the phase that takes the program most of a batch, waiting for data apart."""
     own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
     return max(own, key=lambda name: own[name], default="")
 
 
 def _more_work(medians: dict[str, int], is_compiled: bool, faster_step: str) -> str:
-    """Return a way to make a GPU wait less, by the phase in which the program spends most of a batch; "" for other phases."""
+    """Return a way to make a GPU wait less, by the phase that takes the program most of a batch; "" for other phases."""
     phase = _largest(medians)
     if phase in _OF_MODEL:
         change = "larger batches" if is_compiled else "larger batches or `torch.compile(model)`"

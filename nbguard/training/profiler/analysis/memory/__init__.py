@@ -1,1 +1,1 @@
-"""A fit's memory: categories at the peak, growth, holders."""
+"""A fit's memory, with categories at the peak, growth, holders."""

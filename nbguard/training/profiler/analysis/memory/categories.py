@@ -35,7 +35,7 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The counters of one batch, in bytes: before its forward pass, after its loss (None: it had none), and at its peak."""
+    """The counters of one batch, in bytes: before its forward pass, after its loss (None without one), and at its peak."""
 
     before: int
     after_loss: int | None
@@ -49,8 +49,8 @@ def categories(peak: int, start: int, stock: Stock | None, shape: Shape | None, 
     Args:
         peak: the most that was allocated.
         start: bytes allocated before the fit.
-        stock: sizes of the tensors that stay from batch to batch; None: not known.
-        shape: of the batch with the highest peak that was followed; None: none was.
+        stock: sizes of the tensors that stay from batch to batch, or None if unknown.
+        shape: of the batch with the highest peak that was followed, or None without any.
         grows: memory grows from batch to batch: then the bytes beyond that batch's peak have grown since.
     """
     left = peak
@@ -67,7 +67,7 @@ def categories(peak: int, start: int, stock: Stock | None, shape: Shape | None, 
 
 
 def in_order(parts: Iterable[Category]) -> tuple[Category, ...]:
-    """Return categories in the order in which they are shown: lasting ones, passing ones, the rest."""
+    """Return categories in the order of display: lasting ones, passing ones, the rest."""
     return tuple(sorted(parts, key=lambda category: ORDER.index(category.name) if category.name in ORDER else len(ORDER)))
 
 

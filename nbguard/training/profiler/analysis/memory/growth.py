@@ -1,4 +1,4 @@
-"""Memory that grows from batch to batch: detection, rate, and the finding in words. Pure."""
+"""Memory that grows from batch to batch, with its detection, rate, and the finding in words. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ WARM_UP = 3
 NOTICED = 4 * KiB
 """Bytes per batch below which growth is no finding: a list of numbers grows, too (a Learner's Recorder keeps some)."""
 KEPT = 2 * KiB
-"""Bytes per batch below which nobody keeps graphs: a model's takes more, what a Learner's Recorder keeps of a batch 1.5 KiB."""
+"""Least bytes per batch of kept graphs: a model's takes more, the part that a Learner's Recorder keeps of a batch 1.5 KiB."""
 LIVING = 2
 """Losses that may live on after a healthy fit: the last one by its name, and by the name of the epoch before."""
 _STATS = ".activation_stats.stats"
-"""Where the callback `ActivationStats` keeps what it has seen of each batch."""
+"""The attribute where the callback `ActivationStats` keeps its statistics of each batch."""
 _MOST = 36
 _GROUP = 3
 _ENOUGH_FOR_GROUPS = _GROUP * ENOUGH
 _FEW = 24
 _CLEAR, _LIKELY = 0.9, 0.8
-"""Share of all pairs of samples of which the later must be the higher, of few and of many samples."""
+"""Share of all pairs of samples whose later one must be the higher, of few and of many samples."""
 _NOTICED_EPOCH = 256 * KiB
 
 
@@ -53,7 +53,7 @@ class KeptGraphs:
 
 
 def growth_per_batch(samples: Sequence[Sample]) -> int | None:
-    """Return the bytes by which memory grows per training batch; None if it does not, or not all the time.
+    """Return the bytes of growth per training batch, or None if memory does not grow, or not all the time.
 
     The median slope of all pairs (Theil and Sen): single batches of another size do not move it. Growth that ends, as a
     cache that is full, is none: each third of the samples must show half of it.
@@ -74,7 +74,7 @@ def growth_per_batch(samples: Sequence[Sample]) -> int | None:
 def may_keep_graphs(samples: Sequence[Sample], living: int) -> bool:
     """Say whether names may hold graphs of many batches: losses live on, memory grows, or too little is known of it.
 
-    `living`: losses of batches that were looked at which were still there after the fit.
+    `living`: losses of sampled batches that were still there after the fit.
     """
     kept = _thinned([sample for sample in samples if sample.batch > WARM_UP])
     return living > LIVING or len(kept) < ENOUGH or median(_slopes(kept)) > KEPT or _rises_between(kept)
@@ -89,7 +89,7 @@ def _rises_between(samples: Sequence[Sample]) -> bool:
 
 
 def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
-    """Return the bytes by which memory grows per epoch, from the second on; None if it does not, or that is not known."""
+    """Return the bytes of growth per epoch, from the second on, or None if there is none or it is unknown."""
     by_epoch: dict[int, list[int]] = {}
     for sample in samples:
         by_epoch.setdefault(sample.epoch, []).append(sample.allocated)

@@ -1,4 +1,4 @@
-"""Holders of memory at two looks from within a fit, and the one that has grown. Pure: graphs of references in."""
+"""Holders of memory in two scans from within a fit, and the one that has grown. Pure functions of graphs of references."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDER = ("name", "module", "frame")
 BASE = " → base"
 """The step from a view to the tensor that it is of."""
 _CARRIED = 16
-"""Tensors whose graphs others go on from, of which each one's whole graph is counted."""
+"""Most tensors, whose graphs others go on from, with their whole graphs counted."""
 _ITEM = r"\[\d+\]"
 """A step to an item of a list."""
 _UNWRITTEN = ("deque", "set", "frozenset")
@@ -28,12 +28,12 @@ _LIST = "list"
 NESTED = "nested"
 """Stands for the class of a container whose items have the tensors."""
 JOINED = "joined"
-"""Stands for the class of a tensor to which others are joined."""
+"""Stands for the class of a tensor that others are joined to."""
 
 
 @dataclass(frozen=True, slots=True)
 class HolderSizes:
-    """The sizes that one look found at each place: bytes of tensors, and nodes of autograd graphs."""
+    """The sizes that one scan found at each place, in bytes of tensors, and nodes of autograd graphs."""
 
     nbytes: Mapping[HolderPath, int]  # by place
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
@@ -47,7 +47,7 @@ def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] 
     A tensor that has a name of its own counts there, and not on the way into another one's graph.
 
     Args:
-        graph: of one look.
+        graph: of one scan.
         older: the `ref` of each tensor whose graph is older than the fit: these graphs have no size.
         names: variables of running functions, by the `ref` of the node.
     """
@@ -113,7 +113,7 @@ def _size_of_graph(graph: Graph, tensor: int, counted: set[int]) -> int:
 
 
 def _in_order(roots: Iterable[Root]) -> list[Root]:
-    """Return the roots in the order in which they are to name things; of running functions the outermost first."""
+    """Return the roots in the order of their preference for naming things; of running functions the outermost first."""
     outermost = [*roots][::-1]
     rank = {kind: number for number, kind in enumerate(_ORDER)}
     return sorted(outermost, key=lambda root: (root.kind in STALE_KINDS, rank.get(root.kind, len(rank))))
@@ -183,17 +183,17 @@ TENSOR = 512
 
 
 def explains(nbytes: int, expected: int) -> bool:
-    """Say whether bytes by which tensors grew explain the `expected` growth of memory: they are at least half of it."""
+    """Say whether the growth of tensors explains the `expected` growth of memory, being at least half of it."""
     return nbytes >= expected / 2
 
 
 def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
-    """Return the holder that grew most, as deep as one part of it has nearly all the growth; None where none explains it.
+    """Return the holder that grew most, as deep as one part of it has nearly all the growth, or None where none explains it.
 
-    A holder explains the growth if its tensors, with what each takes beside its values, grew by at least half of the `expected`
+    A holder explains the growth if its tensors, with their overhead, grew by at least half of the `expected`
     bytes. A graph that has lost its tensors
-    in the backward pass is made of nodes only: there the nodes must be enough. What only libraries hold has grown where it
-    had its name at the first look, too.
+    in the backward pass is made of nodes only: there the nodes must be enough. Memory that only libraries hold has grown where
+    it had its name at the first scan, too.
     """
     after = _without_new_libraries(before, after)
     at, nbytes = _where(before.nbytes, after.nbytes)
@@ -227,7 +227,7 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
 
 
 def _container(before: HolderSizes, after: HolderSizes, at: HolderPath) -> str:
-    """Return the class of what has grown at a place: of a container that has the tensors itself, or of one tensor."""
+    """Return the class of the grown object at a place: of a container that has the tensors itself, or of one tensor."""
     if GRAPH in at:
         tensor = _without_base(at[: at.index(GRAPH)])
         was, is_now = (sizes.nbytes.get(tensor, 0) for sizes in (before, after))
@@ -238,7 +238,7 @@ def _container(before: HolderSizes, after: HolderSizes, at: HolderPath) -> str:
 
 
 def _without_new_libraries(before: HolderSizes, after: HolderSizes) -> HolderSizes:
-    """Return the sizes of the second look without what libraries hold by a name that the first look did not know."""
+    """Return the sizes of the second scan without libraries' holdings by names that the first scan did not know."""
     new = after.libraries - {place[0] for place in (*before.nbytes, *before.nodes)}
     nbytes, nodes = (
         {place: size for place, size in sizes.items() if place[0] not in new} for sizes in (after.nbytes, after.nodes)
@@ -253,7 +253,7 @@ def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:
 
 
 def _without_base(at: HolderPath) -> HolderPath:
-    """Return the place of the view of a tensor, which is what has a name."""
+    """Return the place of the view of a tensor, as the view has the name."""
     return at[:-1] if at[-1:] == (BASE,) else at
 
 

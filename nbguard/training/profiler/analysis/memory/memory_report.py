@@ -1,4 +1,4 @@
-"""The memory of a fit: the counters and samples that were read in it, and the report that follows from them. Pure."""
+"""The memory of a fit, with the counters and samples that were read in it, and the report that follows from them. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nbguard.training.profiler.analysis.report import FitFinding, MemoryPoint, M
 from nbguard.units import MiB, counted, format_bytes
 
 _NOTICED = MiB
-"""Bytes by which a peak rises; less is not worth a word."""
+"""Least rise of a peak in bytes that is mentioned."""
 _PART = 0.1
 """Share of the rise that gradients and optimizer state take, at least, for them to be its reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The batches from one in which more parameters are trained than before. Sizes in bytes."""
+    """The batches from one on that trains more parameters than before. Sizes in bytes."""
 
     begins: int  # number of the training batch, from 1 on
     state: int  # of the optimizer then
@@ -73,7 +73,7 @@ _NEAR = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The counters of a device at one moment, in bytes. None: this device does not count it."""
+    """The counters of a device at one moment, in bytes, or None if this device does not count it."""
 
     allocated: int  # in tensors: `allocated_bytes.all.current` of torch.cuda.memory_stats(); of malloc: in use
     reserved: int | None = None  # by PyTorch's allocator: `reserved_bytes.all.current`

@@ -1,4 +1,4 @@
-"""One batch of a fit, recorded allocation by allocation: the exact peak of each phase, and its parts. Pure."""
+"""One batch of a fit, recorded allocation by allocation, with the exact peak of each phase, and its parts. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbguard.units import MiB, format_bytes
 
 _MOST_SITES = 12
 _LARGE = 16 * MiB
-"""Bytes of temporary tensors of a line from which on they are worth a word;"""
+"""Least bytes of a line's temporary tensors that are mentioned;"""
 _PART = 0.1
 """and their share of the peak."""
 _MOST_OTHERS = 2
@@ -158,7 +158,7 @@ def _peaks(events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd]) -> tupl
 
 
 class _Kinds:
-    """Tells the category of a block: by its name, or by the phase in which it was allocated and whether it outlived that."""
+    """Tells the category of a block: by its name, or by the phase of its allocation and whether it outlived that."""
 
     def __init__(self, events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str]) -> None:
         self._marks = marks
@@ -166,7 +166,7 @@ class _Kinds:
         self._ends = {event.block: position for position, event in enumerate(events) if not event.nbytes}
 
     def passing_sites(self, events: Sequence[AllocationEvent]) -> frozenset[str]:
-        """Return the lines of whose blocks one was freed outside of backward passes, as far as the record goes."""
+        """Return the lines with a block that was freed outside of backward passes, as far as the record goes."""
         freed = ((event, self._ends.get(event.block)) for event in events if event.nbytes)
         return frozenset(event.site for event, end in freed if end is not None and self._phase_at(end) != phases.BACKWARD)
 

@@ -1,1 +1,1 @@
-"""A fit's time: the log of phases, batches, steady state, GPU events."""
+"""A fit's time, with the log of phases, batches, steady state, GPU events."""

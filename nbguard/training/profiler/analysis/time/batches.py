@@ -1,4 +1,4 @@
-"""The log of a fit divided into batches: which nanoseconds belong to which batch of which loop."""
+"""The log of a fit divided into batches, with the nanoseconds of each batch of each loop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
+    """All batches in the order of their beginning, and the nanoseconds by phase that belong to none."""
 
     batches: tuple[Batch, ...]  # in the order in which they began
     outside: dict[str, int]  # nanoseconds by phase that belong to no batch
@@ -139,7 +139,7 @@ class _Divider:
         self.batches.sort(key=lambda batch: batch.start)
 
     def _add_marks(self, marks: PhaseLog, first: int, last: int, before: int) -> int:
-        """Add the marks between two boundaries, the first of which began at `before`; return when the last one was set."""
+        """Add the marks between two boundaries, which begin at `before`; return when the last one was set."""
         labels, moment = marks.labels, self._moment
         innermost = self._innermost if self._open else None
         for code, time in zip(marks.codes[first:last], marks.times[first:last], strict=True):
@@ -302,7 +302,7 @@ class _Divider:
 def divide(marks: PhaseLog, moments: Iterable[int] = ()) -> Batches:
     """Return the batches of a log. Their times and those outside add up to its wall time.
 
-    `moments`: times of the log's clock, in order, of which the phase and the batch are asked for.
+    `moments`: times of the log's clock, in order, whose phase and batch are asked for.
     """
     divider = _Divider(marks, moments)
     return Batches(

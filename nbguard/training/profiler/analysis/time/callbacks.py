@@ -8,13 +8,13 @@ from nbguard.training.profiler.analysis.report import FitFinding, Timing
 from nbguard.units import format_time
 
 _SHARE, _LITTLE = 0.05, 0.01
-"""Shares of a batch from which a callback is worth a change, or a word."""
+"""Least shares of a batch of a callback that is worth a change, or is mentioned."""
 _NOTICED = 500_000
 """Nanoseconds of a batch: less is not worth a word."""
 
 
 _ENOUGH = 40
-"""Batches from which the 95th percentile speaks of several: of few, one that the machine held up is no habit."""
+"""Least batches whose 95th percentile speaks of several; with few, one that the machine held up is no habit."""
 _RARE = 5
 """Times the median that the mean must be for a callback to be one that works in some batches only."""
 

@@ -1,9 +1,9 @@
-"""The work of a GPU in a fit, from events in its stream: when each was put there, and when the GPU came to it.
+"""The work of a GPU in a fit, from events in its stream, with the times of recording each and of its completion on the GPU.
 
 An event that the GPU comes to at once has found it with nothing left to do. The delay of any other event is how far the GPU is
 behind the program. The two clocks are set against each other by the events that took least.
 
-On an H100 the share of time in which kernels run, by CUPTI, lay between what is called busy here, and that with `paced` added:
+On an H100 the share of time with running kernels, by CUPTI, lay between the busy share here, and that with `paced` added:
 tests/data/profile/gpu_marks.json.gz has the events.
 """
 
@@ -99,7 +99,7 @@ def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str
 
     Args:
         marks: of the fit, in order.
-        used: readings of the driver, shares of its last moments in which some kernel ran.
+        used: readings of the driver, shares of its last moments with some kernel running.
         why_not: why there are no events, if so.
     """
     driver = sum(used) / len(used) if used else None
@@ -136,7 +136,7 @@ def _sums(marks: Sequence[GpuMark], batches: set[int]) -> tuple[dict[str, int], 
 
 
 def _limit(marks: Sequence[GpuMark]) -> float:
-    """Return up to which lag the GPU came to an event at once."""
+    """Return the greatest lag of events that the GPU came to at once."""
     begins: dict[int, list[int]] = defaultdict(list)
     for mark in marks:
         if mark.phase:

@@ -1,4 +1,4 @@
-"""Functions and lines that much of a fit's time goes to, by the stacks that were seen in its phases.
+"""Functions and lines that much of a fit's time goes to, by the stacks sampled in its phases.
 
 The time of a phase is measured; the stacks only say how it is shared. The model's own work, the loader's and what other
 findings name have no part in it.
@@ -30,8 +30,9 @@ _ENGINE = "torch/autograd/graph.py"
 _FEW_AT_WORK = 3
 """Looks that it takes to name a library's work which is known,"""
 _FEW = 5
-"""and any function. Code that lets no other thread run is seen only when it ends: there a look counts for as many as would
-have been usual in the time before it, if it is not the only one,"""
+"""and any function. Code that lets no other thread run is seen only when it ends: there a sample counts for as many as would
+have been usual in the time before it, if it is not the only one,
+"""
 _LONG = 200_000_000
 """or if so many nanoseconds were before it."""
 _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad", "torch/distributed/distributed_c10d")
@@ -39,9 +40,9 @@ _NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler", "torch/nn/utils/clip_grad
 clipping, which many loops need, and of the other ranks, who have a report of their own."""
 _OWN = "nbguard/training/profiler/"
 _PART_OF_LINE = 0.25
-"""Share of the looks at a line that the looks at the function must be which it calls, for both to count as the function's."""
+"""Least share of a line's samples in the function it calls, for both to count as the function's."""
 _MAIN_PART = 0.8
-"""Share of a function's time in one function below it, or in one of its lines, from which that or its call is named."""
+"""Share of a function's time in one function below it, or in one of its lines, at which that or its call is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class _Seen:
     setup: int = 0  # of the weights
 
     def join(self, other: _Seen) -> None:
-        """Add the looks at a line that calls this function."""
+        """Add the samples of a line that calls this function."""
         self.looks += other.looks
         self.weights += other.weights
         self.batches += other.batches
@@ -113,7 +114,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """The code that a look speaks of."""
+    """The code that a sample points to."""
 
     kind: HotKind
     line: StackLine | None = None
@@ -204,7 +205,7 @@ def _join_callers(everything: dict[_Key, _Seen], called: Mapping[StackLine, _Key
 def without_models_work(hot: Sequence[HotCode], reads: Collection[tuple[str, str]]) -> tuple[HotCode, ...]:
     """Return the code without functions that a `forward` calls, but for those that read values of tensors one by one.
 
-    `reads`: the files and names of these functions. What the others compute may well be the model itself.
+    `reads`: the files and names of these functions. The work of the others may well be the model itself.
     """
     return tuple(code for code in hot if code.kind != "inside" or _reads(code, reads))
 
@@ -265,12 +266,12 @@ def _function(line: StackLine) -> _Function:
 
 
 def _model_at(stack: Sequence[StackLine]) -> int | None:
-    """Return the place in a stack from which on a module runs."""
+    """Return the first place in a stack that runs inside a module."""
     return next((at for at, line in enumerate(stack) if line.file.endswith(_MODULE)), None)
 
 
 def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_Function]) -> _Cause | None:
-    """Return the code that a look speaks of; None for the model's own work, and the loader's.
+    """Return the code that a sample points to, or None for the model's own work, and the loader's.
 
     `drivers`: functions that run the training loop. `validating`: those that call the model in validation.
     """
@@ -306,7 +307,7 @@ def _validates(stack: Sequence[StackLine], drivers: Collection[_Function]) -> _C
 
 
 def _of_users(look: _Look, drivers: Collection[_Function], validating: Collection[_Function]) -> _Cause | None:
-    """Return the code of the user's that a look outside of models speaks of, or the library's that the user has called."""
+    """Return the code of the user's that a sample outside of models points to, or the library's that the user called."""
     stack, phase = look.stack, look.moment.phase
     users_at = [at for at, line in enumerate(stack) if line.is_users]
     own = next((at for at in users_at if not stack[at].is_inner and _function(stack[at]) not in drivers), None)

@@ -1,4 +1,4 @@
-"""Calls that are known to take long in each batch: how a line of code that makes one is recognized, and the remedy."""
+"""Calls that are known to take long in each batch, with the way to recognize a line that makes one, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a fit that take much of its time beside the model's own work: each with the seconds that it costs."""
+"""Parts of a fit that take much of its time besides the model's own work, each with its seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbguard.training.profiler.analysis.time.timing import steady_batches
 from nbguard.units import counted, format_time
 
 LARGE = 0.10
-"""Share of the fit's wall time from which a part of it is named."""
+"""Least share of the fit's wall time of a part that is named."""
 _LESS: dict[HotKind, str] = {
     "hook": "take the hook out, or do less in it",
     "loss": "do less in it",
@@ -33,23 +33,23 @@ _NAMED: dict[HotKind, float] = {"function": LARGE, "inside": LARGE, "hook": LARG
 _IN_BATCHES = 0.20
 """The same of functions that training batches call: a penalty, an augmentation or a sampler takes a part of any."""
 _GLUE = 300_000
-"""Nanoseconds per batch up to which a line of the loop is what Python takes for it."""
+"""Most nanoseconds per batch of a line of the loop that are Python's own cost for it."""
 _ENVIRONMENTS = ("step", "reset")
-"""Methods of the environments of reinforcement learning, whose work is what the model learns from."""
+"""Methods of the environments of reinforcement learning, whose work gives the model its data."""
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit;"""
 _NOTICED_PART, _MAIN_PART = 100_000_000, 1 / 3
 """but code that takes this share of the fit's wall time is, from so many on."""
 _NOTICED_WORK = 50_000_000
-"""Nanoseconds from which a library's work beside training is worth a word, if it is known by name: a few looks tell it."""
+"""Least nanoseconds of a library's work besides training that is mentioned, if it is known by name: a few samples tell it."""
 _MUCH_VALIDATION = 0.40
-"""Share of the wall time up to which validation is what one expects: it runs the model as often, or nearly."""
+"""Greatest share of the wall time of expected validation: it runs the model as often, or nearly."""
 _MUCH_CODE = 0.25
-"""Share of the wall time up to which code around the batches is what one expects: a cell also makes models and reads files."""
+"""Greatest share of the wall time of expected code around the batches: a cell also makes models and reads files."""
 _RECORDER = "Recorder"
 """A Learner's callback that computes metrics."""
 _OFTEN = 2
-"""Passes over validation data for each one of training from which validation is often."""
+"""Least passes over validation data, per pass of training, of frequent validation."""
 _STALL = 20
 """Times the median that a batch takes which stalls,"""
 _LONG_STALL = 25_000_000
@@ -60,7 +60,7 @@ _RARE = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of th
 _COMPUTING = (phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
 """Phases that do the same in each batch."""
 _BUSY, _IDLE = 0.75, 0.25
-"""Shares of a long batch in which its thread was on a processor: from the one on it computed, up to the other it waited."""
+"""Shares of a long batch with its thread on a processor: at least the one means it computed, at most the other it waited."""
 _NO_STACKS = StackSamples()
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
@@ -106,9 +106,9 @@ def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: i
 
 
 def _gainable(timing: Timing, phase: str, in_batches: int) -> int:
-    """Return what a fit can save of the time that is spent on something in a phase of training batches.
+    """Return the part of a phase's time for something that a fit can save in training batches.
 
-    While a GPU is at work the program loses nothing. What few batches take, they take longer than the GPU has work for.
+    While a GPU is at work the program loses nothing. A delay confined to few batches outlasts the GPU's queue.
     """
     rows = {row.phase: row for row in timing.rows if row.group == "batch"}
     row = rows.get(phase)
@@ -178,8 +178,8 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
 def _line_at_most(timing: Timing, code: HotCode, hot: Sequence[HotCode]) -> int:
     """Return the nanoseconds that a line of the loop can have taken, which runs in each batch as far as is known.
 
-    What single batches take longer in lines that do nothing special is the machine's, and in each it is Python itself. After
-    code that lets no other thread run for long, a look comes in a line behind it.
+    Additional time of single batches in lines that do nothing special is the machine's, and in each it is Python itself. After
+    code that lets no other thread run for long, a sample falls into a line behind it.
     """
     if code.line is not None and code.line.call:
         return code.total
@@ -325,7 +325,7 @@ def _stalls(
 ) -> tuple[FitFinding | None, HotCode | None]:
     """Return the few batches that take many times as long as the others, and the code that does, where it has a name.
 
-    Time in which the machine did something else is none of the batch's.
+    Time of the machine for something else is none of the batch's.
     """
     steady = steady_batches(batches)
     usual = round(median(batch.step for batch in steady)) if steady else 0
@@ -381,7 +381,7 @@ def _is_at_work_in(code: HotCode, batches: Sequence[Batch], stalled: Sequence[tu
 
 
 def _why_long(stalled: Sequence[Batch], stacks: StackSamples) -> str:
-    """Return what to do about batches in which the same computation takes many times as long as usual."""
+    """Return the remedy for batches whose same computation takes many times as long as usual."""
     ends = [(batch.start, batch.start + sum(batch.times.values())) for batch in stalled]
     computed = [stacks.computed(*times) for times in ends]
     share = sum(time or 0 for time in computed) / max(1, sum(end - start - stacks.held_up(start, end) for start, end in ends))

@@ -1,4 +1,4 @@
-"""The log of a fit in JSON: columns of numbers, compressed. Times are stored as differences, which take two bytes or three."""
+"""The log of a fit in JSON, as columns of numbers, compressed. Times are differences of two or three bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbguard.training.profiler.analysis.time.phase_log import Boundary, Boundary
 
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
 _PLAIN = 1 << 18
-"""Entries that any log may have. One with more has as many as its packed times explain, of which no two are alike for long."""
+"""Entries that any log may have. One with more has as many as its packed times explain, as no two are alike for long."""
 _PER_LETTER = 8
 """Entries for each letter of the packed times, at most."""
 

@@ -15,11 +15,11 @@ OWN = "nbguard itself"
 OTHER = "other code"
 
 STEP_PHASES = (WAIT, TO_DEVICE, TRANSFORMS, FORWARD, LOSS, BACKWARD, STEP, ZERO_GRAD)
-"""What a training batch is made of, in the order in which it happens. Callbacks come beside them, by name."""
+"""The phases of a training batch, in the order of their run. Callbacks are added to them by name."""
 
 ALL = (*STEP_PHASES, WORKERS, OWN, OTHER)
 
 
 def callback(name: str) -> str:
-    """Return the phase in which a callback runs, by the name of its class. Only for display: logs keep the name beside it."""
+    """Return the phase of a callback, by the name of its class. Only for display: logs keep the name separately."""
     return f"callback {name}"

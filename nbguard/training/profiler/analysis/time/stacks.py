@@ -71,15 +71,15 @@ class StackSamples:
     ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit's thread was on a processor; (): not known
 
     def held_up(self, start: int, end: int) -> int:
-        """Return the nanoseconds between two times in which the fit waited for a processor that others had, at most."""
+        """Return the most nanoseconds between two times that the fit waited for a processor that others had."""
         return self._between(self.waits, start, end)
 
     def computed(self, start: int, end: int) -> int | None:
-        """Return the nanoseconds between two times in which the fit's thread was on a processor, at most; None: not known."""
+        """Return the most nanoseconds between two times with the fit's thread on a processor, or None if unknown."""
         return self._between(self.ran, start, end) if self.ran else None
 
     def _between(self, sums: tuple[int, ...], start: int, end: int) -> int:
-        """Return how much a sum that only grows has grown between the looks around two times."""
+        """Return the growth of a sum that only grows between the samples around two times."""
         if not sums:
             return 0
         before = bisect_right(self.moments, start) - 1

@@ -1,4 +1,4 @@
-"""The time of a fit: totals that add up to its wall time, and the phases of a batch in the steady state."""
+"""The time of a fit, with totals that add up to its wall time, and the phases of a batch in the steady state."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ENOUGH = 6
 _SLOWER = 1.5
 """Times that the last third of them takes of the first;"""
 _RISING = 0.85
-"""and share of all pairs of which the later must take longer."""
+"""and share of all pairs whose later one must take longer."""
 _PARTS, _FEWEST_PARTS, _IN_A_PART = 6, 3, 4
-"""Parts of which each must have a quickest batch that is slower than the last part's, the fewest, and batches of a part."""
+"""Parts that must each have a slower quickest batch than the part before, the fewest, and batches of a part."""
 _PAIRED = 60
 """Batches that are compared pair by pair; of more, parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slowing:
-    """Training batches of which each takes longer than the one before, in nanoseconds."""
+    """Training batches that each take longer than the one before, in nanoseconds."""
 
     first: int  # of a batch, early in the fit
     last: int  # of a batch, at its end
@@ -57,7 +57,7 @@ def timing_of(batches: Batches) -> Timing:
 
 
 def steady_batches(batches: Batches) -> list[Batch]:
-    """Return the training batches from which medians are taken: complete, after the warm-up, not looked into by nbguard."""
+    """Return the training batches for medians: complete, after the warm-up, not sampled by nbguard."""
     complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
     return [batch for batch in complete[_warm_up(len(complete)) :] if not batch.is_disturbed]
 

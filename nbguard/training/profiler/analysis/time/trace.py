@@ -1,4 +1,4 @@
-"""The log of a fit as a trace that Perfetto and Chrome's about:tracing open: phases, batches and the memory over time."""
+"""The log of a fit as a trace that Perfetto and Chrome's about:tracing open, with phases, batches and the memory over time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _names(title: str, *, has_operators: bool) -> Iterator[_Event]:
 
 
 def _span(track: int, name: str, start: int, end: int, args: dict[str, Any] | None = None) -> _Event:
-    """Return what took from `start` to `end`, in nanoseconds."""
+    """Return the span from `start` to `end`, in nanoseconds."""
     times = {"ts": start / 1000, "dur": (end - start) / 1000}
     return {"ph": "X", "pid": _PROCESS, "tid": track, "name": name, "cat": "fit", **times, **({"args": args} if args else {})}
 
@@ -88,7 +88,7 @@ class _Loop:
         return over
 
     def end(self, at: int, *, is_complete: bool) -> Iterator[_Event]:
-        """Yield the pass; unless it is complete, the batch too in which it was left. In a complete one there was no more."""
+        """Yield the pass; unless it is complete, the batch too where it was left. In a complete one there was no more."""
         yield _span(_BATCHES, f"loop {self.number}", self._start, at, {"batches": self._batches - is_complete})
         if not is_complete:
             yield self._batch(at)

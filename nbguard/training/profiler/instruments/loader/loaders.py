@@ -1,4 +1,4 @@
-"""Watches a fit's loaders: their settings, the cost of their fetches and the function that costs most."""
+"""Watches a fit's loaders, with their settings, the cost of their fetches and the function that costs most."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class LoaderWatch:
             self._fetches.put(fetcher, "fetch", self._fetch)
 
     def _turn(self, begins: bool) -> None:
-        """Time fetches while all batches are looked at: these say what a fetch costs."""
+        """Time fetches while all batches are sampled, which tells the cost of a fetch."""
         if begins:
             self._time_fetches()
         else:

@@ -78,12 +78,12 @@ def _indent(line: str) -> int:
 _ROLLUP = "/proc/self/smaps_rollup"
 """See proc_pid_smaps(5). `Private_Dirty`: written by this process, and mapped by no other; `Anonymous`: of no file."""
 _SELDOM = 100
-"""Times as long as a look takes until the next one: looks take 1 % of a worker's time at most."""
+"""Pause until the next scan in multiples of its length, so that scans take 1 % of a worker's time at most."""
 _MANY = 10_000
-"""Objects from which a container is worth a word."""
+"""Least objects of a container that is mentioned."""
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _WRAPPERS = ("dataset", "datasets")
-"""Attributes in which data sets of PyTorch's, such as `Subset`, have the one that they are of."""
+"""Attributes of PyTorch's data sets, such as `Subset`, that have the one they are of."""
 _DEPTH = 4
 
 

@@ -24,14 +24,14 @@ class BytesRead:
 
 
 class ReadMeter:
-    """Measures what this thread reads between two moments, in some 40 microseconds each."""
+    """Measures the bytes that this thread reads between two moments, in some 40 microseconds each."""
 
     def __init__(self) -> None:
         self._turns = _turns()
         self._before = _counters()
 
     def stop(self) -> BytesRead | None:
-        """Return what has been read since it was made; None where the system does not count it."""
+        """Return the reads since it was made, or None where the system does not count them."""
         after = _counters()
         if self._before is None or after is None:
             return None
@@ -42,7 +42,7 @@ class ReadMeter:
 
 
 def _turns() -> tuple[int, int]:
-    """Return the nanoseconds, from some moment on, in which this thread was blocked, and those on a processor."""
+    """Return the nanoseconds, from some moment on, that this thread was blocked, and those on a processor."""
     try:
         file = os.open(_TURNS, os.O_RDONLY)
         try:

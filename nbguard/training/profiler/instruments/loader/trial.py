@@ -27,7 +27,7 @@ _SHARED = {
     ("_io", "TextIOWrapper"): "an open file",
     ("_io", "FileIO"): "an open file",
 }
-"""What a forked process shares with this one: a place in a file, a lock. By module and name of the type."""
+"""Things that a forked process shares with this one: a place in a file, a lock. By module and name of the type."""
 
 
 def reason_against(loader: Any | None) -> str:
@@ -65,7 +65,7 @@ def _unsafe(dataset: Any) -> Iterator[str]:
 
 
 def serve(connection: Any, loader: Any, seconds: float) -> None:
-    """Answer each number of workers by (ns per batch, ns until the first, bytes of a batch, note), or what went wrong."""
+    """Answer each number of workers by (ns per batch, ns until the first, bytes of a batch, note), or the error."""
     os.setpgid(0, 0)
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
     os.dup2(sys.stdout.fileno(), 1)

@@ -40,7 +40,7 @@ def tune(
     """Return the trials, the number of workers that they speak for, and a sentence that says why.
 
     Args:
-        loader: torch's or a Learner's own; it is left as it is. None: it is gone.
+        loader: torch's or a Learner's own; it is left as it is. None if it is gone.
         step: nanoseconds of a batch without waiting for data.
         seconds: for each candidate, after its warm-up.
         cores: that may be used; by default as the system says.

@@ -1,4 +1,4 @@
-"""The fetches of worker processes: each worker is given a board when it starts, and writes there what its fetches cost.
+"""The fetches of worker processes: each worker is given a board when it starts, and writes the cost of its fetches there.
 
 The board is memory that the worker shares with the fit, whether it is forked, spawned or started by a fork server: no queue,
 nothing to wait for, and the fit reads it when it likes.
@@ -135,7 +135,7 @@ class TimedLoop:
         self._loop, self._board, self._inherited = loop, board, inherited or Patches()
 
     def __reduce__(self) -> tuple[Callable[[WorkerBoard], TimedLoop], tuple[WorkerBoard]]:
-        """Return what makes it in another process, where PyTorch's loop has not been replaced."""
+        """Return the means to make it in another process, where PyTorch's loop has not been replaced."""
         return _in_new_process, (self._board,)
 
     def __call__(self, *args: Any) -> None:

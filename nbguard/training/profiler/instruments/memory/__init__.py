@@ -1,1 +1,1 @@
-"""Instruments for memory: counters, categories, growth, recorded allocations."""
+"""Instruments for memory, such as counters, categories, growth, recorded allocations."""

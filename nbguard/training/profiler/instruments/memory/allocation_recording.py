@@ -1,4 +1,4 @@
-"""Records allocations of a fit one by one: a GPU's by the allocator's own history, others by torch's operations."""
+"""Records allocations of a fit one by one, a GPU's by the allocator's own history, others by torch's operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The category of each storage: of models, gradients, optimizers and inputs, each counted once.
+"""The category of each storage, of models, gradients, optimizers and inputs, each counted once.
 
 Goes by the dicts in which optimizers keep tensors, and holds none of these.
 """
@@ -29,7 +29,7 @@ class Stocktaker:
     """Counts the storages on one device. Knows the modules that were called, weakly."""
 
     def __init__(self, device: str, rounding: int, older: OlderStorages) -> None:
-        """`older`: what lived when the profile began."""
+        """`older`: the storages that lived when the profile began."""
         self._device = device
         self._older = older
         self._rounding = rounding
@@ -138,5 +138,5 @@ def _submodules(module: Any) -> Iterator[dict[str, Any]]:
 
 
 def _plain() -> Any:
-    """Return a context in which no tensor subclass's own code runs."""
+    """Return a context that runs no tensor subclass's own code."""
     return sys.modules["torch"]._C.DisableTorchFunctionSubclass()

@@ -1,4 +1,4 @@
-"""Counters of memory: torch's for a GPU, a simulated device's, malloc's for tensors of the CPU."""
+"""Counters of memory, torch's for a GPU, a simulated device's, malloc's for tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbguard.memory.scan.devices.cuda import memory_fraction
 from nbguard.training.profiler.analysis.memory.memory_report import CUDA, Level
 
 BLOCK = 512
-"""Bytes to which CUDA's allocator rounds up."""
+"""Unit in bytes that CUDA's allocator rounds up to."""
 
 
 class MemoryCounter(Protocol):
@@ -28,7 +28,7 @@ class MemoryCounter(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """Return the bytes that PyTorch may take of the device; None: no limit."""
+        """Return the bytes that PyTorch may take of the device, or None without a limit."""
 
     def read(self) -> Level:
         """Return the counters now. Changes nothing."""
@@ -47,7 +47,7 @@ class CudaCounter:
 
     @property
     def capacity(self) -> int | None:
-        """Return the device's memory, or what `set_per_process_memory_fraction` leaves of it."""
+        """Return the device's memory, or its part by `set_per_process_memory_fraction`."""
         total = int(sys.modules["torch"].cuda.get_device_properties(self.index).total_memory)
         fraction = memory_fraction(self.index)
         return total if fraction is None else int(fraction * total)

@@ -29,11 +29,11 @@ from nbguard.training.profiler.analysis.memory.holders import (
 from nbguard.training.profiler.record.recorder import Recorder
 
 _MOST_NODES = 3000
-"""Nodes of graphs that a look goes into: a model of some hundred layers has that many in a batch."""
+"""Most nodes of graphs that a scan goes into; a model of some hundred layers has that many in a batch."""
 
 
 def living_nbytes() -> int | None:
-    """Return the bytes that tensors, their graphs and what these have saved take at most; None: too many to go through."""
+    """Return the most bytes of tensors, their graphs and saved tensors, or None if they are too many to go through."""
     autograd, kinds = Autograd(), Kinds()
     tensors = kinds.tracked({"tensor"})
     graphs = Graphs(autograd, kinds, _MOST_NODES)
@@ -66,20 +66,20 @@ def _nbytes(autograd: Autograd, tensors: Iterable[Any]) -> int:
 
 
 def _ignore(_: Any) -> None:
-    """Do nothing: what is not gone into is counted in `Graphs.cut`."""
+    """Do nothing: nodes left out are counted in `Graphs.cut`."""
 
 
 _APART = 8
 """Training batches between the two looks."""
 _SOON = 2
-"""Samples between two short looks."""
+"""Samples between two short scans."""
 _KEPT = 4
 """Backward passes in a row that leave their graph alive. Then tensors may grow, batches with them become slower and slower, and
-nobody waits until memory has been seen for long: short looks begin at once. As many training batches lie between the two whole
-looks."""
+nobody waits until memory was watched for long, so short scans begin at once. As many training batches lie between the two
+whole scans."""
 _TOO_SLOW = 3.0
 _LONG = 60.0
-"""Seconds. There is no second look after one that took the processor too long, unless the fit is a long one."""
+"""Seconds. There is no second scan after one that took the processor too long, unless the fit is a long one."""
 _MOST_SAMPLES = 2048
 
 
@@ -123,12 +123,12 @@ class GrowthWatch:
         return self._recorder.kept >= _KEPT
 
     def _rate(self) -> int | None:
-        """Return the bytes by which memory grows per batch; where all graphs are kept, at least one node of theirs."""
+        """Return the bytes of growth per batch; where all graphs are kept, at least one node of theirs."""
         per_batch = growth_per_batch(self._samples)
         return NODE if per_batch is None and self._keeps_graphs() else per_batch
 
     def _may_be_tensors(self, batch: int) -> bool:
-        """Say whether memory grows and tensors are enough to explain it, by two short looks; else note when to ask again.
+        """Say whether memory grows and tensors are enough to explain it, by two short scans; else note when to ask again.
 
         The heap of a process grows by much else, such as plots.
         """
@@ -147,7 +147,7 @@ class GrowthWatch:
         return False
 
     def _look_again(self, batch: int) -> None:
-        """Find the holder that has grown since the first look."""
+        """Find the holder that has grown since the first scan."""
         if self._first is not None and self._grown is None and batch > self._looked_at and self._may_look():
             batches = batch - self._looked_at
             with self._accounted():
@@ -155,7 +155,7 @@ class GrowthWatch:
                 self._grown = None if found is None else replace(found, batches=batches, is_retained=self._keeps_graphs())
 
     def end(self, _: object = None) -> None:
-        """Look a last time, if the fit ends soon after the first look."""
+        """Scan a last time, if the fit ends soon after the first scan."""
         if self._samples:
             self._look_again(self._samples[-1].batch)
 
@@ -173,7 +173,7 @@ class GrowthWatch:
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Count the bytes that a look leaves allocated after its temporaries are gone."""
+        """Count the bytes that a scan leaves allocated after its temporaries are gone."""
         before = self._read()
         yield
         self._left_by_us += self._read() - before
@@ -201,9 +201,9 @@ def operations_so_far() -> int:
 def kept_graphs(since: int = 0, least: int = ENOUGH, tracked: str = "") -> tuple[KeptGraphs, ...]:
     """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes.
 
-    `tracked`: the kind of device on which they are; empty: the one that nbguard reports on.
+    `tracked`: the kind of their device; if empty, the one that nbguard reports on.
     `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out. Where fewer than
-    `least` are left, nobody holds that many, and the process is not looked at.
+    `least` are left, nobody holds that many, and the process is not scanned.
     """
     older, since_then = _with_graphs(since)
     if since_then < least:

@@ -1,4 +1,4 @@
-"""Levels of memory over a fit: points for a picture, and the highest level of each phase."""
+"""Levels of memory over a fit, as points for a picture, and the highest level of each phase."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from nbguard.training.profiler.analysis.report import MemoryPoint, PhasePeak
 
 MOST_POINTS = 2000
 _FIRST = 24, 4
-"""Batches at whose boundaries the counters are read in any case, however long that takes, and inside of which they are read."""
+"""Batches whose boundaries and insides are always sampled, whatever the cost."""
 _SLOW = 1_000_000
-"""Nanoseconds of a reading from which on it must be afforded inside of the first batches, too: malloc's counter goes through
+"""Nanoseconds of a reading that must be afforded inside of the first batches, too: malloc's counter goes through
 all that is free, 13 ms with some 250,000 tensors alive."""
 _SHARE = 0.001
 """Share of the time that has passed that reading the counters at boundaries may take; and once more inside batches."""

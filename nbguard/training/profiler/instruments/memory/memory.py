@@ -1,4 +1,4 @@
-"""Memory as a part of a profile: chooses a counter, and leaves the rest to the timeline of its device."""
+"""Memory as a part of a profile, which chooses a counter, and leaves the rest to the timeline of its device."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MemoryWatch:
             timeline.step(optimizer)
 
     def _begin(self, device: str) -> MemoryTimeline | None:
-        """Choose the counter of `device` (empty: not known), and follow it."""
+        """Choose the counter of `device` ("" if unknown), and follow it."""
         recorder, self._recorder, older, self._older = self._recorder, None, self._older, None
         if recorder is None or older is None:
             return None

@@ -1,4 +1,4 @@
-"""The storages of the tensors that lived when a profile began: which of them a fit has freed, or has made its own."""
+"""The storages of the tensors that lived when a profile began, and those of them that a fit freed, or made its own."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _LOSSES = 64
 _MOST_OPTIMIZERS = 8
 """Optimizers at whose first steps stock is taken."""
 _ALONE = 4
-"""Optimizer steps since the last batch of a loader after which the loop is taken to have none: then steps divide batches."""
+"""Optimizer steps since the last batch of a loader until the loop is taken to have none, so that steps divide batches."""
 
 
 class MemoryTimeline:
@@ -148,7 +148,7 @@ class MemoryTimeline:
         self._listen()
 
     def _trains_more(self, optimizer: Any, before: Stock | None) -> bool:
-        """Say whether an optimizer trains what it, or the one before, did not train at the stock `before`, beside all else."""
+        """Say whether an optimizer also trains parameters that it, or the one before, did not train at the stock `before`."""
         ids = frozenset(id(p) for group in groups_of(optimizer) for p in group.parameters if p.requires_grad)
         trained, self._trained_parameters = self._trained_parameters, ids
         if before is None or not trained < ids or not trained:

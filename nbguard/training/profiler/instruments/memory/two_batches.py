@@ -1,4 +1,4 @@
-"""Has two batches of the steady state recorded: the first shows which storages there are, the second is measured."""
+"""Has two batches of the steady state recorded, where the first shows which storages there are, the second is measured."""
 
 from __future__ import annotations
 

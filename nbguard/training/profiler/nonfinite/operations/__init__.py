@@ -1,1 +1,1 @@
-"""The operation that made a value which is not finite: recorded, computed again, described."""
+"""The operation that made a value that is not finite, recorded, computed again, described."""

@@ -1,4 +1,4 @@
-"""The facts of an operation that made a value which is not finite: the numbers that it got at that place."""
+"""The facts of an operation that made a value that is not finite, with the numbers that it got at that place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def operation_of(found: FoundOperation, models: list[Any]) -> FailedOperation:
 def facts_of(name: str, operands: Any, results: list[Any], *, is_turned: bool = False, gradient: Any = None) -> FailedOperation:
     """Return the facts of an operation.
 
-    `results`: of the operation, or the gradients of what it reads. `is_turned`: the first operand stands last, as in `1 / x`.
+    `results`: of the operation, or the gradients of its inputs. `is_turned`: the first operand stands last, as in `1 / x`.
     `gradient`: of its result.
     """
     leaves = torch.utils._pytree.tree_leaves(operands)

@@ -18,7 +18,7 @@ from nbguard.training.profiler.nonfinite.operations.culprit import facts_of
 from nbguard.training.profiler.nonfinite.operations.replay import is_finite
 
 _MOST = 2000
-"""Operations of a graph that are looked at."""
+"""Operations of a graph that are examined."""
 _NAME = re.compile(r"(\w+?)Backward\d*")
 _OPERANDS = ("_saved_self", "_saved_other", "_saved_exponent")
 _MEAN = 1
@@ -69,6 +69,6 @@ def _broken(name: str, node: Any) -> FailedOperation | None:
 
 
 def _counts_nothing(node: Any) -> bool:
-    """Say whether this is a mean over targets none of which counts."""
+    """Say whether this is a mean over targets that are all ignored."""
     total = getattr(node, "_saved_total_weight", None)
     return total is not None and getattr(node, "_saved_reduction", 0) == _MEAN and total.numel() == 1 and not float(total)

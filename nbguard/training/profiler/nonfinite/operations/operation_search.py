@@ -1,4 +1,4 @@
-"""The search for the operation that made a value which is not finite: in the step after the one that failed.
+"""The search for the operation that made a value that is not finite, in the step after the one that failed.
 
 A step is over when its loss is known, and code of the user's is not run twice. So the operations of the next one are recorded
 while it runs, and computed again with the values of the one that failed.
@@ -76,7 +76,7 @@ class OperationSearch:
         self._recorder.subscribe("backward", self._backward)
 
     def follow(self, values: StepValues, found: Callable[[Origin], None]) -> None:
-        """Record the steps that follow, and tell of the operation with which these values are not finite any more."""
+        """Record the steps that follow, and tell of the operation that makes these values non-finite."""
         self.end()
         self._is_kept_on = self._is_first = False
         self._values, self._found, self._tries = values, found, _TRIES
@@ -216,10 +216,10 @@ class OperationSearch:
     def now(
         self, values: StepValues, models: list[Any], broken: Iterable[Any] = (), *, were_finite: bool | None = None
     ) -> Origin | None:
-        """Return the origin in this very step, if it has the operations of the one that was recorded; None: not known.
+        """Return the origin in this very step, if it has the operations of the recorded one, or None if unknown.
 
-        `broken`: parameters whose gradients are not finite. `were_finite`: they were, after the backward pass; None: not known.
-        The operation is then known by elimination, where only one can have made them so.
+        `broken`: parameters whose gradients are not finite. `were_finite`: they were, after the backward pass, or None if
+        unknown. The operation is then known by elimination, where only one can have made them so.
         """
         if self._step is None:
             return None

@@ -1,4 +1,4 @@
-"""The operations of one step as the user's own code calls them: recorded once, with their lines, to be computed again later."""
+"""The operations of one step as the user's own code calls them, recorded once, with their lines, to be computed again later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nbguard.training.profiler.checks.amp import autocast_dtypes
 from nbguard.training.profiler.nonfinite.rerun import rerun
 
 _MOST = 50_000
-"""Operations of a step that are recorded: a step of more is not looked at."""
+"""Operations of a step that are recorded: a step of more is not examined."""
 _DEEPEST = 100
 """Frames between an operation and the user's line."""
 _NOT_AGAIN = frozenset(
@@ -36,7 +36,7 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device
 _METHODS = (MethodType, classmethod, staticmethod)
 _WRITES = frozenset(("__setitem__", "copy_", "__set__"))
 _RERUN = rerun.__code__
-"""What a model that runs again was called by: its first call is not on the stack."""
+"""The caller of a model that runs again, as its first call is not on the stack."""
 _tree: Any = torch.utils._pytree
 
 
@@ -146,7 +146,7 @@ class StepProgram:
 
 
 class StepTrace(TorchFunctionMode):  # type: ignore[misc]
-    """Records what torch's functions are called with on this thread, and does nothing else to them."""
+    """Records the arguments of torch's functions on this thread, and does nothing else to them."""
 
     def __init__(self) -> None:
         self.program = StepProgram()
@@ -229,7 +229,7 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Record what runs inside."""
+        """Record the calls inside."""
         _push_mode(self)
         self._hear_functions()
         try:

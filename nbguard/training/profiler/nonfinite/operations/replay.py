@@ -1,4 +1,4 @@
-"""The recorded operations of a step, computed once more on copies: the first one that makes a value which is not finite."""
+"""The recorded operations of a step, computed once more on copies, and the first one that makes a value that is not finite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Allowance:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[float]:
-        """Take the time of what runs inside, which gets the moment at which it has to end."""
+        """Take the time of the code inside, which gets the moment of its end."""
         start = time.monotonic()
         try:
             yield start + self._left
@@ -130,7 +130,7 @@ class StepReplay:
         until: int | None = None,
         allowance: Allowance | None = None,
     ) -> None:
-        """`values`: tensors by the slots in whose place they are computed with; of results, too.
+        """`values`: tensors by the slots that they take the place of, results' too.
 
         `models`: whose statistics the step that failed has broken already, and may not have used. `until`: operations up to the
         loss, if the program has others after it. `allowance`: of time, which other tries take from, too.
@@ -149,7 +149,7 @@ class StepReplay:
     def find(
         self, results: tuple[int, ...], gradients: Mapping[int, tuple[int, int]] | None = None, *, is_loss: bool = True
     ) -> FoundOperation | None:
-        """Return the origin of what is not finite in these slots, or in the gradients of the first one; None: all is finite.
+        """Return the origin of non-finite values in these slots, or in the first one's gradients, or None.
 
         `gradients`: slots of gradients after the backward pass and before the step, by those of the parameters. `is_loss`: the
         first result is the loss; else the gradient of each is taken to be 1.

@@ -1,4 +1,4 @@
-"""The lines of the user's code on which an operation stands, read from the source: for a step that is not like one recorded."""
+"""The lines of the user's code of an operation, read from the source for a step unlike the recorded one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbguard.training.profiler.nonfinite.operations.operation_trace import (
 from nbguard.training.profiler.nonfinite.operations.step_values import user_frames
 
 _MOST = 2000
-"""Objects that are looked at on the way to the code that a step may run."""
+"""Most objects that are examined on the way to the code that a step may run."""
 _ITEMS = 64
 _INSIDE: dict[type, tuple[str, ...]] = {
     MethodType: ("__func__", "__self__"),
@@ -34,7 +34,7 @@ _INSIDE: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     property: ("fget",),
 }
-"""Attributes of what is called for a function."""
+"""Attributes that lead from a callable to its function."""
 _OPERATORS: dict[type[ast.operator], str] = {
     ast.Div: "div",
     ast.Pow: "pow",
@@ -47,9 +47,9 @@ _OPERATORS: dict[type[ast.operator], str] = {
 
 
 def lines_of(name: str, roots: Iterable[Any]) -> set[str] | None:
-    """Return the lines of the code that the step may run on which an operation stands, in words; None: there is too much code.
+    """Return the lines of an operation in the code that the step may run, in words, or None if there is too much code.
 
-    `roots`: what it may call besides what the running frames refer to: models. More code is looked at than is run, so a line
+    `roots`: callables besides the referents of the running frames: models. More code is examined than is run, so a line
     that is not the right one is unlikely to be alone.
     """
     codes = _Reached(roots).codes()

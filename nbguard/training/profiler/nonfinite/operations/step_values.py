@@ -1,4 +1,4 @@
-"""The variables and weights of a step that failed, kept until its operations are known: the next step changes them all."""
+"""The variables and weights of a step that failed, kept until its operations are known, as the next step changes them all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nbguard.training.profiler.nonfinite.operations.operation_trace import StepP
 _Name = tuple[Any, ...]
 """A variable: the code of its frame, its name, and the places in containers."""
 _MOST = 64
-"""Items of a container that are looked at."""
+"""Items of a container that are examined."""
 _DEEPEST = 3
-"""Containers in containers that are looked at."""
+"""Containers in containers that are examined."""
 _FRAMES = 60
 _CONTAINERS = (list, tuple)
 
@@ -40,7 +40,7 @@ class RecordedStep:
 
     @classmethod
     def of(cls, trace: StepTrace, loss: Any, variables: dict[_Name, Any]) -> RecordedStep | None:
-        """Return what was recorded up to a loss; None where no operation that was seen has made it."""
+        """Return the operations recorded up to a loss, or None where none of them made it."""
         slot = trace.slot_of(loss)
         if slot is None or not trace.is_whole:
             return None
