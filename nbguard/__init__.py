@@ -6,7 +6,7 @@ then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `p
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
 before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
-what a run was made of: `run_record`, and what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and
+`run_record` returns the parts of a run, and `compare` the differences of two. `%%profile_fit`, in Python `profile_fit` and
 `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its last report. `watch_ranks` says which rank of a
 distributed job hangs, in which collective and at which line; `load_ranks` says the same from dumps of PyTorch's flight
 recorder, `launch_errors` whose error came first when a launch failed. `engines` shows the memory of the engines of an
@@ -149,7 +149,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register the magics: what `%load_ext nbguard` does."""
+    """Register the magics, as `%load_ext nbguard` does."""
     from nbguard.frontend.notebook.magics import load
 
     load(shell)

@@ -1,4 +1,4 @@
-"""nbguard from Python: the same as the magics, for scripts, notebooks and ranks. Each function returns plain frozen data."""
+"""nbguard from Python, with the same functions as the magics for scripts, notebooks and ranks. Functions return frozen data."""
 
 from __future__ import annotations
 
@@ -184,16 +184,16 @@ def release(
     """Free stale memory, or just `targets`, and return the outcome, measured.
 
     Args:
-        targets: names to free, each as one would write it after `del`; they are deleted. None: all stale memory.
+        targets: names to free, each as one would write it after `del`; they are deleted. All stale memory if None.
         keep: names (with `everything`) or displayed results (`Out[3]`) that must stay.
         everything: also free every name that leads to device memory.
         errors: also variables in the frames of exceptions that a variable, a future or a task of yours keeps; these stay.
-        compiled: also what torch.compile has compiled (`torch._dynamo.reset()`): live models compile again at their next call.
+        compiled: also code that torch.compile compiled (`torch._dynamo.reset()`): live models compile again at their next call.
         caches: also empty caches of functions (`functools.lru_cache`) that alone keep memory alive; with targets, those that
             lead to these. The functions compute again at their next call; it cannot be undone.
-        workers: also end the worker processes of DataLoaders that no running code uses (with targets: of what they lead to),
+        workers: also end the worker processes of DataLoaders that no running code uses (with targets, those that they lead to),
             and give unused pinned host memory back.
-        hard: also clear memory that libraries make anew, list the processes on the GPUs, and say whether a restart would help.
+        hard: also clear memory that libraries make again, list the processes on the GPUs, and say whether a restart would help.
             Implies `workers`.
         orphans: with `hard`, end processes that a dead program left on the GPUs, as `end_zombies` does.
         namespace: as in `report`.
@@ -278,8 +278,8 @@ def zombies(*pids: int) -> Zombies:
 def end_zombies(*pids: int) -> Zombies:
     """End the orphans that `zombies` with the same arguments lists, and return the outcome of each.
 
-    Only processes of this user whose parent died and that make no sense without it; each is looked at once more, by pid
-    and start, before it gets its signal: SIGTERM, and SIGKILL if it does not listen.
+    Only processes of this user whose parent died and that make no sense without it; each is checked once more, by pid and
+    start, before it gets its signal: SIGTERM, and SIGKILL if it does not listen.
     """
     return end_orphans(find_zombies(pids))
 

@@ -1,7 +1,7 @@
 """The names of the notebook that a piece of code binds, deletes and reads, by the scopes of Python. Pure.
 
-A function's own names, a comprehension's variables and the names in the body of a class are none of the notebook's. What a
-function declares `global` is, and what `:=` binds in a comprehension.
+A function's own names, a comprehension's variables and the names in the body of a class are none of the notebook's. Names that
+a function declares `global` are, and names that `:=` binds in a comprehension.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CellNames:
 
 @lru_cache(maxsize=4096)
 def cell_names(source: str) -> CellNames | None:
-    """Return the names of a cell, as IPython has transformed it; None for what is no Python.
+    """Return the names of a cell, as IPython has transformed it; or None if it is no Python.
 
     The code behind a magic that runs it, such as `%time x = f()`, counts as the cell's.
     """
@@ -110,7 +110,7 @@ class _Scope:
         )
 
     def take(self, inner: _Scope, parameters: Iterable[str] = (), *, is_class: bool = False) -> None:
-        """Take over what a scope inside binds and reads outside of itself."""
+        """Take over the names that a scope inside binds and reads outside of itself."""
         own = {name for name, _ in inner.bound} | inner.deleted | set(parameters)
         own -= inner.declared | inner.nonlocals
         self.escaping += [*inner.escaping, *(pair for pair in inner.bound if pair[0] in inner.declared)]

@@ -91,7 +91,7 @@ class ModelError(NbguardError, ValueError):
 class SimulatedOutOfMemoryError(NbguardError, RuntimeError):
     """The modelled device has no room for a request, after everything the allocator tries was tried.
 
-    `size` is the rounded request and `free` what the device had left, both in bytes.
+    `size` is the rounded request and `free` the device's remaining memory, both in bytes.
     """
 
     def __init__(self, size: int, free: int | None) -> None:
@@ -101,7 +101,7 @@ class SimulatedOutOfMemoryError(NbguardError, RuntimeError):
 
 
 def line_of(error: Exception) -> str:
-    """Return the line of code that raised an error, as `module:number`: what a report of a mistake of ours needs."""
+    """Return the line of code that raised an error, as `module:number`, for a report of a mistake of ours."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

@@ -1,9 +1,9 @@
-"""Files, written and read in such a way that other users of the machine can neither destroy anything by it nor stop it.
+"""Files, written and read so that other users of the machine can neither destroy anything by it nor stop it.
 
 A file that is written appears under its name as a whole or not at all. It is made beside its target under a name that nobody
-can foresee, in a folder that is held open meanwhile. Symbolic links are followed where this user, root, or the owner of a
-folder that is not open to everybody has made them; one that somebody else can have planted is an error. What is read is a
-regular file of bounded size, so no pipe keeps the reader waiting and no device fills its memory.
+can predict, in a folder that is held open meanwhile. Symbolic links are followed where this user, root, or the owner of a
+folder that is not open to everybody has made them; one that somebody else can have planted is an error. A file that is read is
+a regular one of bounded size, so no pipe keeps the reader waiting and no device fills its memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINKS = 40
 
 
 class Folder:
-    """A folder that is held open: what is done here is done in this very folder, whatever its path has come to mean.
+    """A folder that is held open, so that actions here affect this very folder, whatever its path now means.
 
     Where the system cannot hold folders (Windows), its path is used each time.
 
@@ -63,7 +63,7 @@ class Folder:
         return self.path.lstat() if self._handle is None else os.fstat(self._handle)
 
     def status_of(self, name: str) -> os.stat_result | None:
-        """Return the status of a file here, of a link itself; None: there is none."""
+        """Return the status of a file here, of a link itself, or None without one."""
         try:
             return os.stat(self._at(name), dir_fd=self._handle, follow_symlinks=False)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class Folder:
         return os.open(self._at(name), flags | _NO_LINK | _ALWAYS, mode, dir_fd=self._handle)
 
     def _at(self, name: str) -> str:
-        """Return what the system knows a file of this folder by: its name where the folder is held."""
+        """Return the system's identification of a file of this folder: its name where the folder is held."""
         if not name or os.sep in name or name in (".", ".."):
             raise OSError(errno.EINVAL, "this is not the name of a file", name)
         return str(self.path / name) if self._handle is None else name

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain data for JSON, and back: values are checked by their annotations, and numbers have bounds."""
+"""Frozen dataclasses as plain data for JSON, and back, with values checked by annotations and numbers by bounds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def to_plain(value: Any, *, tables: bool = False) -> Any:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as they are: what `json` asks for where it meets an object that it does not know."""
+    """Return the fields of a dataclass as they are, for `json` where it meets an object that it does not know."""
     kind: Any = type(value)
     form = _form(kind)
     if form is None:
@@ -110,7 +110,7 @@ def from_plain(annotation: Any, data: Any, where: str = "", text: Callable[[str]
         annotation: the type. Of `Annotated[type, read]` the function `read(data, where)` returns the value.
         data: of JSON; strings, numbers, lists and dicts.
         where: names the field in messages.
-        text: returns what is kept of a string.
+        text: returns the kept part of a string.
 
     Raises:
         DamagedDataError: a field is missing, unknown, or holds something else.

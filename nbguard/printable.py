@@ -1,10 +1,10 @@
-"""Text as it may be printed. Names of files, what stands in them and variables of the environment are not trusted."""
+"""Text as it may be printed. Names of files, their contents and variables of the environment are not trusted."""
 
 from __future__ import annotations
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Return text with a blank for each character that is not printed: what steers a terminal or the reading direction.
+    """Return text with a blank for each character that is not printed, as those that steer a terminal or the reading direction.
 
     Args:
         text: any text.

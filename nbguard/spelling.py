@@ -1,4 +1,4 @@
-"""Typing mistakes: the known word that looks like the one that was typed, for every message about an unknown word."""
+"""Typing mistakes, corrected by the known word that looks like the one that was typed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 _ALIKE = 0.6
-"""Share of letters from which on two words look alike, by `difflib`."""
+"""Least share of equal letters of two words that look alike, by `difflib`."""
 
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 1) -> str:
@@ -38,7 +38,7 @@ def unknown_arguments(unknown: Sequence[str], options: Iterable[str]) -> str:
 
 
 def none_of(word: str, choices: Iterable[str]) -> str:
-    """Return the complaint about a word that is none of a few, all of which it names: `'of' is not one of on, off`."""
+    """Return the complaint about a word that is none of a few, with all of them: `'of' is not one of on, off`."""
     return f"{word!r} is not one of {', '.join(choices)}"
 
 

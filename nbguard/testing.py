@@ -1,4 +1,4 @@
-"""Builders of facts, for tests of nbguard and of what is built on it.
+"""Builders of facts, for tests of nbguard and of code built on it.
 
 graph = make_graph(
     roots={"learn": ["learn"], "Out[3]": ["old"]},
@@ -47,7 +47,7 @@ def make_graph(
         kinds: per node, its kind (`object` if not given).
         device: the device of all storages.
         types: per node, the name of its type (its kind if not given).
-        whats: per root, what it is.
+        whats: per root, its description.
         ended_by: per root of a library's, the line that ends its hold.
     """
     edges, storages, kinds, types, whats = edges or {}, storages or {}, kinds or {}, types or {}, whats or {}
@@ -131,7 +131,7 @@ def make_segment(
 
 
 def segment_of(graph: Graph, *blocks: tuple[int, str]) -> Segment:
-    """Return a segment in which each storage of `graph` has its block, followed by further (size, state) blocks."""
+    """Return a segment with a block for each storage of `graph`, followed by further (size, state) blocks."""
     held = tuple(
         Block(address=storage.address, size=storage.nbytes, state="active_allocated", requested=storage.nbytes)
         for storage in graph.storages

@@ -1,4 +1,4 @@
-"""Texts with a form for each host: magics in a notebook, calls of Python in a script, commands in a terminal."""
+"""Texts with a form for each host, such as magics in a notebook, calls of Python in a script, commands in a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Host: TypeAlias = Literal["notebook", "python", "terminal"]
 
 
 class Text(str):
-    """A text that is said differently where there are no magics. Its value is what a notebook says.
+    """A text that is said differently where there are no magics. Its value is the notebook's form.
 
     `+`, `joined`, `replace` and `splitlines` keep all forms; an f-string and `str.join` would keep the notebook's alone.
     """

@@ -1,4 +1,4 @@
-"""Units and numbers as people read them: bytes and times to three digits, counts, and columns that add up to their total."""
+"""Units and numbers as people read them: bytes, times, counts, and columns that add up to their total."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMN_DIGITS = 4
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
-    """Return (bytes per unit, name of the unit) in which `nbytes` reads well, with three digits at most before the point.
+    """Return (bytes per unit, name of the unit) that `nbytes` reads well in, with three digits at most before the point.
 
     Bytes themselves are exact, so that 1023 of them are still `1023 B`.
     """
@@ -96,7 +96,7 @@ def format_column(values: Sequence[int], unit: tuple[int, str] | None = None) ->
 
     Added up and rounded to the last digit of the total (or of the largest value, where negative ones make the total small), the
     figures give the total: where rounding each by itself would not, those that lose least are rounded the other way. `0` is
-    nothing at all: what is there, but too little for the unit, is `<0.01`.
+    nothing at all: a size above 0 but too little for the unit is `<0.01`.
     """
     size, name = unit or unit_of(max(values, default=0))
     if size == 1:
@@ -125,7 +125,7 @@ def _re_adding_hundredths(values: Sequence[int], size: int) -> list[int]:
 def re_adding(values: Sequence[int], parts: int, whole: int) -> list[int]:
     """Return `values` times `parts` / `whole`, rounded so that they add up to their rounded sum.
 
-    Each is rounded down; what is then missing goes to the largest remainders, one each.
+    Each is rounded down; the missing units go to the largest remainders, one each.
     """
     scaled = [divmod(value * parts, whole) for value in values]
     missing = (sum(values) * parts * 2 + whole) // (2 * whole) - sum(floor for floor, _ in scaled)
@@ -152,7 +152,7 @@ def re_adding_times(values: Sequence[int]) -> list[int]:
 
 
 def _time_step(ns: int, digits: int) -> int:
-    """Return the nanoseconds to whose multiples a time of so many digits is rounded: a second at most."""
+    """Return the nanoseconds that a time of so many digits is rounded to multiples of: a second at most."""
     return int(10 ** min(9, max(0, len(str(ns)) - digits)))
 
 

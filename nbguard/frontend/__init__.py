@@ -1,1 +1,1 @@
-"""The front end: magics, the sidebar, the command line, engines of a cluster."""
+"""The front end, with magics, the sidebar, the command line, engines of a cluster."""

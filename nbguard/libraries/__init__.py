@@ -44,7 +44,7 @@ class ExperimentClass:
 
 
 DEFAULT_EXPERIMENT = ExperimentClass(modules=(), name="", parts=(ExperimentPart("model", "model"),))
-"""Description of an experiment of which nothing else is known."""
+"""Description of an experiment without other known facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def class_kinds() -> tuple[tuple[str, str, str], ...]:
 
 @cache
 def attributes_of_kind(kind: str) -> tuple[str, ...]:
-    """Return the attributes in which experiments have a part of a kind, each once."""
+    """Return the attributes of experiments for a part of a kind, each once."""
     return tuple(dict.fromkeys(part.attribute for each in experiments() for part in each.parts if part.kind == kind))
 
 
@@ -158,13 +158,13 @@ def loader_files() -> tuple[str, ...]:
 
 @cache
 def distributions() -> frozenset[str]:
-    """Return the names, as pip has them, of what may change what a run computes."""
+    """Return the names, as pip has them, of the packages that may change a run's results."""
     return frozenset(name for library in libraries() for name in library.distributions)
 
 
 @cache
 def locking_packages() -> frozenset[str]:
-    """Return the import names of those in which an error in a move of a model leaves a lock taken."""
+    """Return the import names of packages where an error in a move of a model leaves a lock taken."""
     return frozenset(package for library in libraries() if library.is_locking for package in library.loop_packages)
 
 

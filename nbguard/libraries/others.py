@@ -1,4 +1,4 @@
-"""Libraries of which only the packages matter: code in there is not the user's."""
+"""Libraries with only their packages known: code in there is not the user's."""
 
 from __future__ import annotations
 

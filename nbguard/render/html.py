@@ -1,4 +1,4 @@
-"""Blocks as self-contained HTML: no script, no network, only colours of the host's theme."""
+"""Blocks as self-contained HTML with no script, no network, only colours of the host's theme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTML and SVG as a type: text becomes `Html` only by being escaped, so that a name cannot end up in a page as it is."""
+"""HTML and SVG as a type, where text becomes `Html` only by being escaped, so that a name cannot end up in a page as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result as a web page of its own: one file, without script, that fetches nothing."""
+"""A result as a web page of its own, in one file, without script, that fetches nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of every public result: it shows itself where a cell ends with it, as text, HTML and JSON."""
+"""The base of every public result, which shows itself where a cell ends with it, as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Result:
         return {"schema": SCHEMA, "kind": self.kind, **fields}
 
     def display_metadata(self) -> dict[str, Any]:
-        """Return what a notebook keeps beside the displayed result, in the metadata of the output."""
+        """Return the data that a notebook keeps with the displayed result, in the metadata of the output."""
         return {}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Any:  # noqa: ARG002 - IPython's names

@@ -1,4 +1,4 @@
-"""Pictures as inline SVG in the colours of the host's theme: scales, a grid of bytes, shapes, text."""
+"""Pictures as inline SVG in the colours of the host's theme, with scales, a grid of bytes, shapes, text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a table that are shown, cleaned: the same for every back end."""
+"""The columns of a table that are shown, cleaned, the same for every back end."""
 
 from __future__ import annotations
 

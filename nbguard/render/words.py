@@ -1,4 +1,4 @@
-"""Text that can be shown anywhere: of limited length, and without characters that would harm a terminal."""
+"""Text that can be shown anywhere, of limited length, and without characters that would harm a terminal."""
 
 from __future__ import annotations
 

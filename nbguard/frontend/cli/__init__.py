@@ -55,7 +55,7 @@ def _open_closed_streams() -> None:
 
 
 def _write_no_more() -> None:
-    """Let what is left to be written lead nowhere: Python tries once more at its end."""
+    """Send the rest of the output nowhere, as Python tries once more at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -80,7 +80,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
-    """Return the options of a command; what stands after `--` in `predict` is the script's."""
+    """Return the options of a command; words after `--` in `predict` are the script's."""
     parser, of_script = command_parser(), list[str]()
     known = commands_of(parser)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:

@@ -1,4 +1,4 @@
-"""The parser of the command line: its commands, and the arguments of each."""
+"""The parser of the command line, with its commands, and the arguments of each."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _of_files(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _add_recording(command: argparse.ArgumentParser) -> None:
-    """Add what a file that others recorded lacks."""
+    """Add the facts that a file recorded by others lacks."""
     command.add_argument("--torch", type=_version, metavar="VERSION", help="the PyTorch that recorded it, such as 2.13")
     command.add_argument("--fraction", type=_share, metavar="X", help="the share that the process may take, such as 0.5")
     command.add_argument("--capacity", type=_bytes, metavar="SIZE", help="memory of the device, such as 16GiB")

@@ -51,7 +51,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
+    """Diagnose this environment, and a script's model. PyTorch is imported, unless that would end the process."""
     from nbguard.training.doctor.analysis.diagnosis import chosen
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.diagnose_launch import diagnose_launch
@@ -96,7 +96,7 @@ def _refuse_without_module(target: str) -> None:
 
 
 def _made(target: str | None) -> Made | None:
-    """Return what a target stands for; None for no target.
+    """Return the object of a target, or None for no target.
 
     Raises:
         NbguardError: it cannot be made.
@@ -111,7 +111,7 @@ def _made(target: str | None) -> Made | None:
 
 
 def list_gpus(options: argparse.Namespace) -> int:
-    """List the GPUs and what is on them; return 1 where the driver shows none."""
+    """List the GPUs and the processes on them; return 1 where the driver shows none."""
     from nbguard.memory.cleanup.apply.processes import find_zombies
     from nbguard.memory.core.gpus import Gpus
     from nbguard.memory.scan.devices.gpus import read_gpus
@@ -124,7 +124,7 @@ def list_gpus(options: argparse.Namespace) -> int:
 
 
 def lock(options: argparse.Namespace) -> int:
-    """Print the exact versions of what files import, or of all that is installed here."""
+    """Print the exact versions of the packages that files import, or of all that are installed here."""
     from nbguard.training.doctor.lock import lock_of
 
     show(lock_of(options.sources, conda=options.conda), end="")

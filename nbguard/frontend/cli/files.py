@@ -1,4 +1,4 @@
-"""Commands on files: memory snapshots of PyTorch's allocator, and saved profiles. None of them needs PyTorch."""
+"""Commands on files, that is, memory snapshots of PyTorch's allocator, and saved profiles. None of them needs PyTorch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nbguard.memory.reports.memory_map import MemoryMap
 from nbguard.render.result import Result
 
 _LARGE = 32 * 1024**2
-"""Bytes of a file from which on reading it shows progress."""
+"""Least bytes of a file that is read with progress shown."""
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    """Say of each snapshot who held its memory, why it ran out, and what would have helped; 1 where one ran out."""
+    """Say of each snapshot who held its memory, why it ran out, and and which settings help; return 1 where one did."""
     from nbguard.memory.snapshots.diagnosis import SnapshotDiagnosis, diagnose_snapshot
 
     def each(name: str) -> int:

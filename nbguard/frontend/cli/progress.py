@@ -1,4 +1,4 @@
-"""Progress in a terminal: one line that goes with the end of the work."""
+"""Progress in a terminal, as one line that goes with the end of the work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nbguard.units import format_bytes
 
 
 def progress(what: str, least: int = 1) -> Callable[[int, int], None] | None:
-    """Return what shows (done, total), from totals of `least` on; None where stderr is no terminal.
+    """Return a function that shows (done, total), for totals of at least `least`, or None where stderr is no terminal.
 
     Args:
         what: `runs` counts them, anything else is of bytes.
-        least: of the total from which on it is shown.
+        least: smallest total that is shown.
     """
     if not sys.stderr.isatty():
         return None
@@ -32,7 +32,7 @@ def progress(what: str, least: int = 1) -> Callable[[int, int], None] | None:
 
 @contextmanager
 def shown_stages() -> Iterator[None]:
-    """Show in a terminal what is being done that takes longer than a second; the line goes with its end."""
+    """Show a stage that takes longer than a second in a terminal; the line goes with its end."""
     if not sys.stderr.isatty():
         yield
         return

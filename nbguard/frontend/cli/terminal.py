@@ -1,4 +1,4 @@
-"""What the command line prints: results on standard output, a line about what went wrong or was written on standard error."""
+"""The command line's output: results on standard output, a line about an error or a written file on standard error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbguard.texts import Host
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Print a text without what would steer the terminal."""
+    """Print a text without characters that would steer the terminal."""
     print(printable(text, "\n\t"), end=end, flush=True)
 
 

@@ -1,1 +1,1 @@
-"""Several kernels at once, the engines of an ipyparallel cluster: their memory in one table, and their cleanups by one plan."""
+"""Several kernels at once, the engines of an ipyparallel cluster, with one table of their memory and one plan."""

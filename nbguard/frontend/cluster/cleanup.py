@@ -1,4 +1,4 @@
-"""A cleanup of all engines of a cluster: first each says its plan, then those that have one carry it out."""
+"""A cleanup of all engines of a cluster, where first each says its plan, then those that have one carry it out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_engines(
 
     Args:
         client: an `ipyparallel.Client`, or a view of one.
-        targets: names to free in each engine; none: all that is stale.
+        targets: names to free in each engine; all stale memory if empty.
         choices: other arguments of `nbguard.plan`.
         timeout: seconds that the engines have to answer.
 
@@ -43,7 +43,7 @@ def release_engines(
 
     Args:
         client: an `ipyparallel.Client`, or a view of one.
-        plans: what `plan_engines` has returned.
+        plans: as returned by `plan_engines`.
         targets: as given to it.
         choices: likewise.
 

@@ -1,4 +1,4 @@
-"""What runs in an engine: it looks at its own memory, and answers with plain data, whatever the version on the other side."""
+"""The code that runs in an engine, which scans its own memory and answers with plain data for any version on the other side."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan_facts(targets: tuple[str, ...], choices: Mapping[str, Any]) -> dict[str
 
 
 def release_facts(targets: tuple[str, ...], choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Clean this engine up, and return what came of it as plain data.
+    """Clean this engine up, and return the outcome as plain data.
 
     Raises:
         TargetError: a target cannot be freed here; nothing was touched.

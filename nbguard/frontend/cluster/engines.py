@@ -12,7 +12,7 @@ from nbguard.frontend.cluster.inquiry import ask, client_of
 
 
 def engines(client: Any, timeout: float = 10.0) -> EnginesReport:
-    """Return the memory of all engines of an ipyparallel cluster: per engine its GPUs, what it holds, what of it is stale.
+    """Return the memory of all engines of an ipyparallel cluster: per engine its GPUs, its bytes, and the stale part.
 
     Engines look at themselves: nbguard must be installed where they run. One that is busy for longer than the timeout, or
     has no PyTorch, has a row that says so. Looking changes nothing.

@@ -1,4 +1,4 @@
-"""One question to all engines of an ipyparallel cluster: each answers for itself, in time or with the reason why not."""
+"""One question to all engines of an ipyparallel cluster, where each answers for itself, in time or with the reason why not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ask(
 
 
 def _answer(result: Any) -> tuple[Answer, dict[str, Any]]:
-    """Return what came of a question: facts, or an error in words."""
+    """Return the answer to a question: facts, or an error in words."""
     try:
         facts = result.get(0)
     except Exception as error:  # noqa: BLE001 - an engine's error, whatever its kind, is what there is to say of it

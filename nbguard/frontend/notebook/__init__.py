@@ -1,1 +1,1 @@
-"""The IPython session: magics, listeners around cells, switches. With `sidebar` the only room that knows IPython."""
+"""The IPython session, with magics, listeners around cells, switches. With `sidebar` the only room that knows IPython."""

@@ -1,4 +1,4 @@
-"""What a session shows below a cell: cards and lines."""
+"""Cards and lines that a session shows below a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions for the Learner whose fit ran out of memory: a batch and changes that fit, kept for each card on that failure."""
+"""Predictions for the Learner whose fit ran out of memory, kept for each card on that failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Foreseen:
-    """The result of one search for what fits."""
+    """The result of one search for a batch and changes that fit."""
 
     failure: tuple[object, ...]  # the failed fit
     items: int | None  # of the batch, or None if none was found
@@ -26,13 +26,13 @@ class _Foreseen:
 
 
 class ForeseenBatch:
-    """Foresees what fits, and tells the analyses of later scans, while that failure is still the last error."""
+    """Predicts the batch and changes that fit, and tells the analyses of later scans, for the last error."""
 
     def __init__(self) -> None:
         self._last: _Foreseen | None = None
 
     def foresee(self, analysis: Analysis, namespace: dict[str, Any], seconds: float) -> None:
-        """Tell the analysis the items of a batch that fits after a cleanup, and what else helps, where that can be foreseen.
+        """Tell the analysis the items of a batch that fits after a cleanup, and other remedies, where they can be predicted.
 
         It is searched for once for each failure and state of the memory: every card on it says the same.
 
@@ -51,7 +51,7 @@ class ForeseenBatch:
         self.recall(analysis)
 
     def recall(self, analysis: Analysis) -> None:
-        """Tell the analysis what was foreseen of its failure, unless more is held by now."""
+        """Tell the analysis the predictions on its failure, unless more is held by now."""
         oom, last = analysis.facts.oom, self._last
         if oom is None or last is None or last.items is None:
             return

@@ -1,4 +1,4 @@
-"""Predicted bytes for the remedies of a fit that nearly filled its device: a smaller batch, and checkpoints."""
+"""Predicted bytes for the remedies of a fit that nearly filled its device, such as a smaller batch, and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PARTS = 2
 
 
 def with_foreseen_bytes(report: FitReport, source: str, namespace: dict[str, Any], seconds: float) -> FitReport:
-    """Return a report whose remedies say what they would save, where that can be foreseen in so many seconds; else as it is.
+    """Return a report whose remedies tell their savings, where these can be predicted in so many seconds; else as it is.
 
     Args:
         report: of the one fit of a cell.
         source: the cell, as Python.
         namespace: the user's names.
-        seconds: after which no trace is begun any more.
+        seconds: until the last begin of a trace.
     """
     if not any(remedy.kind in _FORESEEN for remedy in report.remedies):
         return report

@@ -27,7 +27,7 @@ def foreseen_row(namespace: dict[str, Any], name: str) -> str:
 
 
 def _of_capacity(prediction: Prediction) -> str:
-    """Return the bytes with which a fit is sure to run, of those of the GPU: `11.2 of 14.6 GiB`."""
+    """Return the bytes that a fit is sure to run with, of those of the GPU: `11.2 of 14.6 GiB`."""
     need, capacity = prediction.need, prediction.capacity
     if capacity is None:
         return f"{format_bytes(need)} of a GPU"

@@ -1,4 +1,4 @@
-"""The switch of notices: lines after cells that leave something in memory which they have deleted, bound anew or piled up."""
+"""The switch of notices, lines after cells that leave deleted, rebound or piled-up objects in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NoticeSwitch:
 
     @property
     def notices(self) -> Notices:
-        """Return what has been noticed so far; it stays when notices are switched off."""
+        """Return the notices so far; they stay when notices are switched off."""
         from nbguard.memory.reports.notices.notice import Notices
 
         return Notices(notices=(), on=False) if self._watch is None else self._watch.made(on=self.is_on)
@@ -47,7 +47,7 @@ class NoticeSwitch:
         return () if self._watch is None else self._watch.current(analysis)
 
     def why(self, name: str) -> Why | None:
-        """Return what is left of the object that a deleted name was bound to; None if nobody knows of it."""
+        """Return the remains of the object that a deleted name was bound to, or None if it is unknown."""
         return None if self._watch is None or not self.is_on else self._watch.why(name)
 
     def turn_on(self) -> None:
@@ -74,6 +74,6 @@ class NoticeSwitch:
             self._watch.be_quiet(*names)
 
     def expect_cleanup(self) -> None:
-        """Make no notice of what a cleanup in the cell that runs leaves: it says so itself."""
+        """Make no notice of the leftovers of a cleanup in the current cell, as it tells them itself."""
         if self._watch is not None:
             self._watch.expect_cleanup()

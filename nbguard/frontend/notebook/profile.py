@@ -1,4 +1,4 @@
-"""Profiles by what ends them: the cell that they began in, or a `with` block."""
+"""Profiles that end with the cell that they began in, or with a `with` block."""
 
 from __future__ import annotations
 

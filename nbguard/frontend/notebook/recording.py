@@ -1,4 +1,4 @@
-"""The record of what each cell does to the memory: the ledger, the lines after the cells, and the logs that it feeds."""
+"""The record of each cell's changes of the memory: the ledger, the lines after the cells, and the logs that it feeds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CellRecording:
 
     @property
     def history(self) -> History:
-        """Return what has been recorded; it stays when recording ends. NbguardError if nothing ever has."""
+        """Return the records, which stay when recording ends. NbguardError if nothing ever has."""
         if self._ledger is None:
             raise NbguardError(_NOTHING_YET)
         return self._ledger.history
@@ -58,13 +58,13 @@ class CellRecording:
         self._run(shows=self.shows)
 
     def end(self) -> None:
-        """Close the logs and record no more. What has been recorded stays."""
+        """Close the logs and record no more. The records stay."""
         self._stays = False
         self.stop_logging()
         self._stop()
 
     def show_cells(self, *, on: bool) -> None:
-        """Say after each cell what it changed, or say it no longer."""
+        """Tell each cell's changes after it, or stop telling them."""
         if on or self._stays or self._log is not None:
             self._run(shows=on)
         else:

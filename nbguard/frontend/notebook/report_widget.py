@@ -1,4 +1,4 @@
-"""The report as a widget, for hosts of widgets in which there is no IPython, such as marimo."""
+"""The report as a widget, for hosts of widgets without IPython, such as marimo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ export default {
 
 
 class ReportWidget(AnyWidget):
-    """The report as of a moment, with a button that looks again. Its HTML is nbguard's own, in which every name is escaped.
+    """The report as of a moment, with a button that scans again. Its HTML is nbguard's own, with every name escaped.
 
     Attributes:
         html: the report.

@@ -1,4 +1,4 @@
-"""One IPython session: what nbguard runs around its cells, and the switches for it."""
+"""One IPython session: nbguard's listeners around its cells, and their switches."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Session:
     """The parts of nbguard that run in one shell.
 
     Attributes:
-        recording: the record of what each cell does to the memory.
-        notices: the lines on what cells leave in memory.
+        recording: the record of each cell's changes of the memory.
+        notices: the lines on memory that cells leave.
         memory: the reports, of the devices or of the simulated one.
-        deterministic: what `%nbguard fix determinism` has set; None: nothing.
+        deterministic: the settings of `%nbguard fix determinism`, or None.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -59,7 +59,7 @@ class Session:
 
     @property
     def switches(self) -> Switches:
-        """Return what is on."""
+        """Return the state of the switches."""
         on = self._hooks.listeners
         switches = Switches(
             oom_card=self._oom_watch in on,
@@ -75,7 +75,7 @@ class Session:
         return replace(switches, sidebar=True, views=views, rate=rate, jobs=self._hub.waiting)
 
     def watch(self) -> None:
-        """Do what the extension does from its loading on: cards, notices and sidebars, and no record of the cells."""
+        """Start the features that run from loading on: cards, notices and sidebars, without a record of the cells."""
         self._watch_for_oom()
         self._watch_launches()
         self._watch_foreseen_fits()
@@ -101,7 +101,7 @@ class Session:
         return self.switches
 
     def turn_off(self) -> Switches:
-        """Take every listener off. What has been recorded stays until the extension is unloaded."""
+        """Take every listener off. The records stay until the extension is unloaded."""
         self.recording.end()
         self.memory.stop_simulating()
         for listener in self._hooks.listeners:
@@ -148,7 +148,7 @@ class Session:
         return foreseen_row(self._shell.user_ns, name)
 
     def profile(self, options: FitOptions, keep: Callable[[FitReport], None], *, whole: bool) -> None:
-        """Profile what the cell that runs now does from here on; when it ends, show the report and hand it to `keep`.
+        """Profile the rest of the current cell; when it ends, show the report and hand it to `keep`.
 
         `whole`: whether all figures stand open.
         """
@@ -187,7 +187,7 @@ class Session:
             self._hooks.add(LaunchWatch(self._shell, show_card))
 
     def _watch_foreseen_fits(self) -> None:
-        """Say after each fit that was foreseen on the device what came of it."""
+        """Tell the outcome after each fit that was predicted on the device."""
         if self._foreseen is None:
             from nbguard.frontend.notebook.listeners.foreseen_fits import ForeseenFits
 
@@ -219,7 +219,7 @@ def session_of(shell: Any) -> Session:
 
 
 def hub_of(shell: Any) -> Hub | None:
-    """Return what serves the sidebars of a shell; None if nothing does."""
+    """Return the hub that serves the sidebars of a shell, or None."""
     session = None if shell is None else shell.__dict__.get(_HOME)
     return None if session is None else session.hub
 
@@ -252,7 +252,7 @@ def history() -> History:
 
 
 def notices() -> tuple[Notice, ...]:
-    """Return what nbguard has noticed in this kernel, a record for each cause: plain frozen data.
+    """Return nbguard's notices in this kernel, a record for each cause, as plain frozen data.
 
     Raises:
         NbguardError: this is no IPython session.

@@ -1,4 +1,4 @@
-"""The memory that a session looks at: that of the devices, or of the simulated one while the cells run on it."""
+"""The memory that a session reports on: the devices' or, while the cells run on it, the simulated one's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 
 PREDICTION_SECONDS = 5.0
-"""Seconds for which what is shown after a cell waits for a prediction; a card that was asked for waits twice as long."""
+"""Most seconds that displays after a cell wait for a prediction; a card on request waits twice as long."""
 
 
 class SessionMemory:
@@ -88,7 +88,7 @@ class SessionMemory:
         return self._report(scan(Notebook.current(None)).analysis)
 
     def report_after(self, scan: CellScan) -> Report:
-        """Return what `report` does, of the cell that has just ended."""
+        """Return the same as `report`, for the cell that just ended."""
         return self._report(scan.get().analysis) if self.simulation is None else self.simulation.report()
 
     def _report(self, analysis: Analysis) -> Report:
@@ -113,7 +113,7 @@ class SessionMemory:
         return self._card(scan(Notebook.current(None)).analysis, 2 * PREDICTION_SECONDS)
 
     def oom_after(self, scan: CellScan) -> OomCard | None:
-        """Return what `oom` does, of the cell that has just ended."""
+        """Return the same as `oom`, for the cell that just ended."""
         return self._card(scan.get().analysis, PREDICTION_SECONDS)
 
     def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:

@@ -1,4 +1,4 @@
-"""Loading nbguard in every notebook: one file in the startup folder of an IPython profile, written and removed by a command."""
+"""Loading nbguard in every notebook by one file in the startup folder of an IPython profile."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def enable(profile: str = "default") -> Startup:
 
 
 def disable(profile: str = "default") -> Startup:
-    """Remove what `enable` has written, and nothing else.
+    """Remove the file that `enable` wrote, and nothing else.
 
     Raises:
         NbguardError: the file cannot be removed, or nbguard has not written it.

@@ -47,9 +47,9 @@ class Sidebar(AnyWidget):
         allocated: bytes in tensors now; on a CPU, where nobody counts these, in use by this process.
         reserved: bytes that PyTorch has of the devices.
         free: bytes free on the devices.
-        stale: bytes that a cleanup would free, as the last look at the heap found.
+        stale: bytes that a cleanup would free, as the last scan of the heap found.
 
-    Where there is no IPython at all, as in marimo, `Sidebar()` is a `ReportWidget`: the report, and a button that looks again.
+    Where there is no IPython at all, as in marimo, `Sidebar()` is a `ReportWidget`: the report, and a button that scans again.
 
     Raises:
         NbguardError: this is IPython without an ipykernel, or this install has no view.
@@ -64,7 +64,7 @@ class Sidebar(AnyWidget):
     stale = traitlets.Int().tag(sync=True)
 
     def __new__(cls, *args: Any, **keys: Any) -> Any:
-        """Return a sidebar, or what can be shown where there is no IPython."""
+        """Return a sidebar, or its substitute where there is no IPython."""
         return super().__new__(cls, *args, **keys) if get_ipython() is not None else ReportWidget()
 
     def __init__(self, **keys: Any) -> None:
@@ -138,7 +138,7 @@ class Sidebar(AnyWidget):
                 self.set_trait(name, value)
 
     def _handle_msg(self, msg: dict[str, Any]) -> None:
-        """Take a request to the hub. What is synced is not the browser's to set: it is told what is true instead."""
+        """Take a request to the hub. The synced values are not the browser's to set: it is told the true ones instead."""
         match msg["content"].get("data"):
             case {"method": "custom", "content": request}:
                 self._ask(request)

@@ -1,1 +1,1 @@
-"""The live sidebar: protocol, hub, and the widget in an output cell."""
+"""The live sidebar, with protocol, hub, and the widget in an output cell."""

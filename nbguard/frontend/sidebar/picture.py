@@ -1,4 +1,4 @@
-"""The picture of a sidebar: HTML that stays with a saved notebook, and needs no kernel and no script."""
+"""The picture of a sidebar, that is, HTML that stays with a saved notebook, and needs no kernel and no script."""
 
 from __future__ import annotations
 

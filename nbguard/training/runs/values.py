@@ -17,9 +17,7 @@ _LONGEST = 120
 
 
 def text_of(value: Any, depth: int = _DEPTH) -> str:
-    """Return a value as text. No code of the user's runs: objects other than numbers, texts and containers of them are named by
-    type.
-    """
+    """Return a value as text. No code of the user's runs: other objects than numbers, texts and their containers become types."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)

@@ -1,1 +1,1 @@
-"""What engines have answered, as plain data, and what stands out among them. Pure."""
+"""Answers of engines, as plain data, and the findings on them. Pure."""

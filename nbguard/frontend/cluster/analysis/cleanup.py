@@ -1,4 +1,4 @@
-"""A cleanup of the engines of a cluster: the plan of each, and what came of it."""
+"""A cleanup of the engines of a cluster: the plan of each, and its outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineCleanup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginesCleanup(Result):
-    """The plans of all engines of a cluster, or what came of them."""
+    """The plans of all engines of a cluster, or their outcomes."""
 
     kind: ClassVar[str] = "engines_cleanup"
     view: ClassVar[str] = "nbguard.frontend.cluster.analysis.cleanup:cleanup_blocks"

@@ -1,4 +1,4 @@
-"""The memory of the engines of a cluster, and what stands out among them: engines that share a GPU, and stale memory."""
+"""The memory of the engines of a cluster, and the findings on them: engines that share a GPU, and stale memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EngineDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """One engine: who it is, and what it holds."""
+    """One engine: its identity, and its holdings."""
 
     engine: int  # number in the cluster
     answer: Answer
@@ -123,7 +123,7 @@ def _shared(engines: Sequence[EngineMemory]) -> Iterator[Finding]:
 
 
 def _stale(engines: Sequence[EngineMemory]) -> Iterator[Finding]:
-    """Yield what a cleanup of all engines would free."""
+    """Yield the memory that a cleanup of all engines would free."""
     stale = {engine.engine: engine.stale for engine in engines if engine.stale}
     if stale:
         command = advice.release_stale_of_engines(sum(stale.values()))

@@ -1,4 +1,4 @@
-"""The memory of engines as blocks: one table, a row for each device of each engine, and what stands out."""
+"""The memory of engines as blocks: one table, a row for each device of each engine, and the findings."""
 
 from __future__ import annotations
 

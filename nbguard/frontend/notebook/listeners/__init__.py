@@ -1,1 +1,1 @@
-"""Listeners that act after a cell: the out-of-memory card, automatic cleaning, the simulated device."""
+"""Listeners that act after a cell, such as the out-of-memory card, automatic cleaning, the simulated device."""

@@ -1,4 +1,4 @@
-"""After a cell that failed: let go at once of what only its error still holds, if the user has asked for that."""
+"""Automatic cleaning after a cell that failed: memory that only its error still holds is let go of at once, on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.memory.scan.scan import Notebook
 
 
 class AutoClean:
-    """Releases what the last error holds after a cell that failed, and hands the outcome to `show`."""
+    """Releases the memory of the last error after a cell that failed, and hands the outcome to `show`."""
 
     name = "cleaning after failed cells"
     rank = 20

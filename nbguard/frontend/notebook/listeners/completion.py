@@ -1,4 +1,4 @@
-"""Completion of targets: after `%reset_gpu` and `%gpumem why`, Tab knows every path that a report shows."""
+"""Completion of targets, where after `%reset_gpu` and `%gpumem why`, Tab knows every path that a report shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PathMatcher:
         self._seen: tuple[int, Any] = (-1, None)  # number of the next cell, graph
 
     def matcher(self) -> Any:
-        """Return what IPython's completer calls."""
+        """Return the function that IPython's completer calls."""
         from IPython.core.completer import SimpleCompletion, context_matcher
 
         @context_matcher(identifier="nbguard.paths")  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""After each cell until PyTorch is there: have the line noted that will initialise CUDA."""
+"""A listener after each cell until PyTorch is imported, which has the line noted that will initialise CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a cell with a fit that was foreseen: one line that puts the predicted peaks beside those that were."""
+"""One line after a cell with a predicted fit, which puts the predicted peaks next to the measured ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbguard.memory.cells.hooks import CellFact
 
 
 class ForeseenFits:
-    """Hands a sentence to `say` after each cell in which a foreseen fit ran. Any other cell costs a look into a dictionary."""
+    """Hands a sentence to `say` after each cell with a predicted fit. Any other cell costs one lookup in a dictionary."""
 
     name = "prediction compared with real memory"
     rank = 20

@@ -1,4 +1,4 @@
-"""After a cell whose launch of ranks has failed: which rank failed first, at which line, and which errors came of it."""
+"""The card after a cell whose launch of ranks failed: the first failed rank, its line, and the errors that came of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LaunchWatch:
         self._show = show
 
     def before(self) -> None:
-        """Do nothing: an error says by itself what has launched it."""
+        """Do nothing, as an error itself tells its launcher."""
 
     def after(self, cell: CellFact) -> None:
         """Show the errors, if the cell's own is that of a launcher."""

@@ -20,7 +20,7 @@ from nbguard.training.profiler.sinks import Sink, open_sink
 
 
 class MemoryLog:
-    """Writes what the ledger has recorded of each cell. A log that fails is taken off, and `say` gets one sentence."""
+    """Writes the ledger's record of each cell. A log that fails is taken off, and `say` gets one sentence."""
 
     name = "the log of the memory"
     rank = 31  # right after the ledger
@@ -94,7 +94,7 @@ def _reason(sink: Sink, error: Exception) -> str:
 
 
 def _segments() -> Any:
-    """Return the devices with their segments: a look of milliseconds, where PyTorch has opened one that has any."""
+    """Return the devices with their segments: read in milliseconds, where PyTorch has opened one that has any."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda"):
         return ()

@@ -1,4 +1,4 @@
-"""After a cell that ran out of device memory: the card that says what it asked for and what lets it through."""
+"""The card after a cell that ran out of device memory, which tells its request and the ways to let it through."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OomWatch:
         self._simulated = simulated
 
     def before(self) -> None:
-        """See that the moment of a failure will be noted, and note the state in which the cell begins."""
+        """See that the moment of a failure will be noted, and note the state at the cell's start."""
         if "torch" in sys.modules:
             from nbguard.memory.cleanup.apply.oom_observer import attach
             from nbguard.memory.scan.oom.cell_start import note_start

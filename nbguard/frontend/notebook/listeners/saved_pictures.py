@@ -29,13 +29,13 @@ class ShownSidebar(Protocol):
 
 
 class SavedPictures:
-    """Updates the outputs of `nbguard.Sidebar()` after a cell that has changed the memory, while no page looks at any.
+    """Updates the outputs of `nbguard.Sidebar()` after a cell that has changed the memory, while no page shows any.
 
-    Where one does, our extension asks for pictures itself, and any other page would draw the live view anew.
+    Where one does, our extension asks for pictures itself, and any other page would draw the live view again.
 
     Args:
         is_watched: says whether a view looks.
-        report: returns the report on what a cell has left.
+        report: returns the report on the state after a cell.
     """
 
     name = "the picture of the sidebar"
@@ -55,7 +55,7 @@ class SavedPictures:
         self._seen = self._counters.read()
 
     def before(self) -> None:
-        """Do nothing: what the pictures show is noted when they are made."""
+        """Do nothing, as the content of pictures is noted when they are made."""
 
     def after(self, cell: CellFact) -> None:
         """Update the pictures, if the memory has changed since they were made."""

@@ -1,4 +1,4 @@
-"""The IPython magics. Thin: parse, call the API, display. Nothing of nbguard's heavier parts is imported to register them."""
+"""The IPython magics, which parse, call the API and display. Nothing of nbguard's heavier parts is imported for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRANSFORMERS = (as_line, help_of_word(GPUMEM, SWITCH))
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics, and remember what they replace; watch what cells leave behind or run out of; answer sidebars."""
+    """Register the magics, and remember the replaced ones; watch cells' leftovers and failures; answer sidebars."""
     session_of(shell).watch()
     manager = shell.magics_manager
     for cls in _CLASSES:
@@ -35,7 +35,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Remove the magics and put back what they replaced; take every hook off."""
+    """Remove the magics and put back the replaced ones; take every hook off."""
     close(shell)
     remove_completion(shell)
     manager = shell.magics_manager

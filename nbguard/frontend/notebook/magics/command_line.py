@@ -176,7 +176,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
 
 @contextmanager
 def showing_progress() -> Iterator[None]:
-    """Say in one line under the cell what is done that takes longer than a second; the line goes with its end."""
+    """Show a stage that takes longer than a second in one line under the cell; the line goes with its end."""
     from nbguard.frontend.notebook.bundle import ProgressLine
     from nbguard.memory.scan.progress import reported
 
@@ -209,7 +209,7 @@ def keep(shell: Any, options: argparse.Namespace, result: object) -> None:
 
 
 def _is_assigned() -> bool:
-    """Say whether the cell assigns what the magic returns: whether a STORE follows the call in the cell's code."""
+    """Say whether the cell assigns the magic's result, that is, whether a STORE follows the call in the cell's code."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "run_line_magic":
         frame = frame.f_back

@@ -78,7 +78,7 @@ def add_fix(options: MagicArgumentParser) -> None:
 
 
 def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic | RepairedModel | NanRepair:
-    """Do what a line asks for.
+    """Carry out a line.
 
     Raises:
         NbguardError: it cannot be done; the message says why.
@@ -93,7 +93,7 @@ def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Determin
 
 
 def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
-    """Put a copy of a model that exports into the variable of `-o`, and return what was replaced in it."""
+    """Put a copy of a model that exports into the variable of `-o`, and return its replacements."""
     from nbguard.training.doctor.analysis.repairs import RepairedModel
     from nbguard.training.doctor.export.repair import repaired
     from nbguard.training.doctor.subject import subject_of
@@ -107,7 +107,7 @@ def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
 
 
 def _determined(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic:
-    """Set what makes a run repeat, or put it back; with a Learner's name, measure the slow-down first.
+    """Set the switches that make a run repeat, or put it back; with a Learner's name, measure the slow-down first.
 
     An earlier fix is undone before that, so that steps without it are compared with steps in its mode.
     """
@@ -145,7 +145,7 @@ def _times(subject: TrialSubject, mode: Mode) -> StepTimes | None:
 
 
 def named(shell: Any, name: str | None) -> Any:
-    """Return what a name or an expression such as `runs[0]` stands for in the notebook; None for no name.
+    """Return the object of a name or an expression such as `runs[0]` in the notebook; None for no name.
 
     Raises:
         NbguardError: it does not exist, or could only be found by running the user's code.

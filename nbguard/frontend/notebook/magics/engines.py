@@ -27,7 +27,7 @@ def engines_report(namespace: Mapping[str, object]) -> EnginesReport:
 def engines_cleanup(
     namespace: Mapping[str, object], targets: Collection[str], choices: Mapping[str, Any], *, dry_run: bool
 ) -> EnginesCleanup:
-    """Return the plans of the engines of the notebook's cluster; without `dry_run` show them, and return what came of them.
+    """Return the plans of the engines of the notebook's cluster; without `dry_run` show them, and return their outcomes.
 
     Raises:
         NbguardError: as `engines_report`.

@@ -75,7 +75,7 @@ def _add_leak(options: MagicArgumentParser) -> None:
 
 
 def _number(of: str) -> Callable[[str], int]:
-    """Return what reads a number above 0; a mistake is told with what it is a number of, such as "a number of runs"."""
+    """Return a function that reads a number above 0; a mistake is told with the kind of number, such as "a number of runs"."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and int(text)):
@@ -259,7 +259,7 @@ class GpuMemMagics(Magics):
 
 
 def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
-    """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
+    """Run code in the notebook so many times and return each run's leftovers. Errors of the code are the user's."""
     from nbguard.memory.cells.rounds import Watch
     from nbguard.memory.scan.progress import stage
 
@@ -280,7 +280,7 @@ def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
 
 
 def _known(result: Shown, device: str, have: Iterable[str]) -> Shown:
-    """Return what concerns a device; UsageError if there is no such device."""
+    """Return the part on a device; UsageError if there is no such device."""
     if not result.devices and not getattr(result, "without", ()):
         raise UsageError(f"%gpumem: no device {device} here; there is: {', '.join(have) or 'none in use'}")
     return result

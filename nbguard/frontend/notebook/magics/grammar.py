@@ -57,10 +57,10 @@ class Grammar:
         _grammars.append(self)
 
     def parse(self, line: str, names: Collection[str] = ()) -> argparse.Namespace | None:
-        """Return the parsed line, its `word` (None: none) among the options; None if it asked for help, which is shown.
+        """Return the parsed line, its `word` (or None) among the options, or None if it asked for help, which is shown.
 
         Args:
-            line: what stands behind the magic.
+            line: the text after the magic.
             names: of the user's.
 
         Raises:
@@ -234,7 +234,7 @@ TERMINAL_COMMANDS = frozenset({"completion", "diagnose", "disable", "enable", "g
 
 
 def of_another_magic(magic: str, texts: Sequence[str]) -> str:
-    """Return what a line's word goes with, and the command to run; empty where no other magic has it.
+    """Return the magic that a line's word belongs to, and the command to run; empty where no other magic has it.
 
     Args:
         magic: the magic that the line has been given to, which has no such word: `%gpumem`.

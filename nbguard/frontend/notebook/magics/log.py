@@ -38,7 +38,7 @@ def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogSt
     """Begin or end the log that a line asks for, and return its state.
 
     Raises:
-        NbguardError: a log cannot be written to; then what was logged before still is.
+        NbguardError: a log cannot be written to; then the earlier log goes on.
     """
     logs = tuple(text.strip("'\"") for text in options.logs)
     if not logs:

@@ -1,4 +1,4 @@
-"""`%nbguard fix nan`: the layer that made a NaN, by the last profile or on a batch, and a copy in which it is cured."""
+"""`%nbguard fix nan`: the layer that made a NaN, by the last profile or on a batch, and a cured copy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 
 
 def nan_repaired(shell: Any, options: argparse.Namespace, learn: Any, batch: Any) -> NanRepair:
-    """Return what cures the last NaN; with `-o`, put a copy of the model into that variable, in which it is cured.
+    """Return the cure of the last NaN; with `-o`, put a cured copy of the model into that variable.
 
-    `learn` and `batch` are what the line names; None where it names nothing.
+    `learn` and `batch` are the objects that the line names, or None.
 
     Raises:
         NbguardError: no NaN was met, or it cannot be tried; the message says why and what to do.

@@ -1,4 +1,4 @@
-"""`%gpumem predict` and `%%profile_fit --predict`: the memory of fits, by the name of what is fitted, or by a cell."""
+"""`%gpumem predict` and `%%profile_fit --predict`: the memory of fits, by the name of a Learner, or by a cell."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def foreseen(
         gpu: a GPU's name or size, also in quotes.
         settings: of the allocator, also in quotes.
         largest: also the largest batch that fits.
-        savings: also what would save memory.
+        savings: also changes that would save memory.
 
     Raises:
-        NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
+        NbguardError: there is no such Learner, or its memory cannot be predicted; the message says why.
     """
     gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
     with _needing_torch():
@@ -95,10 +95,10 @@ def foreseen_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction 
     Args:
         shell: IPython's, whose names are read.
         cell: the cell's text below the line of the magic.
-        gpus: names or sizes, also in quotes; none: this kernel's device; several give a table.
+        gpus: names or sizes, also in quotes; by default this kernel's device; several give a table.
 
     Raises:
-        NbguardError: the cell starts no fit, or one that cannot be foreseen; the message says why.
+        NbguardError: the cell starts no fit, or one that cannot be predicted; the message says why.
     """
     with _needing_torch():
         from nbguard.training.prediction.predict import predict_cell

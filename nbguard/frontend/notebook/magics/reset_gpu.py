@@ -89,7 +89,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "whether only a restart of the kernel would give more back",
     },
 }
-"""What argparse is told of each argument."""
+"""The settings of each argument for argparse."""
 
 OPTIONS = frozenset(name for name in _ARGUMENTS if name.startswith("--"))
 """The options of the magic, in any form."""
@@ -232,7 +232,7 @@ class ResetGpuMagics(Magics):
 
     @staticmethod
     def _done(api: Any, options: argparse.Namespace) -> Plan | Outcome | Unparked | Zombies:
-        """Do what the options ask for and return the result."""
+        """Carry out the options and return the result."""
         if "park" in options:
             parked: Plan | Outcome = guarded("%reset_gpu --park", api.park, *options.park, dry_run=options.dry_run)
             return parked

@@ -1,4 +1,4 @@
-"""`%nbguard record` and `%nbguard compare`: what a run is made of, and what differs between two."""
+"""`%nbguard record` and `%nbguard compare`: the parts of a run, and the differences of two."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compared(shell: Any, options: argparse.Namespace) -> RunComparison:
 
 
 def _run(shell: Any, text: str) -> Any:
-    """Return what a word stands for: a variable of this name, else the text itself, a path or an id."""
+    """Return the object of a word: a variable of this name, else the text itself, a path or an id."""
     bare = text.strip("'\"")
     return shell.user_ns[bare] if bare in shell.user_ns else bare if _is_place(bare) else named(shell, text)
 

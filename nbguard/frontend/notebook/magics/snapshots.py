@@ -1,4 +1,4 @@
-"""The words of `%gpumem` about the allocator's history and snapshot files: record, snapshot, load, diff, whatif."""
+"""The words of `%gpumem` about the allocator's history and snapshot files, such as record, snapshot, load, diff, whatif."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ WORDS = {
 
 
 def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
-    """Do what the line says, and show the result."""
+    """Carry out the line, and show the result."""
     simulation = session_of(shell).memory.simulation
     match options.word:
         case "record":

@@ -38,7 +38,7 @@ class Busy:
 
     @property
     def cell_id(self) -> str:
-        """Return the id of the cell that runs, in its notebook; empty: none does, or the frontend does not tell it."""
+        """Return the id of the current cell in its notebook, or "" without one or if the frontend does not tell it."""
         metadata = self._parent.get("metadata") if type(self._parent) is dict else None
         cell_id = metadata.get("cellId") if type(metadata) is dict else None
         return cell_id if type(cell_id) is str else ""

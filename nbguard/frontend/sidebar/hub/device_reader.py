@@ -1,4 +1,4 @@
-"""Readings for a tick, several times a second from a thread of its own: counters of the allocator, and now and then the driver.
+"""Readings for a tick, several times a second from a thread: the allocator's counters, now and then the driver.
 
 Opens no device, waits for none, and asks for no blocks: a tick takes well under a millisecond.
 """
@@ -26,7 +26,7 @@ _HOST = (DeviceFacts(device="cpu", name="host memory"),)
 
 
 class DeviceReader:
-    """Reads what the counters of this process say. Holds a session with the driver from the first reading to `close`."""
+    """Reads the counters of this process. Holds a session with the driver from the first reading to `close`."""
 
     def __init__(self) -> None:
         self._tracked = ""
@@ -106,7 +106,7 @@ class _Reading:
 class _Driver:
     """The driver's latest reading of each device, made at most once a second.
 
-    In between this process's own bytes are kept up by its counters: what is outside of them is as it was.
+    In between this process's own bytes are kept up by its counters: other memory is as it was.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class _Driver:
         )
 
     def unused(self) -> tuple[DeviceFacts, ...]:
-        """Return what the driver says about the devices before torch has used any."""
+        """Return the driver's figures on the devices before torch has used any."""
         if self._unused is None or time.monotonic() - self._unused[0] >= _DRIVER_EVERY:
             self._ask()  # the session that keeps the driver awake between readings
             self._unused = (time.monotonic(), device_facts("cuda")[0])

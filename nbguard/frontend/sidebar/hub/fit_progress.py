@@ -1,4 +1,4 @@
-"""The fastai fit that runs now, seen from another thread: how far it is, and how often it is met waiting for data.
+"""The fastai fit that runs now, seen from another thread: its progress, and the share of samples waiting for data.
 
 Looks at frames and plain attributes only. Of frames it reads the variables of `fit` and `_do_epoch_validate` alone: these hold
 the Learner and plain arguments, never a batch that reading them could keep alive.
@@ -26,7 +26,7 @@ _SEEN = ("fastai.", _LOADING)
 _CELL = ("<module>", "<cell line")
 """The names that Python and IPython give the code of a cell."""
 _ATTRIBUTES = ("n_epoch", "train_iter", "epoch", "iter", "n_iter", "recorder")
-"""What of a Learner a tick has a look at."""
+"""The attributes of a Learner that a tick reads."""
 _SAMPLES = 20
 """Fewer looks than this say nothing about the share of waiting."""
 
@@ -37,7 +37,7 @@ _Place = tuple[int, int, int]
 
 @dataclass
 class _Found:
-    """Frames of one thread in which fastai runs, by what they are for; `call` is the outermost of fastai's own."""
+    """Frames of one thread that runs fastai, by their purpose; `call` is the outermost of fastai's own."""
 
     fit: types.FrameType | None = None
     validate: types.FrameType | None = None
@@ -128,7 +128,7 @@ class FitProgress:
 def _running(resting: dict[int, _Place]) -> _Found | None:
     """Return the frames of the fit that runs now, of the main thread's if there is one there, else of any thread.
 
-    `resting`: threads that had no fit at the last look, and where they were: most have not moved since, and are not looked at.
+    `resting`: threads without a fit at the last sample, and their places: most have not moved since, and are skipped.
     """
     tops = sys._current_frames()
     del tops[threading.get_ident()]  # this very frame: a cycle, in which every thread's frames would wait for the collector
@@ -169,7 +169,7 @@ def _of_thread(top: types.FrameType) -> _Found:
 def _outwards(top: types.FrameType) -> list[types.FrameType]:
     """Return the frames from `top` to the cell's own, all at once: the thread goes on, and a resting generator has no way out.
 
-    Beyond the cell are the frames of IPython and the kernel, as many again, none of which is fastai's.
+    Beyond the cell are the frames of IPython and the kernel, as many again, and none of fastai's.
     """
     frames: list[types.FrameType] = []
     frame: types.FrameType | None = top

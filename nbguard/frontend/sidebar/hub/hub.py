@@ -1,4 +1,4 @@
-"""The hub of one kernel: takes what sidebars send, and has it done where and when it may be."""
+"""The hub of one kernel, which takes sidebars' messages and has them carried out where and when they may be."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nbguard.memory.scan.scan import Notebook
 
 _SETTLED = 0.3
-"""Seconds after a cell's end before the heap is looked at: the next cell may be waiting already."""
+"""Seconds after a cell's end before the heap is scanned: the next cell may be waiting already."""
 
 _HISTORIES = 32
 """Requests for the line's history that wait for the next tick. Older ones are dropped: a view asks again."""
@@ -52,12 +52,12 @@ _log = logging.getLogger("nbguard")
 
 
 class Hub:
-    """Answers sidebars, and ticks while somebody looks; a listener of `cells.hooks.Hooks`, which tells it of cells.
+    """Answers sidebars, and ticks while a view is open; a listener of `cells.hooks.Hooks`, which tells it of cells.
 
-    What arrives is only taken note of in the thread that has it. Nothing runs, and nothing heavy is imported, before the
+    Messages are only noted in the thread that has them. Nothing runs, and nothing heavy is imported, before the
     first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `foresee` the
-    memory of the next fit of the Learner of a name; `notices` those on what is still in memory; `recall` tells an analysis
-    what was found out on its failure.
+    memory of the next fit of the Learner of a name; `notices` those on objects still in memory; `recall` tells an analysis the
+    findings on its failure.
     """
 
     name = "the sidebar"
@@ -127,7 +127,7 @@ class Hub:
 
     @property
     def waiting(self) -> int:
-        """Return how much of what views have asked for is not done yet."""
+        """Return the number of views' requests that are not done yet."""
         return len(self._jobs.listed)
 
     # --- cells ------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Hub:
         self._jobs.proceed()
 
     def after(self, cell: CellFact) -> None:
-        """Note that it has ended; if its listeners have scanned what it left, the sidebar needs no scan of its own."""
+        """Note that it has ended; if its listeners scanned its leftovers, the sidebar needs no scan of its own."""
         if self._handler is not None:
             self._handler.states.offer(cell.scan.last)
             if cell.raised:
@@ -162,7 +162,7 @@ class Hub:
             self._passed = (self._failed[1], cell.number)
 
     def _end_cell(self, oom: OomFact | None = None) -> None:
-        """Let what waited for the end of a cell be done, and have the heap looked at."""
+        """Have the requests carried out that waited for the end of a cell, and have the heap scanned."""
         self._busy.end()
         if self._tick_source is not None:
             self._tick_source.end_cell(oom)
@@ -174,7 +174,7 @@ class Hub:
             self._settling = self._kernel.io_loop.call_later(_SETTLED, self._settled)
 
     def _look_between_cells(self, handler: RequestHandler) -> None:
-        """Look at the heap before the next cell of a Run All begins: it would put off the look after this one, too."""
+        """Scan the heap before the next cell of a Run All begins, as it would put off the scan after this one, too."""
         try:
             if handler.states.is_outdated:
                 self._look_and_tell(is_waited_for=True)
@@ -194,7 +194,7 @@ class Hub:
             self._handler.states.confirm()
 
     def _forget_offered(self) -> None:
-        """Have the next look scan the process itself."""
+        """Have the next scan read the process itself."""
         if self._handler is not None:
             self._handler.states.offer(None)
 
@@ -206,7 +206,7 @@ class Hub:
     # --- views ------------------------------------------------------------------------------------------------------------
 
     def receive(self, message: Any, channel: Channel) -> None:
-        """Take what a view sends. Whatever it is, nothing is raised and nothing of it is run."""
+        """Take a view's message. Whatever it is, nothing is raised and nothing of it is run."""
         try:
             if self._is_open:
                 self._take(message, channel)
@@ -286,7 +286,7 @@ class Hub:
         self._outbox.answer(channel, handler.picture(rid))
 
     def _cancel(self, channel: Channel, rid: str) -> None:
-        """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
+        """Drop what waits under `rid`. A running job goes on, and is answered when it is done."""
         self._outbox.acknowledge(channel, rid)
         dropped = self._jobs.cancel(rid)
         if dropped is not None:
@@ -298,7 +298,7 @@ class Hub:
 
     @cached_property
     def _outbox(self) -> Outbox:
-        """Return what sends messages: imported here alone, once there is somebody to send one to."""
+        """Return the sender of messages, imported here alone, once there is somebody to send one to."""
         from nbguard.frontend.sidebar.hub.channels.outbox import Outbox
 
         return Outbox()
@@ -310,7 +310,7 @@ class Hub:
         return Notebook(self._shell, self._shell.user_ns, is_running=threading.get_ident() != self._thread)
 
     def _ready(self) -> RequestHandler:
-        """Return what does the work; it is made when it is first needed, never in a thread of the kernel's channels."""
+        """Return the worker; it is made when it is first needed, never in a thread of the kernel's channels."""
         with self._made:
             if self._handler is None:
                 from nbguard.frontend.sidebar.hub.memory_states import MemoryStates
@@ -346,9 +346,9 @@ class Hub:
             _log.debug("a tick of the sidebar failed", exc_info=True)
 
     def _take_back(self, handler: RequestHandler) -> None:
-        """Tell views what is over since the last look; while no cell runs or has just ended, have the heap looked at again.
+        """Tell views the rows that are over since the last scan; between cells have the heap scanned again.
 
-        Not while a job is done: a cleanup frees step by step, and looks at the end itself.
+        Not while a job is done: a cleanup frees step by step, and scans at the end itself.
         """
         while self._dismissed:
             handler.states.dismiss(self._dismissed.popleft())

@@ -1,4 +1,4 @@
-"""Jobs that views have asked for: one runs at a time, on the main thread, or beside it while a cell runs."""
+"""Jobs that views have asked for, where one runs at a time, on the main thread, or beside it while a cell runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Jobs:
 
     @property
     def listed(self) -> tuple[state.JobStatus, ...]:
-        """Return what was asked for and is not done yet, what runs first."""
+        """Return the jobs that are not done yet, the running one first."""
         if self.is_idle:
             return ()
         from nbguard.frontend.sidebar.protocol import state

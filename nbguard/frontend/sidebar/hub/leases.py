@@ -1,4 +1,4 @@
-"""Leases of the views that are open: each renews its own every few seconds, and is forgotten if it does not."""
+"""Leases of the views that are open, where each renews its own every few seconds, and is forgotten if it does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 LEASE = 15.0
-"""Seconds for which a view is taken to look, after it has said so."""
+"""Seconds that a view counts as open after its last message."""
 
 _SEEN, _HIDDEN, _GLANCED = 0.25, 1.0, 5.0
 """Seconds between two ticks while somebody sees them, while all views are hidden, and while all only show a figure or two."""
@@ -20,7 +20,7 @@ _MOST = 100
 
 
 class Channel(Protocol):
-    """A way by which messages get to views: the comm of all panels, or that of one widget."""
+    """A way for messages to get to views: the comm of all panels, or that of one widget."""
 
     packs: bool  # `send` takes dataclasses in a message, too
 

@@ -1,4 +1,4 @@
-"""Lifetimes of what a memory state shows: weak references say without a scan which rows and notices are over."""
+"""Lifetimes of a memory state's rows and notices: weak references say without a scan which rows and notices are over."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Key = int | str
 class Lifetimes:
     """Weak references to the memory of one memory state's rows and notices.
 
-    Each reference is asked until it has expired once, so that an answer usually takes one look per row.
+    Each reference is asked until it has expired once, so that an answer usually takes one check per row.
     """
 
     def __init__(self, left: Mapping[Key, Iterable[Any]]) -> None:
-        """`left` are torch's weak references to the storages of each row or notice; None: a storage that has none."""
+        """`left` are torch's weak references to the storages of each row or notice, None for a storage without one."""
         known = ((key, list(refs)) for key, refs in left.items())
         self._left = {key: refs for key, refs in known if refs and all(ref is not None for ref in refs)}
 
@@ -39,7 +39,7 @@ class Lifetimes:
         return cls(left)
 
     def over(self) -> frozenset[Key]:
-        """Return the rows and notices all of whose memory has been freed since the scan."""
+        """Return the rows and notices whose memory has all been freed since the scan."""
         return frozenset(self._over())
 
     def _over(self) -> Iterator[Key]:
@@ -51,7 +51,7 @@ class Lifetimes:
 
 
 def without(state: MemoryState, over: Collection[Key]) -> MemoryState:
-    """Return a memory state without what is over: rows with their stale bytes and Learners, notices, findings and the card."""
+    """Return a memory state without expired parts: rows with stale bytes and Learners, notices, findings, the card."""
     freed = sum(row.stale_bytes for row in state.holders if row.id in over)
     return replace(
         state,

@@ -1,4 +1,4 @@
-"""The budget for looks at the heap between cells that run one after another: each is paid for before the next is due."""
+"""The budget for scans of the heap between cells that run one after another, where each is paid for before the next is due."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 SHARE = 0.01
 """Of the time that looks between the cells of a Run All may take."""
 _SHORT = 0.5
-"""Seconds of a look that may be made before it is paid for: the first of a Run All.
+"""Most seconds of a scan that may be made before it is paid for: the first of a Run All.
 
-With fastai, pandas and matplotlib loaded a look takes 0.15 to 0.25 s on a quiet machine, and longer on a busy one.
+With fastai, pandas and matplotlib loaded a scan takes 0.15 to 0.25 s on a quiet machine, and longer on a busy one.
 """
 
 
 class LookBudget:
-    """Allows a look once so much time has passed since the last one that this took no more than `SHARE` of it.
+    """Allows a scan once so much time has passed since the last one that this took no more than `SHARE` of it.
 
-    Only looks that cells have to wait for are paid for. Others say how long one takes.
+    Only scans that cells have to wait for are paid for. Others say how long one takes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -27,17 +27,17 @@ class LookBudget:
 
     @property
     def allows(self) -> bool:
-        """Say whether cells may wait for a look now. Before any look nobody knows how long one takes: not then."""
+        """Say whether cells may wait for a scan now. Not before the first one, whose time is unknown."""
         now = self._clock()
         if self._usual is None or now < self._next:
             return False
         return self._usual <= max(_SHORT, SHARE * (now - self._start))
 
     def measure(self, seconds: float) -> None:
-        """Note that a look took `seconds` for which no cell waited."""
+        """Note that a scan took `seconds` without a waiting cell."""
         self._usual = seconds
 
     def spend(self, seconds: float) -> None:
-        """Note that cells waited `seconds` for a look, and put the next one off accordingly."""
+        """Note that cells waited `seconds` for a scan, and put the next one off accordingly."""
         self._usual = seconds
         self._next = self._clock() + seconds / SHARE - seconds

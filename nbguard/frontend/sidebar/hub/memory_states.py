@@ -1,4 +1,4 @@
-"""The latest state of the memory, for all sidebars: scanned again only when something may have changed."""
+"""The latest state of the memory, for all sidebars, scanned again only when something may have changed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class MemoryStates:
         notebook: returns where the names live, and whether a cell runs beside the thread that asks.
         boot: the name of this run of the kernel.
         cells: returns the numbers of the last cell that has ended, and of the cell that runs.
-        notices: returns the notices on what is still in memory.
-        recall: tells an analysis what was found out on its failure.
+        notices: returns the notices on objects still in memory.
+        recall: tells an analysis the findings on its failure.
         passed: returns the numbers of a cell that ran out of memory and has run through since.
 
-    Between two scans it takes back what is over. That is asked for in another thread than the one that scans.
+    Between two scans it takes back expired parts. That is asked for in another thread than the one that scans.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class MemoryStates:
 
     @property
     def is_outdated(self) -> bool:
-        """Say whether memory may have changed since the last look, as far as counters and names tell.
+        """Say whether memory may have changed since the last scan, as far as counters and names tell.
 
-        What was looked at beside a running cell is: that cell had memory in its hands that has names now. After a cell that
-        has raised an error, it is: that error may be of memory, and what the last one held may be nobody's now. So it is where
+        After a scan during a running cell it is, as that cell had memory in its hands that has names now. After a cell that
+        raised an error it is, as that error may be of memory, and the last one's memory may be nobody's now. So it is where
         something was freed, though the same bytes may have been taken since.
         """
         if self._was_beside or self._has_other_error or self._is_taken_back or self._passed() != self._seen_passed:
@@ -127,7 +127,7 @@ class MemoryStates:
         self._dismissed |= {key}
 
     def take_back(self) -> bool:
-        """Take off the last state what is dismissed or freed since, without a scan; return whether there was anything."""
+        """Remove dismissed or freed parts from the last state, without a scan; return whether there were any."""
         with self._changing:
             state = without(self.last, self._lifetimes.over() | self._dismissed)
             if state == self.last:
@@ -138,7 +138,7 @@ class MemoryStates:
             return True
 
     def offer(self, scan: TimedScan | None) -> None:
-        """Have the next look show this scan, made for something else, unless memory changes until then; None: scan anew."""
+        """Have the next scan return this one, made for something else, unless memory changes until then; None: scan again."""
         self._offered, self._when_offered = scan, None if scan is None else self._counters.read()
 
     def _is_current(self, scan: TimedScan, notebook: Notebook) -> bool:
@@ -190,7 +190,7 @@ class MemoryStates:
 
 
 def _counted(before: Reading | None, after: Reading | None) -> tuple[Counted, ...]:
-    """Return the allocators' counters at a look; if they changed meanwhile, counters that no reading is equal to."""
+    """Return the allocators' counters at a scan; if they changed meanwhile, counters that no reading is equal to."""
     if before is None or after is None or before.devices != after.devices or not after.devices:
         return _CHANGING
     return after.devices

@@ -1,4 +1,4 @@
-"""Other kernels on this kernel's devices: the driver lists processes, a kernel's command line names its connection file."""
+"""Other kernels on this kernel's devices, from the driver's processes and kernels' command lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that a view has been shown, and what becomes of them: nothing is done that was not agreed to."""
+"""Plans that were shown to a view, and their fate: nothing is done that was not agreed to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nbguard.memory.scan.shown_targets import targets_of
 
 _KEPT = 20
 _VALID = 3600.0
-"""Seconds for which a plan can be agreed to."""
+"""Most seconds until a plan is agreed to."""
 _GONE = "this plan is no longer known; ask for a new one"
 
 Step = tuple[str, str, int]
@@ -62,7 +62,7 @@ class _OpenPlan:
 
 
 class Plans:
-    """Makes plans and applies them by the token under which they were shown.
+    """Makes plans and applies them by the token that they were shown with.
 
     Args:
         notebook: returns where the names live, and whether a cell runs beside the thread that asks.
@@ -74,7 +74,7 @@ class Plans:
         self._shown: dict[str, _OpenPlan] = {}
 
     def show(self, wanted: OperationRequest) -> PlanView:
-        """Return what `wanted` would do, with a token by which it can be done. Nothing is touched."""
+        """Return the plan of `wanted`, with a token to carry it out by. Nothing is touched."""
         token, unkept = secrets.token_urlsafe(12), frozenset[PoolId]()
         match wanted.action:
             case "empty_cache":
@@ -104,7 +104,7 @@ class Plans:
         return view
 
     def about(self, token: str) -> tuple[str, str]:
-        """Return what the plan of `token` does in two words, and why it waits while a cell runs (empty: it need not)."""
+        """Return the effect of the plan of `token` in two words, and why it waits while a cell runs ("" if it need not)."""
         shown = self._shown.get(token)
         if shown is None:
             return "Apply", ""
@@ -112,7 +112,7 @@ class Plans:
         return " ".join([action.replace("_", " ").capitalize(), *shown.wanted.texts]), waits_for_cell(action, shown.plan)
 
     def apply(self, token: str) -> OutcomeView | PlanView:
-        """Do what was agreed to, and return what came of it; the plan anew, if it would do anything else by now.
+        """Carry out an agreed plan, and return its outcome, or the plan again if it would do anything else by now.
 
         Raises:
             NbguardError: there is no such plan, or it cannot be done; nothing was touched.
@@ -132,7 +132,7 @@ class Plans:
         return self._apply(shown)
 
     def take_measured(self) -> TimedScan | None:
-        """Return the scan by which the outcome of the last `apply` was measured, if it needed one, and forget it."""
+        """Return the scan that measured the outcome of the last `apply`, if it needed one, and forget it."""
         measured, self._measured = self._measured, None
         return measured
 
@@ -150,7 +150,7 @@ class Plans:
         return outcome_view(outcome, wanted.action, tuple(text for text in wanted.texts if text in parked))
 
     def _make(self, wanted: OperationRequest) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
-        """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
+        """Return the plan for the present state, its sources, and (step, why) of the parts that stay while a cell runs."""
         notebook = self._notebook()
         texts = tuple(text for text in wanted.texts if text not in wanted.keep)
         if wanted.texts and not texts:
@@ -179,7 +179,7 @@ class Plans:
 
 
 def _steps(plan: Plan, facts: Facts) -> frozenset[Step]:
-    """Return what a plan does, step by step. Collecting garbage needs nobody's consent."""
+    """Return the effect of a plan, step by step. Collecting garbage needs nobody's consent."""
     names = names_of(facts.graph)
     objects = {target.text: target.value or names.get(target.root, 0) for target in plan.request.targets}
     steps = set[Step]()

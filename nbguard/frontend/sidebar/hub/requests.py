@@ -1,4 +1,4 @@
-"""The handler of requests: the last memory state, the plans that were shown, the answers. Made when a view first looks."""
+"""The handler of requests: the last memory state, the plans that were shown, the answers. Made for the first view."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RequestHandler:
         return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
 
     def _why(self, heap: int, row: int) -> Why:
-        """Return why a row of the last memory state is alive: of what it is called, of its root, or of what C++ keeps."""
+        """Return why a row of the last memory state is alive, by its name, its root, or C++'s references."""
         rows = self._rows(heap)
         texts = None if rows is None else rows.texts("why", (row,))
         if rows is None or texts is None:

@@ -17,7 +17,7 @@ _LEAST = 0.1
 class Sampler:
     """Calls `tick` every `interval()` seconds, in a thread of its own, until `interval()` is None.
 
-    A tick that costs too much makes itself rare: its processor time is what it takes from a training cell.
+    A tick that costs too much makes itself rare: its processor time is taken from a training cell.
     """
 
     def __init__(self, tick: Callable[[], None], interval: Callable[[], float | None]) -> None:
@@ -49,7 +49,7 @@ class Sampler:
 
     @property
     def slowness(self) -> int:
-        """Return by what factor ticks are rarer than asked for, because they cost too much."""
+        """Return the factor that ticks are rarer than asked for, because they cost too much."""
         return self._slowness
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The source of ticks: counters, the fit that runs, the waiting jobs, and the line of memory with its marks."""
+"""The source of ticks, from counters, the fit that runs, the waiting jobs, and the line of memory with its marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbguard.memory.scan.devices.counters import Counters
 Found = TypeVar("Found")
 
 _GIVEN_UP = 5
-"""Failures in a row after which a reading is tried no more."""
+"""Failures in a row until a reading is given up."""
 
 _log = logging.getLogger("nbguard")
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("nbguard")
 class TickSource:
     """Makes ticks. Where a reading fails the one before it stands; one that fails again and again is left out. Others go on.
 
-    `simulated` returns the counters of a simulated device, which are told instead of this machine's; None: there is none.
+    `simulated` returns the counters of a simulated device, which are told instead of this machine's, or None without one.
     """
 
     def __init__(self, boot: str, simulated: Callable[[], TickReading | None]) -> None:
@@ -59,7 +59,7 @@ class TickSource:
         self._progress.names = names
 
     def tick(self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
-        """Return what the counters say now. `look`: the last look at the heap, if any; `cell`: number of the cell that runs."""
+        """Return the present counters. `look` is the last scan of the heap, if any; `cell` the number of the cell that runs."""
         self._count += 1
         now = time.time()
         simulated = self._tried("the simulated device", self._simulated)
@@ -86,7 +86,7 @@ class TickSource:
         )
 
     def history(self, seconds: int) -> LineHistory:
-        """Return the lines of the last `seconds` up to the last tick; 0: all that is kept. In the thread that ticks."""
+        """Return the lines of the last `seconds` up to the last tick, all that is kept if 0. In the thread that ticks."""
         return self._line.history(seconds, self._count)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class TickSource:
         self._device.close()
 
     def _peaks(self) -> dict[str, AllocatorPeak] | None:
-        """Return the counters of each device's allocator now; None: not known, or nobody counts."""
+        """Return the counters of each device's allocator now, or None if unknown or uncounted."""
         try:
             return self._read_peaks()
         except Exception:  # noqa: BLE001 - a mark without its peak is better than a cell that fails

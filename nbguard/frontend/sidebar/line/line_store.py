@@ -1,4 +1,4 @@
-"""The line of one device over hours, in bounded memory: exact while readings are few, in ever wider buckets as they grow old.
+"""The line of one device over hours, in bounded memory, exact while readings are few, in ever wider buckets as they grow old.
 
 Equal readings in a row are one point however long they last, so that a step stays a step. Where readings change faster than a
 level keeps them, the oldest are merged into buckets of time on a fixed grid. A bucket keeps the least, the most and the last of
@@ -14,11 +14,11 @@ from itertools import chain
 from nbguard.frontend.sidebar.protocol.state import LinePoint
 
 GAP = 12.0
-"""Seconds without a reading after which nothing is known of the time between: nobody looked, or the kernel could not tell."""
+"""Least seconds without a reading that make a gap: no view was open, or the kernel could not tell."""
 
 LEVELS: tuple[tuple[float, int], ...] = ((0.0, 600), (2.0, 450), (15.0, 480), (120.0, 720), (1200.0, 504))
 """(seconds of a bucket, points kept) from the newest level on. If every reading differs, that is 2 min at 4 Hz, then 15 min,
-2 h, a day, a week; what is older is dropped."""
+2 h, a day, a week; older readings are dropped."""
 
 
 class LineStore:

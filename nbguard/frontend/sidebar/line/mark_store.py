@@ -1,4 +1,4 @@
-"""The marks on the time axis: cells with their peaks, epochs of fits, requests for memory that failed. Bounded."""
+"""The marks on the time axis, such as cells with their peaks, epochs of fits, requests for memory that failed. Bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbguard.units import format_bytes
 CELLS, EPOCHS, REQUESTS = 300, 100, 50
 """So many of each are kept: epochs never push out a cell."""
 _FLICKER = 2.0
-"""Seconds for which a fit may be out of sight without having ended: frames change while they are read."""
+"""Most seconds that a fit may be out of sight without having ended: frames change while they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class MarkStore:
         self._open: _OpenCell | None = None
 
     def begin_cell(self, t: float, number: int, cell_id: str, before: Mapping[str, AllocatorPeak] | None) -> None:
-        """Note that a cell begins, with the counters at that moment by device; None: they are not known."""
+        """Note that a cell begins, with the counters at that moment by device, or None if they are unknown."""
         with self._lock:
             self._close(t)
             label, cell_id = f"In[{number}]", truncate_utf8(cell_id, 64)
@@ -81,7 +81,7 @@ class MarkStore:
             self._requests.append(mark)
 
     def follow_epoch(self, t: float, number: int | None, *, is_fitting: bool) -> None:
-        """Note the epoch of the fit that runs at the time `t`; None: not known at this moment, or no fit runs."""
+        """Note the epoch of the fit that runs at the time `t`, or None if it is unknown at this moment or no fit runs."""
         with self._lock:
             last = self._epochs[-1] if self._epochs else None
             if is_fitting and number is None:

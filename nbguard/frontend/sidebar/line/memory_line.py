@@ -1,4 +1,4 @@
-"""The line of a kernel's memory: the readings of all devices, and the marks of its cells, epochs and failed requests."""
+"""The line of a kernel's memory, with the readings of all devices, and the marks of its cells, epochs and failed requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryLine:
         return raised
 
     def begin_cell(self, t: float, number: int, cell_id: str, counters: Mapping[str, AllocatorPeak] | None) -> None:
-        """Note that a cell begins, with the counters at that moment by device; None: not known."""
+        """Note that a cell begins, with the counters at that moment by device, or None if unknown."""
         self._marks.begin_cell(t, number, cell_id, counters)
 
     def end_cell(self, t: float, counters: Mapping[str, AllocatorPeak] | None, oom: OomFact | None) -> None:
@@ -52,7 +52,7 @@ class MemoryLine:
             self._marks.fail_request(moment, oom.cell, oom.device, requested)
 
     def follow(self, t: float, fit: FitTick | None) -> None:
-        """Note the epoch of the fit that runs; None: none does."""
+        """Note the epoch of the fit that runs, or None without one."""
         self._marks.follow_epoch(t, None if fit is None else fit.epoch, is_fitting=fit is not None)
 
     def newest_marks(self) -> tuple[TimeMark, ...]:
@@ -60,7 +60,7 @@ class MemoryLine:
         return self._marks.newest(_IN_A_TICK)
 
     def history(self, seconds: int, n: int) -> LineHistory:
-        """Return the lines of the last `seconds` (0: of all that is kept) up to the `n`-th tick, in few points."""
+        """Return the lines of the last `seconds` (all that is kept if 0) up to the `n`-th tick, in few points."""
         since = self._newest - seconds if seconds and self._newest is not None else 0.0
         share = max(_LEAST, POINTS // max(1, len(self._lines)))
         lines = tuple(DeviceLine(device, line.points(since, share)) for device, line in self._lines.items())

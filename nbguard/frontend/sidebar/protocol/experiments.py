@@ -1,4 +1,4 @@
-"""The Learners of a notebook: each by the shortest way to it, with its bytes, and what keeps a stale one."""
+"""The Learners of a notebook: each by the shortest way to it, with its bytes, and a stale one's keeper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Route:
 
 
 def experiments(facts: Facts, rows: Rows) -> tuple[Experiment, ...]:
-    """Return the Learners, the one that trains first, then the largest, and what else is parked last."""
+    """Return the Learners, the one that trains first, then the largest, and other parked objects last."""
     listed = sorted(_learners(facts, rows), key=lambda row: (row.state != "training", row.state == "stale", -row.nbytes))
     parked: dict[str, int] = {}
     for fact in facts.parked:
@@ -107,7 +107,7 @@ def _route(graph: Graph, number: int, node: int) -> _Route:
 
 
 def _can(row: tuple[Ability, ...], route: _Route) -> tuple[Ability, ...]:
-    """Return what may be asked of a Learner: all that may be of its row, if that is nothing but the Learner."""
+    """Return the requests that a Learner allows: all those of its row, if that is nothing but the Learner."""
     return row if route.is_direct else tuple(ability for ability in row if ability == "why")
 
 

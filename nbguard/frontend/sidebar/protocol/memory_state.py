@@ -1,4 +1,4 @@
-"""The result of a scan for a sidebar: holders, experiments, segments, the last out-of-memory error."""
+"""The result of a scan for a sidebar, with holders, experiments, segments, the last out-of-memory error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nbguard.memory.reports.notices.view import notice_sentence
 from nbguard.units import format_bytes
 
 _MESSAGE = 60_000
-"""A heap is at most so many bytes as JSON: what is left of 64 kB goes to the message around it."""
+"""Most bytes of a heap as JSON: the rest of 64 kB goes to the message around it."""
 _HOLDERS = 150
 _EXPERIMENTS = 10_000
 _FINDINGS, _FIXES, _OTHERS, _NOTICES = 6, 6, 3, 4
@@ -140,7 +140,7 @@ def _key(*parts: object) -> str:
 
 
 def _oom(card: OomCard | None, over: Collection[int | None]) -> OomView | None:
-    """Return the card in the words of a sidebar: what was asked for, what can be allocated now, what helps."""
+    """Return the card in the words of a sidebar: the request, the memory that can be allocated now, the remedies."""
     if card is None or card.asked.cell in over:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"

@@ -1,6 +1,6 @@
 """Messages of a view, as they come from a browser: no field is believed before it has been checked.
 
-Every field is checked for its type and size; what is no message of ours is None, what is one but wrong is `Bad`.
+Every field is checked for its type and size; a foreign message is None, a wrong one of ours is `Bad`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans and outcomes in the words of a sidebar: a title, a row for each step, what the button says, what came of it."""
+"""Plans and outcomes in the words of a sidebar: a title, a row for each step, the button's label, the outcome."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _pinned(plan: Plan) -> Iterator[str]:
 
 
 def cache_view(facts: Facts, token: str, when: Now = "now", why: str = "") -> PlanView:
-    """Return what emptying the cache gives back, by device."""
+    """Return the bytes that emptying the cache gives back, by device."""
     in_use, doubtful, devices = pools_in_use(facts), doubtful_pools(facts), facts.devices
     releasable = [(each.device, fragmentation(each.segments, in_use=in_use).releasable) for each in devices if each.segments]
     rows: list[PlanRow] = [
@@ -108,7 +108,7 @@ def unpark_view(
     why: str = "",
     keep: Collection[str] = (),
 ) -> PlanView:
-    """Return what bringing `names` back (everything, without names) but those in `keep` takes of each device."""
+    """Return the bytes of each device that it takes to bring back `names` (all if empty) but those in `keep`."""
     facts = [fact for fact in parked if (not names or fact.label in names) and fact.label not in keep]
     left_out = [PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in keep]
     rows = tuple(
@@ -141,7 +141,7 @@ def unpark_view(
 
 
 def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = ()) -> OutcomeView:
-    """Return what a plan did; `undo` are the names under which what was parked comes back."""
+    """Return the outcome of a plan; `undo` are the names that bring parked objects back."""
     plan = outcome.plan
     undone = tuple(UndoneStep(truncate_utf8(label), truncate_utf8(reason)) for label, reason in outcome.undone[:_ROWS])
     sentence = truncate_utf8(" ".join(_said(outcome, action)), _SENTENCE)
@@ -160,7 +160,7 @@ def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = (
 
 
 def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
-    """Return what emptying the cache did: bytes reserved on all devices `before` and `after`."""
+    """Return the effect of emptying the cache: bytes reserved on all devices `before` and `after`."""
     back = before - after
     realised, extra = max(0, min(back, promised)), max(0, back - promised)
     sentence = _measured("Gave back", realised, promised, extra)
@@ -177,7 +177,7 @@ def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
 
 
 def unparked_view(result: Unparked, promised: int | None = None) -> OutcomeView:
-    """Return what was brought back; without `promised`, that was all that was parked under these names."""
+    """Return the memory brought back; without `promised`, that was all memory parked under these names."""
     left = sum(nbytes for _, nbytes, _ in result.left)
     where = f" to {', '.join(result.devices)}" if result.devices else ""
     sentence = f"Brought {format_bytes(result.nbytes)} back{where}."
@@ -196,7 +196,7 @@ def unparked_view(result: Unparked, promised: int | None = None) -> OutcomeView:
 
 
 def _rows(plan: Plan) -> Iterator[PlanRow]:
-    """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
+    """Yield a row for each step, in order; steps left out on request stand first, so that they can be asked for again."""
     yield from (
         PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
     )
@@ -215,7 +215,7 @@ def _steps(actions: Sequence[Action]) -> list[Action]:
 
 
 def _names(plan: Plan) -> tuple[str, ...]:
-    """Return what a plan is about in the user's words: what was asked to go, or is parked, and is not left out."""
+    """Return the subjects of a plan in the user's words: those asked to go, or parked, without those left out."""
     return tuple(target.text for target in plan.request.targets if target.text not in plan.request.keep)
 
 
@@ -270,13 +270,13 @@ def _nothing_to_release(plan: Plan) -> str:
 
 
 def _measured(verb: str, realised: int, promised: int, extra: int) -> str:
-    """Return the bytes realised beside those promised, and what came back besides, as a sentence."""
+    """Return the bytes realised, those promised, and the additional ones, as a sentence."""
     more = f", and {format_bytes(extra)} more" if extra else ""
     return f"{verb} {format_bytes(realised)} of {format_bytes(promised)} promised{more}."
 
 
 def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
-    """Yield in sentences what came of a plan."""
+    """Yield the outcome of a plan in sentences."""
     promised = outcome.plan.promised
     ended = sum(len(each.processes) for each in outcome.done)
     if action == "stop_workers":

@@ -7,7 +7,7 @@ from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.core.target import Target
 
 _BUSY_SAFE = frozenset({"error", "out", "debugger", "collect"})
-"""Steps that let go only of what no running code reaches, and of nothing that it could meet."""
+"""Steps that let go only of objects that no running code reaches or could meet."""
 _ALWAYS_LATER = {
     "release": "the running cell may use it, so it is released when the cell ends",
     "park": "the running cell may use it, so it is parked when the cell ends",
@@ -21,9 +21,9 @@ _REST = "not while the cell runs, as it may use it; Clean stale does it when the
 def request_of(
     action: ActionName, targets: tuple[Target, ...] = (), keep: tuple[str, ...] = (), *, while_busy: bool = False
 ) -> Request:
-    """Return what `action` asks of `plan_cleanup`; `keep` are the keys of rows to leave out.
+    """Return the request of `action` to `plan_cleanup`; `keep` are the keys of rows to leave out.
 
-    With `while_busy` only what may be done while a cell runs.
+    With `while_busy` only steps that may be done while a cell runs.
 
     Raises:
         ValueError: the action is none that lets references go.
@@ -39,7 +39,7 @@ def request_of(
 
 
 def rest_of(whole: Plan) -> tuple[tuple[str, str], ...]:
-    """Return (step, why) of what a plan to clean stale does that is never done while a cell runs."""
+    """Return (step, why) of the steps of a plan to clean stale memory that are never done while a cell runs."""
     return tuple((action.undone, _REST) for action in whole.actions if action.kind not in _BUSY_SAFE)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a holder's row in the words of a training loop: the model, its gradients, the optimizer, earlier Learners."""
+"""The parts of a holder's row in the words of a training loop: model, gradients, optimizer, earlier Learners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.references.owner_sets import owners_of_nodes, owners_of_storages
 
 _KINDS = (("model", "model"), ("optimizer", "optimizer"), ("loader", "data"))
-"""Kinds of a Learner's attributes, in the order in which a storage that several lead to is counted, with their words."""
+"""Kinds of a Learner's attributes, in the order of precedence for a storage that several lead to, with their words."""
 
 
 def row_parts(
@@ -44,7 +44,7 @@ def row_parts(
 
 
 def _groups(graph: Graph, learner: LearnerFact) -> Iterator[list[int]]:
-    """Yield the nodes of each part of a Learner from which its storages are reached, and those of the Learner itself."""
+    """Yield the nodes of each part of a Learner that lead to its storages, and those of the Learner itself."""
     children = graph.nodes[learner.node].children
     for kind, _ in _KINDS:
         yield [child for child in children if graph.nodes[child].kind == kind]

@@ -1,4 +1,4 @@
-"""The rows of a memory state by number: the name of each in a request, and the requests that may be made about it.
+"""The rows of a memory state by number, with the name of each in a request, and the requests that may be made about it.
 
 A browser names rows by their place in this table, never by text. So the table is made from the facts alone, in the same way
 for the state that is sent and for looking a number up.
@@ -36,7 +36,7 @@ _NOTES = {
     "error": "Clean stale leaves it: running code or a name of yours needs it",
     "garbage": "a cycle that running code may still use",
 }
-"""The reason for which a row of this kind of root cannot be released."""
+"""The reason why a row of this kind of root cannot be released."""
 _WORKSPACES_NOTE = HARD.command + " clears them"
 
 
@@ -57,7 +57,7 @@ class Rows:
     storages: tuple[frozenset[int], ...]  # numbers of the storages in the graph that the row's bytes are
 
     def texts(self, what: str, ids: Iterable[int]) -> tuple[str, ...] | None:
-        """Return what the rows `ids` are called; None if there is no such row, or one of them cannot `what`."""
+        """Return the names of the rows `ids`, or None if there is no such row, or one of them cannot `what`."""
         numbers = tuple(ids)
         if not numbers or not all(0 <= number < len(self.can) and what in self.can[number] for number in numbers):
             return None
@@ -122,7 +122,7 @@ def beside_running_code(analysis: Analysis) -> Analysis:
 
 
 def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
-    """Return what a row is called where that can be asked for: by its names, or as a displayed result."""
+    """Return the name of a row where requests can use it: its names, or a displayed result."""
     labels = tuple(graph.roots[root].label for root in row.roots)
     if row.kind == "name" and all(label.isidentifier() and not keyword.iskeyword(label) for label in labels):
         return labels
@@ -130,7 +130,7 @@ def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
 
 
 def _released(row: Holder, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what the release of a row takes away: what it is called, and all that has to go with it."""
+    """Return the names that the release of a row takes away: its own, and all that have to go with it."""
     return tuple(dict.fromkeys((*texts, *row.together.targets))) if texts or row.is_shared else ()
 
 
@@ -148,7 +148,7 @@ def abilities(rows: Rows, number: int) -> tuple[Ability, ...]:
 
 
 def note_of(rows: Rows, number: int) -> str:
-    """Return why a row cannot be released from here, or what does it; empty where it can be, or its description says it."""
+    """Return why a row cannot be released from here, or what does it; "" where it can be, or its description says so."""
     row, can = rows.holders[number], abilities(rows, number)
     if row.source == "workspaces":
         return _WORKSPACES_NOTE
@@ -171,7 +171,7 @@ def _short_name(row: Holder, functions: Set[str]) -> str:
 
 
 def _can(graph: Graph, row: Holder, texts: Sequence[str], released: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:
-    """Return what may be asked of a row; `training` are the nodes that lead to a Learner on which a fit runs."""
+    """Return the requests that a row allows; `training` are the nodes that lead to a Learner with a running fit."""
     if not texts:
         why: tuple[Ability, ...] = ("why",) if row.roots or is_explained(row) else ()
         return (*why, "release") if released else why
@@ -184,6 +184,6 @@ def _can(graph: Graph, row: Holder, texts: Sequence[str], released: Sequence[str
 
 
 def _is_movable(graph: Graph, nodes: Iterable[int]) -> bool:
-    """Say whether this is an experiment, a tensor or a container: what parking is for."""
+    """Say whether this is an experiment, a tensor or a container, which parking is for."""
     facts = (graph.nodes[node] for node in nodes)
     return any(fact.kind in _PARKED_KINDS or fact.type_name in _CONTAINERS for fact in facts)

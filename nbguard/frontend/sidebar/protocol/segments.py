@@ -1,4 +1,4 @@
-"""The segments of a device for a sidebar: strips to draw, the largest request, the holder that stands in its way."""
+"""The segments of a device for a sidebar, with strips to draw, the largest request, the holder that stands in its way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _device(device: DeviceAnalysis, singles: int) -> DeviceSegments:
 def strips(segments: Iterable[Segment], in_use: Collection[PoolId], singles: int) -> tuple[Strip, ...]:
     """Return the segments to draw: the most stranded and largest `singles` of them alone, the rest added up by their kinds.
 
-    Their bytes add up to what is reserved.
+    Their bytes add up to the reserved bytes.
     """
     drawn = [Strip(1, segment.total_size, tuple(_pieces(segment, in_use))) for segment in segments]
     drawn.sort(key=lambda strip: (-_sums(strip.pieces).get("stranded", 0), -strip.nbytes))
@@ -61,7 +61,7 @@ def _added(strips: Sequence[Strip]) -> Strip:
 
 
 def _sums(pieces: Iterable[Piece]) -> dict[PieceKind, int]:
-    """Return the bytes of each kind that there is, in the order in which they are drawn."""
+    """Return the bytes of each kind that there is, in the order of drawing."""
     sums = dict.fromkeys(_KINDS, 0)
     for kind, nbytes in pieces:
         sums[kind] += nbytes
@@ -69,7 +69,7 @@ def _sums(pieces: Iterable[Piece]) -> dict[PieceKind, int]:
 
 
 def _pieces(segment: Segment, in_use: Collection[PoolId]) -> Iterator[Piece]:
-    """Yield a segment's (kind, bytes) by address, neighbours of one kind as one. What waits for a stream is allocated."""
+    """Yield a segment's (kind, bytes) by address, neighbours of one kind as one. Waiting for a stream is allocated."""
     end = segment.address
     for start, size in free_runs(segment):
         if start > end:

@@ -348,7 +348,7 @@ class OutcomeView:
 
 
 class KeptPath(NamedTuple):
-    """A way in which a holder is kept alive."""
+    """A way from a root that keeps a holder alive."""
 
     path: str
     cell: int | None  # number of the cell that bound its name
@@ -366,7 +366,7 @@ class MorePaths(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyView:
-    """The ways in which a holder is kept alive."""
+    """The ways from roots that keep a holder alive."""
 
     name: str
     what: str  # the object in words

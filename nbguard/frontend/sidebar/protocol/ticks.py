@@ -1,4 +1,4 @@
-"""A tick: the counters now, and the newest reading of each device's line. Pure; `sidebar/hub/device_reader.py` reads them."""
+"""A tick with the present counters and the newest reading of each device's line. Pure; `hub/device_reader.py` reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OTHERS = NOT_OURS - {DevicePart.FREE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastLook:
-    """The last look at the heap, as far as a tick needs it to say what still holds."""
+    """The last scan of the heap, as far as a tick needs it to tell the facts that still hold."""
 
     heap: int = 0  # number of the memory state
     cell: int | None = None  # number of the last cell after whose end memory was found as that state has it
@@ -38,7 +38,7 @@ class LastLook:
     limits: Mapping[str, RequestLimits] = field(default_factory=dict)  # by device, while these counters stay the same
 
     def limits_of(self, reading: TickReading, device: str) -> RequestLimits | None:
-        """Return the limits of the largest request on a device; None if blocks have changed since the look."""
+        """Return the limits of the largest request on a device, or None if blocks have changed since the scan."""
         return self.limits.get(device) if reading.counted == self.counted else None
 
 

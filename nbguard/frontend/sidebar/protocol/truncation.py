@@ -1,4 +1,4 @@
-"""Text and lists cut to what fits into a message: a name may be 10 kB long, and there may be a thousand of them."""
+"""Text and lists cut so that they fit into a message: a name may be 10 kB long, and there may be a thousand of them."""
 
 from __future__ import annotations
 

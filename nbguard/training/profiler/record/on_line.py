@@ -1,6 +1,4 @@
-"""Lines of the user's, such as the one that led to a call, and calls that Python takes for calls in such a line, e.g. a
-warning's.
-"""
+"""Lines of the user's, such as the one that led to a call, and calls that look as if made in such a line, e.g. a warning's."""
 
 from __future__ import annotations
 

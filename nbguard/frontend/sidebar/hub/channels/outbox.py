@@ -1,4 +1,4 @@
-"""Messages from the hub to the views, made and sent. Imported when the first one is: the protocol comes with it."""
+"""Messages from the hub to the views, made and sent. Imported with the first one, as the protocol comes with it."""
 
 from __future__ import annotations
 

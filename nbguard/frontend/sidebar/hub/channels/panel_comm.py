@@ -1,4 +1,4 @@
-"""The wire to the panels: a comm of a fixed id, and the control channel, which the kernel listens to while a cell runs.
+"""The wire to the panels: a comm of a fixed id, and the control channel, heard while a cell runs.
 
 The comm is neither opened nor closed towards the browser: whoever knows its id may listen and send, also after a reload of
 the page.
@@ -18,7 +18,7 @@ COMM = "nbguard"
 class PanelChannel(ThreadSafeComm):
     """Takes messages of panels from the shell channel, subshells and the control channel, and publishes to all of them.
 
-    `receive` is called with what is in each message, in the thread that has it: it must not take long, nor raise.
+    `receive` is called with the content of each message, in the thread that has it; it must not take long, nor raise.
     """
 
     def __init__(self, kernel: Any, receive: Callable[[Any, PanelChannel], None]) -> None:
@@ -45,7 +45,7 @@ class PanelChannel(ThreadSafeComm):
             manager.unregister_comm(self)
 
     def handle_close(self, _: dict[str, Any]) -> None:
-        """Stay: a browser that closes the comm, by which the manager forgets it, closes nothing."""
+        """Register again, as a browser that closes the comm must not end the channel."""
         self._closed = False
         self._kernel.comm_manager.register_comm(self)
 

@@ -1,7 +1,7 @@
-"""Messages that answer nobody, as ticks are, the way Jupyter sends them: what all of them have in common is made once.
+"""Fast path for unsolicited messages such as ticks, in Jupyter's format: their common parts are made once.
 
-`Session.send` packs four dicts for each message and asks two dozen traits. A tick goes out four times a second, beside a fit
-that has driven all of that out of the processor's caches: there it takes as long as all else in a tick.
+`Session.send` packs four dicts for each message and asks two dozen traits. A tick goes out four times a second, next to a fit
+that has evicted all of that from the processor's caches: there it takes as long as all else in a tick.
 """
 
 from __future__ import annotations
