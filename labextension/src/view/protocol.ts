@@ -124,9 +124,9 @@ export const isLineHistory: Check<LineHistory> = object({
 });
 
 /**
- * A way in which a holder is kept alive. `cell`: number of the cell that bound its name. `stale`: Clean stale would
- * cut it. `release`: the line of code that cuts it; empty: none. `effect`: effect of that line in a few words;
- * empty: none.
+ * A way from a root that keeps a holder alive. `cell`: number of the cell that bound its name. `stale`: Clean stale
+ * would cut it. `release`: the line of code that cuts it; empty: none. `effect`: effect of that line in a few
+ * words; empty: none.
  */
 export type KeptPath = [path: string, cell: number | null, stale: boolean, release: string, effect: string];
 
@@ -137,7 +137,7 @@ export type MorePaths = [root: string, paths: number];
 
 export const isMorePaths: Check<MorePaths> = tuple(text, number);
 
-/** The ways in which a holder is kept alive. */
+/** The ways from roots that keep a holder alive. */
 export interface WhyView {
   name: string;
   /** The object in words. */

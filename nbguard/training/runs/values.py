@@ -17,7 +17,7 @@ _LONGEST = 120
 
 
 def text_of(value: Any, depth: int = _DEPTH) -> str:
-    """Return a value as text. No code of the user's runs: other objects than numbers, texts and their containers become types."""
+    """Return a value as text. No code of the user's runs: objects but numbers, texts and containers become types."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)

@@ -1,4 +1,4 @@
-"""Scaled dot product attention, with the tensors that each backend saves for the backward pass, and its buffers there.
+"""Scaled dot product attention: the tensors that each backend saves for the backward pass, and its buffers there.
 
 Source: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu, sdp_utils.cpp for the choice; the
 efficient backend's accumulator in mem_eff_attention/kernel_backward.h (blocks of 64 by 64), flash attention's in

@@ -1,4 +1,4 @@
-"""Operators that have no kernel of their own, which PyTorch composes of others that take memory each.
+"""Operators that have no kernel of their own: PyTorch composes them of others below autograd, and each of those takes memory.
 
 A trace sees them as one operator. It calls PyTorch's own composition instead, whose steps it then sees one by one.
 """

@@ -1,4 +1,4 @@
-"""Sorting, and gradients of lookups, with sorted copies of the indices, and partial sums of segments."""
+"""Sorting, and gradients of lookups: sorted copies of the indices, and partial sums of segments."""
 
 from __future__ import annotations
 

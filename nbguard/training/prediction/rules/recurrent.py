@@ -1,4 +1,4 @@
-"""Recurrent layers, both cells (one fused kernel on CUDA that saves the gates of a step) and whole layers, run by cuDNN.
+"""Recurrent layers: cells, each one fused kernel on CUDA that saves the gates of a step, and whole layers, which cuDNN runs.
 
 Source: `lstm_cell` and `gru_cell` in aten/src/ATen/native/RNN.cpp, the kernels in aten/src/ATen/native/cuda/RNN.cu;
 `_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp. cuDNN tells the sizes of its reserve and its workspaces on a GPU only. They

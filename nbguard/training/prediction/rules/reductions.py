@@ -1,4 +1,4 @@
-"""Split reductions, where several blocks of threads share a long reduction and meet in a buffer in global memory.
+"""Split reductions: a long reduction is shared by several blocks of threads, which meet in a buffer in global memory.
 
 Source: `setReduceConfig` and `gpu_reduce_kernel` in aten/src/ATen/native/cuda/Reduce.cuh. The buffer has one accumulator
 (`arg_t`) for each output and block of threads, and as many more as there are threads beside each other where the reduced

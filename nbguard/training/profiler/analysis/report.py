@@ -1,4 +1,4 @@
-"""The report of a profile, with every figure that is shown, in nanoseconds and bytes. Renderers and exporters read only this."""
+"""The report of a profile, with every figure that is shown, in nanoseconds and bytes. Renderers read only this."""
 
 from __future__ import annotations
 
