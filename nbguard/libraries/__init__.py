@@ -63,7 +63,7 @@ class ExportRepair:
     """A class that no exporter takes, with the cure."""
 
     reason: str  # why it cannot be exported, and what to do
-    replacement: str = ""  # class of torch.nn that computes the same, built without arguments; empty: there is none
+    replacement: str = ""  # class of torch.nn that computes the same, built without arguments; empty without one
     setting: tuple[str, bool] | None = None  # (name in the model's `config`, value) without which it is not returned
 
 
@@ -85,7 +85,7 @@ class Library:
     module_repairs: Mapping[str, ExportRepair] = field(default_factory=dict)  # by the full name of a module's class
     output_repairs: Mapping[str, ExportRepair] = field(default_factory=dict)  # by the full name of an output's class
     is_locking: bool = False  # an error in a move of its model leaves a lock taken: the next fit would wait for ever
-    divides_as: str = ""  # its name in a sentence on loaders that give each rank its own part of the data; empty: none does
+    divides_as: str = ""  # its name in a sentence on loaders that give each rank its own part of the data; empty if none does
     variables: tuple[str, ...] = ()  # beginnings of the names of its environment variables
     launchers: tuple[str, ...] = ()  # its programs that start processes of Python
     calling_modules: tuple[str, ...] = ()  # modules, with those below, that call the user's code in a fit

@@ -75,7 +75,7 @@ class Table:
     """A table. Columns without a single word are left out."""
 
     rows: tuple[TableRow, ...]  # all of as many cells
-    names: tuple[str, ...] = ()  # headings; none: a list of steps
+    names: tuple[str, ...] = ()  # headings; empty for a list of steps
     figures: Collection[int] = ()  # places of the columns of numbers
     code: Collection[int] = ()  # places of the columns of names and commands
     chips: Collection[int] = ()  # places of the columns of warnings in a word
@@ -91,7 +91,7 @@ class Slice:
     name: str  # of the part
     figure: str  # its bytes, in the unit of the whole
     amount: int  # bytes
-    colour: str = ""  # none: what is left empty
+    colour: str = ""  # none if what is left empty
     mark: str = "█"  # the character of a bar in a terminal
     note: str = ""  # shown where the mouse rests
 
@@ -150,7 +150,7 @@ class Fold:
 
     name: str  # of what lies behind it
     blocks: tuple[Block, ...]
-    brief: str = ""  # for a terminal; empty: it shows nothing
+    brief: str = ""  # for a terminal; empty if it shows nothing
 
 
 Block: TypeAlias = "Head | Section | Title | Line | FactLines | Table | Bar | Listing | Points | Picture | Fold"

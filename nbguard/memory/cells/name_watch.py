@@ -45,7 +45,7 @@ class _Bound:
     """The object that a name is bound to, by its id and weakly."""
 
     ref: int  # its id
-    weak: weakref.ref[Any] | None  # None: its class has no weak references (lists, dicts, tuples, streams)
+    weak: weakref.ref[Any] | None  # None if its class has no weak references (lists, dicts, tuples, streams)
     type_name: str
     cell: int | None  # number of the cell that bound the name
 

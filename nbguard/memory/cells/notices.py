@@ -43,8 +43,8 @@ class NoticeWatch:
         self._shell = shell
         self._show = show
         self._source = source
-        self._watched: tuple[NameWatch, Repeats] | None = None  # None: no cell has been seen since PyTorch was imported
-        self._told: ToldNotices | None = None  # None: nothing has been noticed yet
+        self._watched: tuple[NameWatch, Repeats] | None = None  # None if no cell has been seen since PyTorch was imported
+        self._told: ToldNotices | None = None  # None if nothing has been noticed yet
         self._quiet: set[str] = set()
         self._has_cleaned = False
         self._is_in_cell = False

@@ -20,7 +20,7 @@ _SWITCH = "%nbguard"
 class Advice:
     """One line to run in a cell. Without a command there is none that lets the memory go, and `effect` may say why."""
 
-    command: str  # runs as it stands; empty: there is none
+    command: str  # runs as it stands; empty without one
     call: str = field(default="", compare=False, metadata={"json": False})
     """The same in Python without magics; empty if the command is Python already, or only the magic does it.
 
@@ -29,7 +29,7 @@ class Advice:
 
     terminal: str = field(default="", compare=False, metadata={"json": False})  # nbguard's own command, where it has one
     effect: str = ""  # in a few words
-    frees: int | None = None  # bytes of tensors that it gives back as things stand; None: it frees none, or it is not known
+    frees: int | None = None  # bytes of tensors that it gives back as things stand; None if it frees none, or it is not known
     targets: tuple[str, ...] = field(default=(), metadata={"json": False})  # what a cleanup is told to delete
     cut: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False, metadata={"json": False})
     """References that it takes away: (parent, child) nodes of the graph it was made for; empty where they are not known."""

@@ -91,7 +91,7 @@ class Segment:
     is_small: bool  # it serves requests of up to 1 MiB (segment_type "small")
     is_expandable: bool  # it grows and shrinks by pages
     blocks: tuple[Block, ...]  # by address, without gaps
-    stream: int = 0  # address of the stream that it serves; 0: the default one
+    stream: int = 0  # address of the stream that it serves; 0 for the default one
     pool: PoolId = (0, 0)  # segment_pool_id; other than (0, 0) only of CUDA graphs and MemPools
 
     @property
@@ -143,7 +143,7 @@ class DeviceFacts:
     nvml: NvmlFacts | None = None  # the driver's view; None without NVML
     settings: str = ""  # of the allocator, as PYTORCH_ALLOC_CONF writes them
     workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS, one for each handle and stream
-    lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None: this torch keeps none
+    lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None if this torch keeps none
     has_context: bool = True  # False: this process has not opened the device
     limit: int | None = None  # what torch may reserve (its memory fraction); None where torch does not tell
 
@@ -152,7 +152,7 @@ class DeviceFacts:
 class PinnedFacts:
     """Page-locked host memory of torch's pinned allocator (`torch.cuda.host_memory_stats`)."""
 
-    active: int | None  # bytes in use by tensors or copies; None: this torch does not tell
+    active: int | None  # bytes in use by tensors or copies; None if this torch does not tell
     reserved: int  # bytes held in all, also those that are kept for later
 
     @property
@@ -188,7 +188,7 @@ class Root:
     cell: int | None = None  # number of the cell that it stems from
     what: str = ""  # the object in a few words
     ended_by: str = ""  # line of code that ends a library's hold on it; empty where there is none
-    module: str = ""  # module whose import makes the label an expression; empty: none is needed, or none does
+    module: str = ""  # module whose import makes the label an expression; empty if none is needed, or none does
     is_class: bool = False  # it is the attributes of a library's class
     thread: str = ""  # of a running function: the thread that runs it, if another than the one that scanned; or it is a thread
     registry: Registry = ""  # of a library: the part of Python that it stands for
@@ -239,7 +239,7 @@ class UnwalkedFact:
 
     graphs_cut: int = 0  # places where the walk of an autograd graph ended before the graph did
     operations: int = 0  # nodes of autograd graphs that were walked
-    operations_at_most: int = 0  # a bound of all nodes of these graphs, by `_sequence_nr()` of the latest; 0: not known
+    operations_at_most: int = 0  # a bound of all nodes of these graphs, by `_sequence_nr()` of the latest; 0 if unknown
     tensors: int = 0  # tensors that were looked into
     tensors_left: int = 0  # references to tensors that were not
 
@@ -308,5 +308,5 @@ class Facts:
     changed: bool = False  # another thread allocated or freed during the scan
     has_compiled: bool = False  # torch.compile has been used in this process
     workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
-    unwalked: UnwalkedFact | None = None  # what the scan did not look into; None: it looked into all
+    unwalked: UnwalkedFact | None = None  # what the scan did not look into; None if it looked into all
     unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into

@@ -14,7 +14,7 @@ class Finding:
     kind: str
     sentence: str
     advice: Advice = NONE
-    learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty: it holds whatever runs
+    learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty if it holds whatever runs
 
     @property
     def command(self) -> str:

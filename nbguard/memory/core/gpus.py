@@ -17,7 +17,7 @@ class GpuReading:
     name: str  # nvmlDeviceGetName
     total: int  # nvmlDeviceGetMemoryInfo(…).total
     used: int  # nvmlDeviceGetMemoryInfo(…).used
-    capability: tuple[int, int] | None  # of computing: (8, 0); None: the driver does not say
+    capability: tuple[int, int] | None  # of computing: (8, 0); None if the driver does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,6 @@ class Gpus(Result):
     view: ClassVar[str] = "nbguard.memory.core.views.gpus:gpus_blocks"
 
     gpus: tuple[GpuReading, ...] = ()  # by index
-    driver: str = ""  # its version and the newest CUDA that it runs, in words; empty: it does not answer
-    unavailable: str = ""  # why something could not be read; empty: all could
+    driver: str = ""  # its version and the newest CUDA that it runs, in words; empty if it does not answer
+    unavailable: str = ""  # why something could not be read; empty if all could
     processes: tuple[Judged, ...] = ()  # on the GPUs, each judged as by `%reset_gpu --zombies`

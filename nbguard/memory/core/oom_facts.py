@@ -83,7 +83,7 @@ class EarlierFailure:
     made: int  # of all blocks that were handed out during that run
     made_blocks: int  # number of these blocks
     peak: int  # the most that was ever in use until that failure (allocated_bytes.all.peak)
-    needed: int | None = None  # what that run needed at the same time, at least, this request among it; None: not known
+    needed: int | None = None  # what that run needed at the same time, at least, this request among it; None if unknown
     is_of_same_inputs: bool = False  # what the cell reads was the same then: numbers, strings, functions, modules, classes
 
 
@@ -114,19 +114,19 @@ class OomFact:
     kind: OomKind = "device"  # who had no memory to give
     limit: int | None = None  # what the process may reserve at most, as the text says
     error: str = "OutOfMemoryError"  # name of the error's type
-    shown: str = ""  # type of the error that was raised because of it or after it; empty: the same error
+    shown: str = ""  # type of the error that was raised because of it or after it; empty for the same error
     cell: int | None = None  # number of the cell that ran
     line: CodeLine | None = None  # deepest line of the user's own
     uses: tuple[str, ...] = ()  # names that the run reads
     bound: tuple[str, ...] = ()  # names that the run had bound before it failed
     makes: tuple[str, ...] = ()  # of these, the names that a run binds before anything reads them: deleting one costs nothing
-    reaches: tuple[str, ...] | None = ()  # names that any code of the run may have reached; None: it may have been any name
-    start: AllocatorCounts | None = None  # the counters of the device when the cell began; None: nobody read them
+    reaches: tuple[str, ...] | None = ()  # names that any code of the run may have reached; None if it may have been any name
+    start: AllocatorCounts | None = None  # the counters of the device when the cell began; None if nobody read them
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
-    elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
+    elements: int | None = None  # number of elements of the list that the failing line builds; None if unknown
     earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before this one, the oldest first
     goes_on: bool = False  # after the request, the cell may allocate more, of bytes that nobody knows
-    learner: int = 0  # ref of the Learner in the error's frames; 0: none
+    learner: int = 0  # ref of the Learner in the error's frames; 0 if none
     batch_size: int | None = None  # of that Learner
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running
     fills: tuple[str, ...] = ()  # names of containers that a loop of the user's, around the model where one ran, puts things in

@@ -28,14 +28,14 @@ class Process:
 class WorkersFact:
     """The worker processes of one DataLoader iterator that still run."""
 
-    node: int | None  # the iterator's in the graph; None: the iterator is gone, and its workers were not ended
+    node: int | None  # the iterator's in the graph; None if the iterator is gone, and its workers were not ended
     processes: tuple[Process, ...]  # that run
     loaders: tuple[int, ...] = ()  # nodes of the DataLoaders that keep the iterator for their next epoch (persistent workers)
     yielded: int = 0  # batches that the iterator has yielded in this epoch (_num_yielded)
     is_midway: bool = False  # there are more batches to come
     is_in_use: bool = False  # more refers to it than Python shows: the `for` loop that runs over it
-    private: int | None = None  # bytes of host memory that come back when the processes end; None: the system does not tell
-    shared: int | None = None  # bytes of shared memory that come back then; None: the system does not tell
+    private: int | None = None  # bytes of host memory that come back when the processes end; None if the system does not tell
+    shared: int | None = None  # bytes of shared memory that come back then; None if the system does not tell
 
     @property
     def host(self) -> int | None:
@@ -84,7 +84,7 @@ class DeviceProcess:
     is_elsewhere: bool | None = None  # it runs in another container (another namespace of pids)
     is_contained: bool = False  # it runs in a container, whose first process may be any program, or that cannot be told
     is_defunct: bool = False  # it has ended, and only its entry is left
-    devices: tuple[tuple[str, int | None], ...] = ()  # (device, bytes) by the driver's count; None: it does not say
+    devices: tuple[tuple[str, int | None], ...] = ()  # (device, bytes) by the driver's count; None if it does not say
     holds_files: bool = False  # it has the device's files open
 
     @property
@@ -111,7 +111,7 @@ class Zombies(Result):
     view: ClassVar[str] = "nbguard.memory.core.views.processes:zombies_blocks"
 
     judged: tuple[Judged, ...] = ()  # processes, each with the judgement and its reason
-    unavailable: str = ""  # why processes could not be listed; empty: they could
+    unavailable: str = ""  # why processes could not be listed; empty if they could
     asked: bool = False  # the orphans were told to end
     ended: tuple[int, ...] = ()  # pids that have ended
     remaining: tuple[tuple[int, str], ...] = ()  # (pid, why) of those that did not

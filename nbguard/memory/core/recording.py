@@ -25,8 +25,8 @@ class Recording(Result):
     view: ClassVar[str] = "nbguard.memory.core.views.recording:recording_blocks"
 
     state: State  # `on` by nbguard, `waiting` for CUDA, `theirs` by someone else, or `off`
-    entries: int | None = None  # kept of each device at most; None: not known
-    since: int | None = None  # number of the cell in which it began; None: not known
+    entries: int | None = None  # kept of each device at most; None if unknown
+    since: int | None = None  # number of the cell in which it began; None if unknown
     changed: bool = False  # the call that returned this has changed something
 
 

@@ -49,7 +49,7 @@ class Simulated:
     ooms: int  # number of requests that failed
     segments: tuple[Segment, ...] = ()  # of the allocator
     unseen: int = 0  # sights of tensors without a storage of their own (sparse ones): not counted
-    broken: str = ""  # why the figures end; empty: they go on
+    broken: str = ""  # why the figures end; empty if they go on
 
     @property
     def fragmentation(self) -> Fragmentation:

@@ -38,11 +38,11 @@ class OomCard(Result):
     device: str  # name of the place that ran out: `cuda:0`, `cpu`
     parts: tuple[Part, ...]  # of the device now (they add up to its size), or of the host
     limit: int | None  # what torch may reserve, if that is less than the device (its memory fraction)
-    largest_free: int | None  # largest free block in torch's cache that a request can get; None: segments are not known
-    had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None: not known
+    largest_free: int | None  # largest free block in torch's cache that a request can get; None if segments are not known
+    had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None if unknown
     taken: int  # what the failed run still holds itself
-    cell_took: int | None  # what the cell had in use at the failure beyond what was there when it began; None: not known
-    needed: int | None  # what the cell needs at the same time, at least, the request among it; None: the error does not say
+    cell_took: int | None  # what the cell had in use at the failure beyond what was there when it began; None if unknown
+    needed: int | None  # what the cell needs at the same time, at least, the request among it; None if the error does not say
     holders: tuple[Holder, ...]  # the largest
     held: int  # what all holders hold
     fixes: tuple[Fix, ...]  # the best first

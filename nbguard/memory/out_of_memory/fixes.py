@@ -42,11 +42,11 @@ class Fix:
     words: str  # the effect, in a sentence without its first capital
     advice: tuple[Advice, ...]  # lines to run one after the other; none where it is nothing to run
     commands: tuple[str, ...] = field(init=False)  # the lines themselves
-    nbytes: int | None  # bytes that it gives; None: cannot be known
-    enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None: not known
+    nbytes: int | None  # bytes that it gives; None if it cannot be known
+    enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None if unknown
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
-    code: str = ""  # lines of Python that make the change, to be run after those of the advice; empty: there are none
+    code: str = ""  # lines of Python that make the change, to be run after those of the advice; empty without any
 
     def __post_init__(self) -> None:
         """Set `enough` by the verdict and `commands` by the advice: one meaning, for those who read only that."""
@@ -68,7 +68,7 @@ class OomContext:
     plan: Plan  # the default cleanup
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
-    fitting: int | None = None  # items of a batch with which the fit is foreseen to run after the cleanup; None: not known
+    fitting: int | None = None  # items of a batch with which the fit is foreseen to run after the cleanup; None if unknown
     changes: tuple[ForeseenChange, ...] = ()  # to the fit, foreseen after the cleanup
 
     @property

@@ -29,7 +29,7 @@ class Growing:
     """The container, as one would write it, and its contents."""
 
     name: str
-    elements: int  # 0: joined to one tensor
+    elements: int  # 0 if joined to one tensor
     nbytes: int  # where the request was made
     keeps_graph: bool = False  # its elements keep autograd graphs
     less: str = ""  # the way to have a library keep less; "": the user's own loop fills it

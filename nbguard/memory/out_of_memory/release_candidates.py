@@ -27,7 +27,7 @@ _NOT_MOVED = frozenset({"graph", "pool", "iterator"})
 class ReleaseCandidate:
     """Names that could be let go or parked, and the state of the device then."""
 
-    names: tuple[str, ...]  # labels of the roots; none: the default cleanup alone
+    names: tuple[str, ...]  # labels of the roots; empty for the default cleanup alone
     advice: tuple[Advice, ...]  # lines to run one after the other
     after: After  # the device then
     verdict: RerunVerdict  # of the cell run again then

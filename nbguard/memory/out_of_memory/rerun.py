@@ -62,7 +62,7 @@ class After:
     """The device after something was freed."""
 
     freed: frozenset[int]  # numbers of the storages that are free then
-    pools: Collection[PoolId] | None = None  # private pools that are kept then; None: as now
+    pools: Collection[PoolId] | None = None  # private pools that are kept then; None for the present ones
     is_emptied: bool = False  # the cache was emptied, as every cleanup does
     is_limited: bool = True  # the memory fraction counts
     more: int = 0  # bytes that are free on the device besides

@@ -90,9 +90,9 @@ class DeviceMap:
     pinners: tuple[Pinner, ...]  # the worst segments
     by_holder: tuple[HolderPins, ...]  # what each holder pins, of all segments
     largest: LargestRequest  # the largest request that would succeed now
-    rounding: int | None  # bytes by which live blocks exceed what was asked for; None: this torch does not tell
+    rounding: int | None  # bytes by which live blocks exceed what was asked for; None if this torch does not tell
     pages: Pages | None  # of expandable segments; None without any
-    release: Release | None = None  # cheapest way to a request of a given size; None: none was given
+    release: Release | None = None  # cheapest way to a request of a given size; None if none was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

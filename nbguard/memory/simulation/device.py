@@ -47,7 +47,7 @@ class SimulatedDevice:
         self.capacity, self.context = capacity, context
         self.model = CachingAllocator(settings, capacity, fraction, version, SimulatedDriver(capacity, used=context))
         self.broken = ""
-        self.history: SimulatedHistory | None = None  # None: it is not recorded
+        self.history: SimulatedHistory | None = None  # None if it is not recorded
         self._noted = 0  # events that the history has, or that came before it
         self._refuse = refuse
         self._records = records

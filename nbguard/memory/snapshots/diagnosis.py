@@ -24,10 +24,10 @@ class RefusedRequest:
 
     device: str  # "cuda:0"
     size: int  # that was asked for
-    free: int | None  # that the driver had left then; None: not recorded
+    free: int | None  # that the driver had left then; None if not recorded
     site: str  # the line that asked: `train.py, line 12 in forward()`; empty where no stack was recorded
     refusals: int  # out-of-memory events in the device's trace, this one among them
-    fraction: float | None = None  # share of the device that the process may take; None: not known
+    fraction: float | None = None  # share of the device that the process may take; None if unknown
 
     @property
     def is_over_a_limit(self) -> bool:

@@ -33,7 +33,7 @@ _LONGEST = 200
 class NotebookNames:
     """Names of the notebook from a sidecar, that have no place in PyTorch's format."""
 
-    holders: Mapping[int, HolderNames] | None = None  # by device, from the sidecar's "holders"; None: it has none
+    holders: Mapping[int, HolderNames] | None = None  # by device, from the sidecar's "holders"; None if it has none
     cells: Mapping[str, int] | None = None  # number of the cell by the file IPython compiled it as, without its folder
     unnamed: int = 0  # holders that had no room in the sidecar
     is_of_another: bool = False  # the sidecar's "crc32" is of another file: its names are left out

@@ -34,8 +34,8 @@ class SnapshotReport(Result):
     view: ClassVar[str] = "nbguard.memory.snapshots.saved_view:saved_blocks"
 
     file: str  # name of the file, without its folder
-    torch_version: str | None  # that wrote it, from the sidecar; None: not known
-    settings: str | None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; "": defaults; None: not known
+    torch_version: str | None  # that wrote it, from the sidecar; None if unknown
+    settings: str | None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; "": defaults; None if unknown
     events: tuple[int, ...]  # entries of the history (`device_traces`), by device
     report: Report  # in the columns of `%gpumem`
     notes: tuple[str, ...] = ()  # sentences on what the file lacks

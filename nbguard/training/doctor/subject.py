@@ -21,10 +21,10 @@ class TrialSubject:
     model: Any  # a torch module, without the wrapper of a distributed job
     name: str  # class of the Learner and of the model, for people
     learn: Any = None  # the fastai Learner, if it is one
-    batch: Any = None  # given by the user; None: one is to be taken from the loader
-    loader: Any = None  # training loader; None: none is known
-    loss: Callable[..., Any] | None = None  # of prediction and targets; None: the outputs' sum stands for it
-    optimizer: Any = None  # torch's or fastai's; None: none was given, or none was made yet
+    batch: Any = None  # given by the user; None if one is to be taken from the loader
+    loader: Any = None  # training loader; None if none is known
+    loss: Callable[..., Any] | None = None  # of prediction and targets; None if the outputs' sum stands for it
+    optimizer: Any = None  # torch's or fastai's; None if none was given, or none was made yet
     is_compiled: bool = False  # whether `torch.compile` has wrapped the model, which is tried without it
 
 

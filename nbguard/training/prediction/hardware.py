@@ -25,9 +25,9 @@ class Gpu:
     """A GPU as far as memory depends on it."""
 
     name: str  # of its model, or the size that was asked for
-    capacity: int | None = None  # bytes of the device; None: not said, so that nothing can run out
+    capacity: int | None = None  # bytes of the device; None if not said, so that nothing can run out
     context: int = _CONTEXT  # bytes of the device that a CUDA context takes, with what other processes hold where that is known
-    others: int | None = None  # bytes that other processes hold, of a GPU that this one has not opened; None: of any other GPU
+    others: int | None = None  # bytes that other processes hold, of a GPU that this one has not opened; None for any other GPU
     multiprocessors: int = 108  # number of SMs, by which split reductions are sized
     threads: int = 2048  # resident threads of one SM
     architecture: tuple[int, int] = (8, 0)  # compute capability

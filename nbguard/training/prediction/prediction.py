@@ -62,18 +62,18 @@ class PeakPlace:
 
     phase: FitPhase
     batch: int  # number of the batch, from 1 on
-    operator: str  # of PyTorch's, as `aten.mm.default`; empty: a buffer of a kernel's own
-    module: str  # path of the module that is called, or whose backward pass runs; empty: none, or the model itself
-    module_class: str  # its class; empty: no module
-    line: str  # of the user's code, as `forward() in model, line 12`; empty: a library's, as in most backward passes
+    operator: str  # of PyTorch's, as `aten.mm.default`; empty for a buffer of a kernel's own
+    module: str  # path of the module that is called, or whose backward pass runs; empty if none, or the model itself
+    module_class: str  # its class; empty for no module
+    line: str  # of the user's code, as `forward() in model, line 12`; empty for a library's, as in most backward passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
     """The largest training batches that a fit runs with on a GPU, in items, each traced, as was the next larger one."""
 
-    sure: int | None  # it is sure to run: the band stays free; 0: not even one item; None: not all could be traced
-    limit: int  # it runs in the model of the allocator, where nothing is kept free; 0: not even one item
+    sure: int | None  # it is sure to run: the band stays free; 0 for not even one item; None if not all could be traced
+    limit: int  # it runs in the model of the allocator, where nothing is kept free; 0 for not even one item
     is_whole_set: bool  # the limit is the whole training set
     traces: int  # batch sizes that were tried for the limit
 
@@ -91,11 +91,11 @@ class Saving:
     peak_reserved: int  # of the fit after the change
     saved: int  # bytes fewer that are reserved at the peak; below 0: the change takes more
     batch_size: int  # items of a batch after the change
-    code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty: a setting does it
-    settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
+    code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty if a setting does it
+    settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty if lines of Python do it
     cost: str  # what the change costs, in words
     fits: bool | None = None  # on this GPU, after the change: yes even with the band, no, or not known
-    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None: not asked for
+    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None if not asked for
     kind: ChangeKind = field(default="", metadata={"json": False})
 
 
@@ -107,7 +107,7 @@ class Prediction(Result):
     view: ClassVar[str] = "nbguard.training.prediction.prediction_view:prediction_blocks"
 
     gpu: str  # name of the GPU, or its size in words
-    capacity: int | None  # of the GPU; None: none was named
+    capacity: int | None  # of the GPU; None if none was named
     context: int  # of the GPU that is not PyTorch's: CUDA's own, assumed; on a live device measured, with other processes
     is_live: bool  # the fit begins on the device of this process as it is now; else on an empty one
     held: int  # in tensors on the device before the fit, and not the fit's
@@ -127,12 +127,12 @@ class Prediction(Result):
     fits: bool | None  # on this GPU: yes even with the band, no, or not known
     why: str  # the reason for `fits`
     batch_sizes: tuple[int, ...]  # items of the training batches that were traced
-    batches: int | None  # training batches of an epoch; None: not known, as of a step function
+    batches: int | None  # training batches of an epoch; None if unknown, as of a step function
     convolutions: int  # number of calls of cuDNN's convolutions, whose workspaces are a part of the band
     seconds: float  # that the prediction took, without imports
     import_seconds: float = 0.0  # that it took besides to import parts of PyTorch, as the first one of a process does
-    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU; None: not asked for
-    savings: tuple[Saving, ...] = ()  # changes that were tried, the one that saves most first; empty: not asked for
+    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU; None if not asked for
+    savings: tuple[Saving, ...] = ()  # changes that were tried, the one that saves most first; empty if not asked for
     unknown: tuple[str, ...] = ()  # what was not traced and may take memory: with it nothing is said to fit
     assumptions: tuple[str, ...] = ()  # in words
 
@@ -168,5 +168,5 @@ class GpuComparison(Result):
     kind: ClassVar[str] = "gpu_comparison"
     view: ClassVar[str] = "nbguard.training.prediction.prediction_view:comparison_blocks"
 
-    executed: str  # as of `CellPrediction`; empty: nothing has run
+    executed: str  # as of `CellPrediction`; empty if nothing has run
     fits: tuple[ForeseenFit, ...]  # all on the first GPU, then all on the next; each GPU is empty before a fit

@@ -51,7 +51,7 @@ class FitTrace:
 
     sizes: tuple[int, ...]  # items of the training batches that were traced
     items: int  # in the training set
-    batches: int | None  # training batches of an epoch; None: not known
+    batches: int | None  # training batches of an epoch; None if unknown
     peak_allocated: int  # most in tensors at once
     peak_reserved: int  # most that the allocator had at once
     end_allocated: int  # in tensors when the fit had ended
@@ -83,7 +83,7 @@ class FitTracer:
     source: FitSource  # the user's objects, which stay as they are
     gpu: Gpu  # that is modelled
     settings: AllocatorSettings
-    start: LiveDevice | None = None  # state of the device to begin with; None: it is empty
+    start: LiveDevice | None = None  # state of the device to begin with; None if it is empty
     code: str = ""  # lines that change the copy of the Learner, `learn`, before it is fitted
     until: float | None = None  # reading of `time.monotonic` after which no trace is begun any more
     is_last_optional: bool = False  # the smaller last batch is left out where the fit fails on it: BatchNorm refuses one item

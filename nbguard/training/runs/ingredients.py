@@ -20,7 +20,7 @@ class Ingredients:
 
     learn: Any = None  # the Learner, if it is one
     model: Any = None  # torch module
-    optimizer: Any = None  # torch's or a Learner's; None: none is known yet
+    optimizer: Any = None  # torch's or a Learner's; None if none is known yet
     loaders: tuple[Any, ...] = ()  # the training one first
 
     @property

@@ -19,7 +19,7 @@ class EngineCleanup:
     engine: int  # number in the cluster
     answer: Answer
     promised: int = 0  # by its plan
-    freed: int | None = None  # measured; None: nothing has been done, or it has not said
+    freed: int | None = None  # measured; None if nothing has been done, or it has not said
     left: int | None = None  # that its tensors' storages hold afterwards; None likewise
     steps: tuple[str, ...] = ()  # of the plan or, once it has been carried out, those that were taken
 

@@ -35,10 +35,10 @@ class EngineDevice:
 
     device: str  # name in torch: "cuda:0"
     name: str  # name of the product
-    uuid: str  # of the GPU, or of its slice; empty: there is none, or the engine has not opened it
+    uuid: str  # of the GPU, or of its slice; empty without one, or the engine has not opened it
     allocated: _Bytes  # what holders hold
     reserved: _Bytes | None  # what PyTorch has taken of the device; None where it does not tell
-    holder: str  # label of the largest holder; empty: nothing is held
+    holder: str  # label of the largest holder; empty if nothing is held
     held: _Bytes  # bytes of that holder
 
 
@@ -50,7 +50,7 @@ class EngineMemory:
     answer: Answer
     host: str = ""
     pid: int = 0
-    visible: str | None = None  # its CUDA_VISIBLE_DEVICES; None: not set
+    visible: str | None = None  # its CUDA_VISIBLE_DEVICES; None if not set
     devices: tuple[EngineDevice, ...] = ()
     stale: int = 0  # bytes that the default cleanup frees
     error: str = ""  # its last error: "ValueError: …"

@@ -22,7 +22,7 @@ _SHARE = 0.1
 class ShownSidebar(Protocol):
     """A sidebar in an output."""
 
-    comm: Any  # None: it is closed
+    comm: Any  # None if it is closed
 
     def publish(self, picture: str, *, update: bool = False) -> None:
         """Put a picture, in HTML, into the outputs that show the sidebar."""

@@ -99,7 +99,7 @@ OPTIONS = frozenset(name for name in _ARGUMENTS if name.startswith("--"))
 class Form:
     """One way to use the magic: the option that stands for it, and the arguments that go with it."""
 
-    option: str  # that chooses this form; empty: none
+    option: str  # that chooses this form; empty if none
     arguments: tuple[str | tuple[str, ...], ...]  # that go together; of those in a tuple of their own, one at a time
     advice: str  # the next step after an option that goes with another form
 

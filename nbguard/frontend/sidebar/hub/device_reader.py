@@ -97,7 +97,7 @@ class _Reading:
     name: str  # torch's name of the device
     total: int  # size of the device
     opened: bool  # this process has a context there
-    used: int | None  # in use by all processes; None: not known
+    used: int | None  # in use by all processes; None if unknown
     reserved: int  # that torch had of it at that moment
     nvml: NvmlFacts | None  # the driver's figures; None where NVML is missing
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes them

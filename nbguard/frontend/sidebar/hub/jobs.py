@@ -29,10 +29,10 @@ class Job:
 
     run: Callable[[], None]  # the work itself
     failed: Callable[[str], None]  # called with the reason when `run` fails
-    rid: str = ""  # the request it answers; empty: none
-    kind: str = ""  # only the newest of those of a kind that wait is done; empty: all are
-    title: str = ""  # in the list of waiting jobs; empty: the hub's own
-    why: str = ""  # it has to wait while a cell runs; empty: it may run beside the cell
+    rid: str = ""  # the request it answers; empty if none
+    kind: str = ""  # only the newest of those of a kind that wait is done; empty if all are
+    title: str = ""  # in the list of waiting jobs; empty for the hub's own
+    why: str = ""  # it has to wait while a cell runs; empty if it may run beside the cell
     tell_queued: Callable[[str], None] | None = None  # called with `why` as soon as the job waits
     is_told: bool = False  # `tell_queued` has been called
 

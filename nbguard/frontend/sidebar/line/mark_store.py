@@ -23,7 +23,7 @@ class AllocatorPeak:
     """The counters of one device's allocator at a cell's beginning or end, in bytes."""
 
     allocated: int  # allocated_bytes.all.current
-    peak: int | None  # allocated_bytes.all.peak, since the start or since somebody reset it; None: nobody counts it
+    peak: int | None  # allocated_bytes.all.peak, since the start or since somebody reset it; None if nobody counts it
 
 
 _UNUSED = AllocatorPeak(allocated=0, peak=0)
@@ -35,11 +35,11 @@ class _OpenCell:
     """The cell that runs."""
 
     mark: TimeMark
-    before: Mapping[str, AllocatorPeak] | None  # by device, as it began; None: not known
-    last_run: TimeMark | None  # of the same cell, by its id; None: none is kept
+    before: Mapping[str, AllocatorPeak] | None  # by device, as it began; None if unknown
+    last_run: TimeMark | None  # of the same cell, by its id; None if none is kept
     highs: dict[str, int] = field(default_factory=dict)  # by device, the most bytes of the readings so far
     peaks: dict[str, int] = field(default_factory=dict)  # by device, the peak counter once it has risen in this cell
-    reached: TimeMark | None = None  # the mark with its peaks; None: they have risen since it was made
+    reached: TimeMark | None = None  # the mark with its peaks; None if they have risen since it was made
 
 
 class MarkStore:

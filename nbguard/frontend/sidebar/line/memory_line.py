@@ -25,7 +25,7 @@ class MemoryLine:
     def __init__(self) -> None:
         self._lines: dict[str, LineStore] = {}
         self._peaks: dict[str, int] = {}  # by device, the peak counter at the last reading
-        self._newest: float | None = None  # time of the last reading; None: there was none
+        self._newest: float | None = None  # time of the last reading; None if there was none
         self._marks = MarkStore()
 
     def add(self, t: float, points: Mapping[str, LinePoint], reading: TickReading) -> dict[str, LinePoint]:

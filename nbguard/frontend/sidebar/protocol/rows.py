@@ -53,7 +53,7 @@ class Rows:
     can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
     parts: tuple[tuple[RowPart, ...], ...]  # parts of the row's bytes
     is_running: tuple[bool, ...]  # held by nothing but functions that run now
-    short: tuple[str, ...]  # name of the row where its path has no room; empty: its label
+    short: tuple[str, ...]  # name of the row where its path has no room; empty for its label
     storages: tuple[frozenset[int], ...]  # numbers of the storages in the graph that the row's bytes are
 
     def texts(self, what: str, ids: Iterable[int]) -> tuple[str, ...] | None:

@@ -56,11 +56,11 @@ class DeviceTick:
 
     device: str  # torch's name: `cuda:0`, `cpu`
     name: str  # the model, as the driver calls it
-    total: int | None  # memory of the device; None: not known
+    total: int | None  # memory of the device; None if unknown
     parts: tuple[Part, ...]  # add up to `total`, where that is known
     peak: int | None = None  # the most that was allocated, as torch counts it
-    line: LinePoint | None = None  # the newest reading for its line; None: this kernel has not used the device
-    fits: FittingRequest | None = None  # by the blocks of the last look and what is free now; None: blocks have changed since
+    line: LinePoint | None = None  # the newest reading for its line; None if this kernel has not used the device
+    fits: FittingRequest | None = None  # by the blocks of the last look and what is free now; None if blocks have changed since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +104,12 @@ class TimeMark:
     kind: Literal["cell", "epoch", "request"]
     label: str  # in words: `In[12]`, `epoch 2`, `6 GiB asked`
     t: float  # it began, or failed
-    end: float | None = None  # it ended; None: it goes on
+    end: float | None = None  # it ended; None if it goes on
     cell: int | None = None  # number of the cell, or of the one that made the request
     epoch: int | None = None  # number of the epoch, from 1 on
     cell_id: str = ""  # the id of the cell in its notebook, where the frontend tells it
     peaks: tuple[DevicePeak, ...] = ()  # of a cell, by device
-    device: str = ""  # of a request; empty: not known
+    device: str = ""  # of a request; empty if unknown
     nbytes: int = 0  # that the request asked for
 
 
@@ -125,7 +125,7 @@ class DeviceLine:
 class LineHistory:
     """The lines of all devices over a span of time up to the last tick, in few points, with the marks of that time."""
 
-    seconds: float  # of the span that was asked for; 0: all that is kept
+    seconds: float  # of the span that was asked for; 0 for all that is kept
     n: int  # number of the last tick in it
     lines: tuple[DeviceLine, ...]
     marks: tuple[TimeMark, ...]  # oldest first
@@ -135,8 +135,8 @@ class Neighbour(NamedTuple):
     """Another process on one of the kernel's devices, from NVML."""
 
     device: str
-    kernel: str  # id of the kernel that it is; empty: it is none, or nothing tells
-    nbytes: int | None  # it has on the device; None: the driver does not say
+    kernel: str  # id of the kernel that it is; empty if it is none, or nothing tells
+    nbytes: int | None  # it has on the device; None if the driver does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class HolderRow:
     kind: str  # the kind of root that leads to it: `name`, `out`, `error` …
     what: str  # the object in words: `Learner · Net · Adam`
     path: str  # the way from the label to the memory
-    short: str = ""  # its name where a path has no room: `error in fit()`; empty: its label does
+    short: str = ""  # its name where a path has no room: `error in fit()`; empty if its label does
     device: str
     nbytes: int  # its own: all rows add up; of a name, those which its release frees
     frees: int  # bytes that `release` gives back, by its plan: with the names in `together`, where there are any
@@ -186,7 +186,7 @@ class HolderRow:
     stale: bool = False  # Clean stale would let all of it go
     stale_bytes: int = 0  # bytes of the row that Clean stale gives back, by its plan
     at_least: bool = False  # `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into
-    parts: tuple[RowPart, ...] = ()  # add up to `nbytes`; none: the row is one thing
+    parts: tuple[RowPart, ...] = ()  # add up to `nbytes`; empty if the row is one thing
     is_running: bool = False  # held by nothing but functions that run now
     note: str = ""  # why it cannot be released from here, or what does it, in words
     can: tuple[Ability, ...] = ()  # requests that may be made about it
@@ -196,7 +196,7 @@ class HolderRow:
 class Experiment:
     """A Learner, or something parked."""
 
-    id: int | None  # of its row among the holders; None: parked, or it has no row of its own
+    id: int | None  # of its row among the holders; None if parked, or it has no row of its own
     label: str
     summary: str  # model, optimizer, data
     nbytes: int  # it leads to
@@ -269,10 +269,10 @@ class FindingLine(NamedTuple):
     """A finding: code stands between backticks."""
 
     sentence: str
-    command: str  # a line of code that does something about it; empty: none
-    learner: str  # the Learner that it is about while no fit runs on it; empty: it always holds
+    command: str  # a line of code that does something about it; empty if none
+    learner: str  # the Learner that it is about while no fit runs on it; empty if it always holds
     key: str  # names it in a request to dismiss it
-    cell: int | None  # number of the cell that it is about; None: of none
+    cell: int | None  # number of the cell that it is about; None for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ class MemoryState:
     t: float  # the scan began
     seconds: float  # it took
     cell: int | None = None  # number of the last cell that had ended
-    during: int | None = None  # number of the cell in the middle of which it was made; None: between cells
+    during: int | None = None  # number of the cell in the middle of which it was made; None between cells
     stale: int = 0  # bytes that Clean stale would give back
     least: int = 0  # bytes from which something has a row, a badge or a primary button of its own
     holders: tuple[HolderRow, ...] = ()  # largest first
@@ -303,7 +303,7 @@ class PlanRow:
 
     label: str
     detail: str
-    nbytes: int | None  # it gives back; None: not known
+    nbytes: int | None  # it gives back; None if unknown
     key: str = ""  # listed under `keep` by a request that leaves the step out
     kept: bool = False  # it is left out
 
@@ -312,7 +312,7 @@ class PlanRow:
 class PlanView:
     """A plan to agree to."""
 
-    token: str  # applies it; empty: there is nothing to apply, and `refused` says why
+    token: str  # applies it; empty if there is nothing to apply, and `refused` says why
     action: ActionName
     title: str
     confirm: str  # the button's words
@@ -320,7 +320,7 @@ class PlanView:
     promised: int  # bytes
     when: Now = "now"
     why: str = ""  # the reason for which it waits until the cell ends
-    irreversible: str = ""  # the loss that cannot be undone; empty: none
+    irreversible: str = ""  # the loss that cannot be undone; empty if none
     skipped: tuple[str, ...] = ()  # sentences about what is left alone
     refused: str = ""
 
@@ -353,8 +353,8 @@ class KeptPath(NamedTuple):
     path: str
     cell: int | None  # number of the cell that bound its name
     stale: bool  # Clean stale would cut it
-    release: str  # the line of code that cuts it; empty: none
-    effect: str  # effect of that line in a few words; empty: none
+    release: str  # the line of code that cuts it; empty if none
+    effect: str  # effect of that line in a few words; empty if none
 
 
 class MorePaths(NamedTuple):

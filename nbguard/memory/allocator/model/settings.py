@@ -54,7 +54,7 @@ class AllocatorSettings:
     max_split_size: int | None = None  # bytes: a block from this size on is never split (max_split_size_mb)
     max_non_split_rounding: int | None = None  # bytes: slack of a request for such a block (max_non_split_rounding_mb)
     divisions: tuple[int, ...] = NO_DIVISIONS  # 16 entries for sizes from 1 MiB up, doubling (roundup_power2_divisions)
-    gc_threshold: float = 0.0  # share of the limit above which unused segments go; 0: off (garbage_collection_threshold)
+    gc_threshold: float = 0.0  # share of the limit above which unused segments go; 0 if off (garbage_collection_threshold)
     expandable: bool = False  # expandable_segments
     large_segment: int = LARGE_SEGMENT  # bytes of a shared segment of the large pool (large_segment_size_mb)
     fraction: float | None = None  # share of the device that the process may take (per_process_memory_fraction)

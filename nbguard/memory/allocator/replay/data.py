@@ -29,7 +29,7 @@ class ReplayData(TypedDict):
     reserved: int  # bytes, of the model at the end
     final_blocks_equal: bool  # the model ends with the segments and blocks of the snapshot
     repairs: int  # facts on the state before the trace that were inferred from it
-    settings: str  # as in PYTORCH_ALLOC_CONF; empty: PyTorch's defaults
+    settings: str  # as in PYTORCH_ALLOC_CONF; empty for PyTorch's defaults
     rules_of_torch: str  # the version of PyTorch whose rules were applied
     first_difference: DifferenceData | None  # null where every event is reproduced
 
@@ -58,12 +58,12 @@ class RefusalData(TypedDict):
 class SettingsData(TypedDict):
     """One row: the recorded run under some settings, and the worst order of addresses of those that were tried."""
 
-    settings: str  # as in PYTORCH_ALLOC_CONF; empty: PyTorch's defaults
+    settings: str  # as in PYTORCH_ALLOC_CONF; empty for PyTorch's defaults
     recorded: bool  # these are the settings of the recorded run
     peak_reserved_least: int  # bytes, the lowest over the orders of addresses
     peak_reserved: int  # bytes, the highest
     peak_allocated: int  # bytes
-    out_of_memory: RefusalData | None  # null: no request is refused
+    out_of_memory: RefusalData | None  # null if no request is refused
     passed: int  # requests that were refused when recorded, and served in this run
     retries: int  # requests for which the cache was emptied
     driver_calls: int  # to cudaMalloc and cudaFree, or to map and unmap pages
@@ -80,7 +80,7 @@ class WhatIfData(_OfFile):
     events: int  # of the allocator, in the trace
     reproduced: int  # events that the model reproduces
     recorded_peak_reserved: int  # bytes
-    capacity: int | None  # bytes that the allocator can have in all; null: not known, and no request is refused
+    capacity: int | None  # bytes that the allocator can have in all; null if unknown, and no request is refused
     requests: int  # in the trace, and those for blocks from before it
     rows: list[SettingsData]  # a setting each, the recorded ones first
     recommendation: str  # in a sentence

@@ -94,8 +94,8 @@ class RecordedDevice:
     settings: AllocatorSettings  # recorded, else PyTorch's defaults
     torch_version: str  # whose rules apply
     is_version_known: bool  # the version is known from the file, its sidecar or the caller
-    capacity: int | None = None  # bytes of the device; None: not known
-    fraction: float | None = None  # share of the device that the process might take; None: not known
+    capacity: int | None = None  # bytes of the device; None if unknown
+    fraction: float | None = None  # share of the device that the process might take; None if unknown
 
 
 def replay(

@@ -56,7 +56,7 @@ class WhatIf(Result):
 
     replay: DeviceReplay  # under the recorded settings, with the share of events reproduced
     rows: tuple[WhatIfRow, ...]  # the recorded settings first
-    capacity: int | None  # bytes that the allocator can have in all; None: not known, and no request is refused
+    capacity: int | None  # bytes that the allocator can have in all; None if unknown, and no request is refused
     requests: int  # in the trace, and those for blocks from before it
     snapshot: Snapshot  # the source
 

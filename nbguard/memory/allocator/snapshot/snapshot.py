@@ -58,8 +58,8 @@ class Trace:
 class Sidecar:
     """Facts that PyTorch's snapshots lack, from the sidecar file that nbguard writes. Lists are by device number."""
 
-    torch_version: str | None = None  # `torch.__version__`; None: not known
-    settings: str | None = None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; None: not known
+    torch_version: str | None = None  # `torch.__version__`; None if unknown
+    settings: str | None = None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; None if unknown
     totals: tuple[_Bytes, ...] = ()  # bytes of each device (`mem_get_info()[1]`)
     frees: tuple[_Bytes, ...] = ()  # free bytes of each device when the snapshot was taken (`mem_get_info()[0]`)
     fractions: tuple[_Share, ...] = ()  # share of each device that the process may take (`get_per_process_memory_fraction`)
@@ -72,7 +72,7 @@ class Snapshot:
 
     segments: tuple[SnapshotSegment, ...]  # "segments", by device and address
     traces: tuple[Trace, ...] = ()  # "device_traces", by device number
-    settings: str | None = None  # from "allocator_settings", as in `PYTORCH_ALLOC_CONF`; None: the file has none
+    settings: str | None = None  # from "allocator_settings", as in `PYTORCH_ALLOC_CONF`; None if the file has none
     divisions: tuple[int, ...] | None = None  # "allocator_settings" → "roundup_power2_divisions", as a table of 16 entries
     stacks: Stacks = field(default_factory=Stacks)  # "frames" of blocks and events, each different stack once
     hints: frozenset[str] = frozenset()  # names of fields that only some versions of torch write

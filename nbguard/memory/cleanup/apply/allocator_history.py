@@ -21,7 +21,7 @@ class _Ours:
     """The recording that nbguard has asked for, and how far torch has taken it up."""
 
     def __init__(self) -> None:
-        self.entries: int | None = None  # of each device; None: nbguard records nothing
+        self.entries: int | None = None  # of each device; None if nbguard records nothing
         self.is_begun = False  # torch records in our name
         self.is_queued = False  # torch calls `_begin` once it initialises CUDA
         self.since: int | None = None  # number of the cell that asked for it

@@ -32,12 +32,12 @@ class Release:
     """The cheapest release that lets a request in one piece succeed on a device. All sizes are bytes."""
 
     nbytes: int  # of the request
-    names: tuple[str, ...] = ()  # names to release; none: nothing needs to be done, stale memory is enough, or nothing helps
+    names: tuple[str, ...] = ()  # names to release; empty if nothing needs to be done, stale memory is enough, or nothing helps
     and_stale: bool = False  # `%reset_gpu` without a name is run, too
     lost: int = 0  # bytes of the user's own that are freed
     gives_back: int = 0  # bytes that go back to the device
     is_exact: bool = True  # every set was tried, and none loses less; else a good one, found step by step
-    enough: bool | None = True  # the request succeeds then; None: what is free on the device is not known
+    enough: bool | None = True  # the request succeeds then; None if what is free on the device is not known
 
     @property
     def advice(self) -> tuple[Advice, ...]:

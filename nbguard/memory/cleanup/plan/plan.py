@@ -63,11 +63,11 @@ class Action:
     participle: str  # the verb of the step: `released`
     label: str = field(init=False)  # the step once it is taken: `last error: 2 variables of 1 frame released`
     future: str = field(init=False)  # the step before it is taken: `last error: 2 variables of 1 frame will be released`
-    nbytes: int | None  # bytes that come back by it, after the steps before it; None: cannot be known before
+    nbytes: int | None  # bytes that come back by it, after the steps before it; None if it cannot be known before
     detail: str = ""  # the consequence in words
     refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
     names: tuple[str, ...] = ()  # attributes, variables or labels concerned
-    host: int | None = 0  # bytes of host memory that come back besides, as counted before; None: not known
+    host: int | None = 0  # bytes of host memory that come back besides, as counted before; None if unknown
     processes: tuple[Process, ...] = ()  # worker processes to end
     cache: CacheKind = ""  # of a step that forgets a cache's object: which cache
 
@@ -101,7 +101,7 @@ class Plan(Result):
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
     at_least: bool = False  # what goes leads to something that was not looked into: `promised` is a lower bound
-    at_most: int | None = None  # bytes that may come back then, by the allocator's count; None: not known
+    at_most: int | None = None  # bytes that may come back then, by the allocator's count; None if unknown
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
     reserved_at_most: int | None = None  # the same, if private pools are free of which nothing tells whether they are in use
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
@@ -121,7 +121,7 @@ class LeftHolder:
     """A holder that a cleanup has left alone."""
 
     label: str  # what the user calls it
-    nbytes: int  # bytes that no other holder has; 0: others have all of them
+    nbytes: int  # bytes that no other holder has; 0 if others have all of them
     what: str  # the object in a few words
     advice: Advice = NONE  # its way out; only the `LEFT_SHOWN` largest have one
     is_part: bool = False  # its bytes are among those of another holder
@@ -145,6 +145,6 @@ class Outcome(Result):
     survivors: tuple[tuple[str, int], ...] = ()  # (holder, bytes) of promised storages that are still there
     left: tuple[LeftHolder, ...] = ()  # the rest, the largest first
     interrupted: bool = False  # by the user, in the midst of it
-    host: int | None = None  # host memory that came back besides; None: not asked for
+    host: int | None = None  # host memory that came back besides; None if not asked for
     verdict: Verdict | None = None  # comes with `--hard`
     zombies: Zombies | None = None  # comes with `--hard`

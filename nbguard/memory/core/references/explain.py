@@ -60,15 +60,15 @@ class Why(Result):
     name: str  # as the user wrote it
     what: str  # the object in a few words
     nbytes: int  # bytes that it reaches
-    frees: int | None = None  # bytes that its release frees, by the plan; None: it is not released by a name
+    frees: int | None = None  # bytes that its release frees, by the plan; None if it is not released by a name
     together: Advice = NONE  # frees its memory with all else that has to go, where its release frees next to none
     paths: tuple[Path, ...]  # ways to it, at most a few of each root
     more: tuple[tuple[str, int], ...] = ()  # (root, number) of ways that are not among `paths`
     deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is what is left
     released_by: str = ""  # command of the cleanup that deleted the name; else empty
     is_between_cells: bool = False  # the name went after that cell, by a cleanup from a panel
-    release: tuple[Advice, ...] = ()  # lines that let go of it together, to run one after the other; none: there are none
-    released: int | None = None  # bytes that these lines give back; None: not known
+    release: tuple[Advice, ...] = ()  # lines that let go of it together, to run one after the other; empty without any
+    released: int | None = None  # bytes that these lines give back; None if unknown
 
 
 def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_ROOT) -> Why:

@@ -173,7 +173,7 @@ def _way_to_most(graph: Graph, root: Root, exclusive: set[int]) -> tuple[int, ..
     """Return the shortest way to the largest part of the bytes: one variable of a frame, or one thing of a library."""
     into: dict[int, int | None] = dict.fromkeys(
         root.nodes
-    )  # by node: the variable through which it was met first; None: on the way to one
+    )  # by node: the variable through which it was met first; None on the way to one
     todo = deque(into)
     left, sizes = set(exclusive), Counter[int]()
     goals: dict[int, set[int]] = {}

@@ -107,7 +107,7 @@ class Room:
     device: DeviceFacts  # with its segments and free bytes
     in_use: Collection[PoolId] = ()  # private pools that keep their segments
     freed: Collection[int] = ()  # addresses of live blocks that are free in this room
-    stream: int = 0  # address of the stream that the request is made on; 0: the default one
+    stream: int = 0  # address of the stream that the request is made on; 0 for the default one
     is_emptied: bool = False  # the cache has been emptied since: releasable bytes are the device's
     taken: int = 0  # bytes, allocated before the request: neither a free block nor the device has them any more
     is_pinned: bool = False  # what is taken may lie in any free segment of now, which no emptying gives back then

@@ -29,16 +29,16 @@ class Departure:
     """A name that a cell has deleted or bound anew, and whose memory is alive: its holder is not known yet."""
 
     name: str
-    ref: int  # id of the object that it was bound to; 0: that object is gone, and parts of it are left
+    ref: int  # id of the object that it was bound to; 0 if that object is gone, and parts of it are left
     type_name: str  # class of the object
     bound: int | None  # number of the cell that had bound the name
     cell: int  # number of the cell that deleted it or bound it anew, or of the last one before a cleanup between cells
     is_rebound: bool  # the name has another object now
     storages: frozenset[StorageKey]  # that it led to and that are alive
     nbytes: int  # of these storages
-    alias_of: str = ""  # name by whose parts it had been bound, `m = learn.model`; empty: it was bound to something new
+    alias_of: str = ""  # name by whose parts it had been bound, `m = learn.model`; empty if it was bound to something new
     named: frozenset[int] = frozenset()  # ids of the objects behind it that had names of their own
-    released_by: str = ""  # command of the cleanup that deleted it; empty: code of the user's did
+    released_by: str = ""  # command of the cleanup that deleted it; empty if code of the user's did
     is_between_cells: bool = False  # it went after the cell `cell`, by a cleanup
 
 
@@ -62,7 +62,7 @@ class Notice:
     command: str = field(init=False)  # the lines of the advice; empty where there are none
     registered: int = field(default=1, metadata={"json": False})  # how often the hook is registered by which it is held
     is_for_good: bool = field(default=False, metadata={"json": False})  # no line ends it: it goes only with the kernel
-    frees: int | None = None  # bytes of tensors that these lines give back together; None: there are none, or not known
+    frees: int | None = None  # bytes of tensors that these lines give back together; None without any, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
     names: tuple[str, ...] = ()  # all names that have gone and left this, those of later cells last
     times: int = 1  # how often it has been noticed: by the names, or by the runs of a growth

@@ -13,11 +13,11 @@ _Value = TypeVar("_Value")
 class LibraryVersions:
     """The versions in a build of PyTorch; the driver's own version is read by `NvmlReader.driver`."""
 
-    cuda: str = ""  # torch.version.cuda: it was built for this CUDA; empty: for none
+    cuda: str = ""  # torch.version.cuda: it was built for this CUDA; empty for none
     hip: str = ""  # likewise for ROCm
-    cudnn_built: tuple[int, ...] | None = None  # version that it was built with; None: without
+    cudnn_built: tuple[int, ...] | None = None  # version that it was built with; None without one
     cudnn_loaded: tuple[int, ...] | None = None  # version that it has loaded
-    nccl: tuple[int, ...] | None = None  # None: without
+    nccl: tuple[int, ...] | None = None  # None without one
 
 
 def library_versions(torch: Any) -> LibraryVersions:

@@ -23,7 +23,7 @@ class GraphLook:
 
     operations: frozenset[int]  # numbers that autograd gives them: they grow with time
     saved: dict[int, int]  # bytes of each storage that it alone keeps, parameters apart, by the storage's address
-    largest: Any = None  # a weak reference to the largest of them, a `StorageWeakRef`; None: it saves nothing
+    largest: Any = None  # a weak reference to the largest of them, a `StorageWeakRef`; None if it saves nothing
 
     @property
     def nbytes(self) -> int:

@@ -84,7 +84,7 @@ class Walk:
         self.unread = Unread()
         self.parked: Collection[int] = ()  # addresses of storages that do not count
         self.only_stale = range(0)  # numbers of the objects that only stale roots lead to
-        self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None: not known
+        self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None if unknown
         self.places: set[int] = set()  # ids of the containers that hold these entries for the roots
         self.class_spaces: set[int] = set()  # ids of the dicts that are the attributes of a library's classes
         self.shell: dict[int, str] = {}  # by id of a dict of the shell's attributes: the shell as one writes it

@@ -12,7 +12,7 @@ def has_compiled() -> bool:
     known = getattr(module, "cached_backends", None)
     if module is None or type(known) is not dict:
         return module is not None
-    return any(backend is not None for backend in known.values())  # None: code that is not to be compiled has run
+    return any(backend is not None for backend in known.values())  # None if code that is not to be compiled has run
 
 
 def name_in_model(name: str) -> str:

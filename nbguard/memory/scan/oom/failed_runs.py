@@ -29,7 +29,7 @@ class FailedRun:
     start: CellStart  # the state in which it began
     note: OomNote  # the allocator at the failure
     constants: dict[str, int]  # for each name of what cannot have changed inside: a hash of its value
-    needed: int | None = None  # bytes that it needed at the same time, at least, as its card says; None: not known
+    needed: int | None = None  # bytes that it needed at the same time, at least, as its card says; None if unknown
 
 
 _RUNS: deque[FailedRun] = deque(maxlen=_KEPT)

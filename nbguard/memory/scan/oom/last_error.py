@@ -111,10 +111,10 @@ class _Run:
 
     bound: set[str] = field(default_factory=set)  # names that are new or bound anew since the beginning
     makes: set[str] = field(default_factory=set)  # names that a run binds before anything reads them
-    reaches: set[str] | None = None  # names that any code of the run may reach; None: it may be any
-    start: AllocatorCounts | None = None  # the device's counters at the beginning; None: not noted
+    reaches: set[str] | None = None  # names that any code of the run may reach; None if it may be any
+    start: AllocatorCounts | None = None  # the device's counters at the beginning; None if not noted
     has_replaced: bool = False  # a name that led to more than a number or a string leads elsewhere now
-    elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
+    elements: int | None = None  # number of elements of the list that the failing line builds; None if unknown
     earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before it
 
 

@@ -28,7 +28,7 @@ class OperationFact:
     """An operation of PyTorch's."""
 
     name: str  # such as aten.index_put_, or as PyTorch's message names it
-    module: str = ""  # path of the module whose forward pass ran; empty: none did, as in the backward pass
+    module: str = ""  # path of the module whose forward pass ran; empty if none did, as in the backward pass
     line: str = ""  # the user's line that called it, as In[7], line 3 in forward()
 
 
@@ -48,7 +48,7 @@ class DeterminismFacts:
     tensors: int  # that were compared in each run
     times: StepTimes  # of both passes
     mode: Mode = "off"  # in which the fit would run
-    difference: StepDifference | None = None  # the first place in which runs differ; None: they do not
+    difference: StepDifference | None = None  # the first place in which runs differ; None if they do not
     cure: Cure | None = None  # with this the runs agree; "none": with nothing that was tried
     refused: str = ""  # the operation for which deterministic mode has no implementation
     operation: OperationFact | None = None  # the first with other bits from the same

@@ -28,9 +28,9 @@ class StepTimes:
     """A step without and in deterministic mode, each run some times in turn. Times are of both passes."""
 
     plain: int  # nanoseconds, the median
-    deterministic: int | None = None  # nanoseconds, the median; None: an operation has no deterministic implementation
-    change: float | None = None  # deterministic / plain - 1, the median of the pairs; None: it is not known well enough
-    margin: float | None = None  # half of the 95 % interval of `change`; None: too few pairs for one
+    deterministic: int | None = None  # nanoseconds, the median; None if an operation has no deterministic implementation
+    change: float | None = None  # deterministic / plain - 1, the median of the pairs; None if it is not known well enough
+    margin: float | None = None  # half of the 95 % interval of `change`; None for too few pairs for one
     refused: tuple[str, ...] = ()  # operations without a deterministic implementation
 
     @classmethod
@@ -71,7 +71,7 @@ class Deterministic(Result):
     loaders: tuple[str, ...] = ()  # loaders with a generator of their own now
     generators: tuple[str, ...] = ()  # generators of the model's own that were seeded
     has_hash_seed: bool = False  # PYTHONHASHSEED was set when Python started
-    times: StepTimes | None = None  # None: no Learner was given to measure it with
+    times: StepTimes | None = None  # None if no Learner was given to measure it with
 
     def timed(self, times: StepTimes | None) -> Deterministic:
         """Return it with a measured slow-down."""

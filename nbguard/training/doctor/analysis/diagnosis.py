@@ -32,7 +32,7 @@ class CheckFinding:
     severity: Severity  # how much it matters
     what: str  # the fact in one sentence
     evidence: str  # the figure that it rests on
-    command: str  # the one command that does something about it, or lines to paste; empty: there is none
+    command: str  # the one command that does something about it, or lines to paste; empty without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class Diagnosis(Result):
     view: ClassVar[str] = "nbguard.training.doctor.analysis.diagnosis_view:diagnosis_blocks"
     label: ClassVar[str] = "Diagnosis"
 
-    subject: str  # the Learner or model that was tried, by its class; empty: none was given
+    subject: str  # the Learner or model that was tried, by its class; empty if none was given
     checks: tuple[Check, ...]  # by topic, in the order in which they were made
-    has_gpu: bool | None = None  # whether the driver names an NVIDIA GPU; None: it was not asked
+    has_gpu: bool | None = None  # whether the driver names an NVIDIA GPU; None if it was not asked
     notes: tuple[str, ...] = ()  # what the checks could not look at or put back, in words
     seconds: float = 0.0  # that the checks took
 

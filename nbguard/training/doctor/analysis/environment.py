@@ -15,14 +15,14 @@ class GpuFact:
     """A GPU as the driver names it."""
 
     name: str
-    capability: Capability | None = None  # `nvmlDeviceGetCudaComputeCapability`; None: the driver does not tell
+    capability: Capability | None = None  # `nvmlDeviceGetCudaComputeCapability`; None if the driver does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFacts:
     """The NVIDIA driver, as NVML and /proc tell."""
 
-    version: str = ""  # such as 580.65.06; empty: there is none, or it does not answer
+    version: str = ""  # such as 580.65.06; empty without one, or it does not answer
     cuda: tuple[int, int] | None = None  # newest CUDA that it runs (`nvmlSystemGetCudaDriverVersion_v2`)
     gpus: tuple[GpuFact, ...] = ()
     reason: str = ""  # why it is not known
@@ -33,7 +33,7 @@ class TorchFacts:
     """PyTorch as it is imported in this process."""
 
     version: str  # torch.__version__
-    cuda: str = ""  # torch.version.cuda: it was built for this CUDA; empty: for none
+    cuda: str = ""  # torch.version.cuda: it was built for this CUDA; empty for none
     hip: str = ""  # torch.version.hip, likewise of ROCm
     architectures: tuple[str, ...] = ()  # `torch._C._cuda_getArchFlags`: sm_90, compute_90, …
     cudnn_built: tuple[int, ...] | None = None  # version that it was compiled against
@@ -62,7 +62,7 @@ class Toolkit:
     home: str
     has_nvcc: bool = False  # bin/nvcc
     has_headers: bool = False  # include/cuda_runtime.h, or that of a target
-    version: tuple[int, ...] | None = None  # of nvcc; None: it does not tell
+    version: tuple[int, ...] | None = None  # of nvcc; None if it does not tell
     newest_gcc: int | None = None  # major version beyond which its headers refuse GCC
 
 
@@ -91,7 +91,7 @@ class EnvironmentFacts:
 
     python: str  # version
     system: str  # such as Linux-6.1-x86_64
-    torch: TorchFacts | None  # None: PyTorch is not imported
+    torch: TorchFacts | None  # None if PyTorch is not imported
     driver: DriverFacts
     host: HostFacts
     limits: ProcessLimits

@@ -56,7 +56,7 @@ class FrozenValue:
     kind: Literal["branch", "number", "size", "value"]  # the last: the line is not known
     line: str = ""  # as In[7], line 3 in forward()
     code: str = ""  # that line's text
-    batch: str = ""  # a batch for which the trace computes something else, as in: with the signs turned; empty: none did
+    batch: str = ""  # a batch for which the trace computes something else, as in: with the signs turned; empty if none did
     largest: float | None = None  # the largest difference for that batch; infinite where the trace fails
 
 

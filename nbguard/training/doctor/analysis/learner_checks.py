@@ -21,14 +21,14 @@ class LoaderSettings:
     workers: int
     prefetch: int = 2  # batches that each worker makes ahead
     pins: bool = False  # pin_memory
-    batch: int | None = None  # bytes of a batch, where one was made; None: not known
+    batch: int | None = None  # bytes of a batch, where one was made; None if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionFacts:
     """Mixed precision as it is set up."""
 
-    scaler: str = ""  # class of the gradient scaler; empty: none
+    scaler: str = ""  # class of the gradient scaler; empty if none
     growth_interval: int | None = None  # steps without overflow after which the scale doubles
     is_scaling: bool = False  # the scaler is enabled
     half_parameters: int = 0  # parameters that are float16 themselves

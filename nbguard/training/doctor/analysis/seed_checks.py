@@ -30,7 +30,7 @@ class SwitchStates:
     mode: Mode = "off"
     benchmark: bool = False  # cudnn.benchmark
     uses_gpu: bool = False  # the model is on a GPU
-    hash_seed: str = ""  # PYTHONHASHSEED; empty: another one in each process
+    hash_seed: str = ""  # PYTHONHASHSEED; empty if another one in each process
     threads: int = 1
 
 

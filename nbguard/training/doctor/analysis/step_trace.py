@@ -24,7 +24,7 @@ class StepEvent:
 class StepDifference:
     """The first place where two steps from one state differ."""
 
-    path: str  # of the module; empty: the model itself, outside of its parts
+    path: str  # of the module; empty for the model itself, outside of its parts
     direction: Direction
     others: tuple[str, ...] = ()  # modules that get the same tensor, each of which can be the reason
 

@@ -21,7 +21,7 @@ class MarkedLoop:
     statements: list[ast.stmt]  # the loop, marked, and what it needs before
     text: str  # its first line
     line: int
-    function: str  # in which it stands; empty: the script's own lines
+    function: str  # in which it stands; empty for the script's own lines
     file: str
 
 

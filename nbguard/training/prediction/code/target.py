@@ -20,7 +20,7 @@ class Made:
 
     subject: Any  # a Learner or a model
     batch: Any = None  # of a function that returns (model, batch)
-    stopped: str = ""  # the fit at which the script was stopped; empty: it has none
+    stopped: str = ""  # the fit at which the script was stopped; empty if it has none
 
 
 def made_by(target: str) -> Made:

@@ -31,7 +31,7 @@ class _Birth:
     nbytes: int  # of the block
     phase: FitPhase
     run: int  # number of the run of the phase
-    kind: MemoryCategory | None  # None: by phase and life
+    kind: MemoryCategory | None  # None if by phase and life
     recomputes: bool  # made in the backward pass with gradients on, as a checkpoint does
 
 

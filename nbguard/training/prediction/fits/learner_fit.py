@@ -106,7 +106,7 @@ class _Held:
     """A batch to go by, and a loader's transforms of it on the device."""
 
     shapes: BatchShapes
-    after_batch: Any  # a copy of the transforms that run there; None: none
+    after_batch: Any  # a copy of the transforms that run there; None if none
     inputs: int  # parts of a batch that go to the model
 
     @classmethod
@@ -122,10 +122,10 @@ class LearnerSource:
 
     learn: Any  # the user's
     trained: _Held  # batch to go by
-    held_out: _Held | None = None  # batch of the validation; None: as the training's
+    held_out: _Held | None = None  # batch of the validation; None if as the training's
     precision: str = ""  # "bf16" or "fp16": mixed precision besides what the Learner has
     names: Mapping[str, Any] = field(default_factory=dict)  # the user's, for lines that change the copy
-    why_not: str = ""  # why callbacks of the user's are left out; empty: they are tried
+    why_not: str = ""  # why callbacks of the user's are left out; empty if they are tried
 
     @classmethod
     def of(cls, learn: Any, batch: Any, precision: str = "") -> LearnerSource:

@@ -27,7 +27,7 @@ class FirstBatch:
     batch: Any  # on the host
     after_batch: Any  # a copy of the transforms that have not run
     comes_on_host: bool  # the fit itself moves it, after the loader has yielded it
-    inputs: int = 0  # parts of a batch that go to the model; 0: the loader does not say
+    inputs: int = 0  # parts of a batch that go to the model; 0 if the loader does not say
 
 
 def batch_size_of(loader: Any) -> int | None:

@@ -96,7 +96,7 @@ class LoopFit(CopiedCode):
     device: str  # kind of device on which the models are
     items: int
     batches: int | None
-    size: int  # items of a batch of the main loader; 0: the loop makes its batches itself
+    size: int  # items of a batch of the main loader; 0 if the loop makes its batches itself
     left_out: tuple[str, ...] = ()
     main: Any = None  # stands for the loader that is trained on
     make: MakeBatch | None = None

@@ -109,7 +109,7 @@ class _Layers(torch.autograd.Function):  # type: ignore[misc]
 class LayerPlan(NamedTuple):
     """The sizes of recurrent layers, as numbers of elements."""
 
-    dtype: Any  # of mixed precision; None: the input's
+    dtype: Any  # of mixed precision; None for the input's
     states: int  # tensors of the last states
     outputs: int  # of a step
     weights: int

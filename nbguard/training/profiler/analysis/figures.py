@@ -22,7 +22,7 @@ class Figure:
     value: float  # in `unit`
     unit: Unit = ""  # "": a count
     of: str = ""  # the phase, or kind of epoch; "": of the whole fit
-    epoch: int | None = None  # number of the pass over a loader; None: of all
+    epoch: int | None = None  # number of the pass over a loader; None for all
 
     @property
     def key(self) -> str:

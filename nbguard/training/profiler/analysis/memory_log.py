@@ -20,9 +20,9 @@ class MemoryLogState(Result):
     view: ClassVar[str] = "nbguard.training.profiler.analysis.memory_log:memory_log_blocks"
     label: ClassVar[str] = "Log of the memory"
 
-    places: tuple[str, ...] = ()  # where it is written; empty: nowhere
+    places: tuple[str, ...] = ()  # where it is written; empty for nowhere
     cells: int = 0  # that have been written so far
-    every: float | None = None  # seconds after which files for Prometheus are written anew; None: there are none
+    every: float | None = None  # seconds after which files for Prometheus are written anew; None without any
     failed: tuple[str, ...] = ()  # logs that could not be written to, and why: they are off
 
 

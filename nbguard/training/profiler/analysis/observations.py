@@ -89,18 +89,18 @@ class FitObservations:
     checks: Annotated[Mapping[str, Any], _read_checks] = field(default_factory=dict)  # facts of each check, by its name
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
-    operators: OperatorFacts | None = None  # of some batches, with `--ops`; None: not asked for
+    operators: OperatorFacts | None = None  # of some batches, with `--ops`; None if not asked for
     library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which a library does not train
     has_other_threads: bool = False  # another thread asked a loader for batches
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user
     kept_graphs: tuple[KeptGraphs, ...] = ()  # names that held autograd graphs after the fit
-    tuning: WorkerTuning | None = None  # trials of `--tune-workers`; None: not asked for
+    tuning: WorkerTuning | None = None  # trials of `--tune-workers`; None if not asked for
     tried: tuple[LoaderRun, ...] = ()  # earlier runs of the same fit in this process, the latest last
-    ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None: one process, or another rank
+    ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None for one process, or another rank
     is_compared: bool = False  # with `--compare last`
     earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log
-    before: FitSamples | None = None  # the run to compare with; None: there is none
-    record: RunRecord | None = None  # of what the run was made of, where it is logged; None: not asked for
+    before: FitSamples | None = None  # the run to compare with; None without one
+    record: RunRecord | None = None  # of what the run was made of, where it is logged; None if not asked for
 
     def of(self, kind: type[_Facts]) -> _Facts:
         """Return the facts of one check, or the facts of an unobserved fit where there are none."""

@@ -46,7 +46,7 @@ class OperatorTable:
     rows: tuple[OperatorTime, ...]  # those that take most; by the GPU's time where there is one
     batches: int  # in which they were recorded
     cpu: int  # nanoseconds on the host that all operators took
-    device: int  # and on the GPU; 0: none
+    device: int  # and on the GPU; 0 if none
     note: str = ""
 
 

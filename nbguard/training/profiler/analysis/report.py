@@ -28,7 +28,7 @@ class TimeRow:
     group: Group  # where in the fit
     total: int  # sum over the fit
     callback: str = ""  # class of the callback whose code this is; "": no callback's
-    median: int | None = None  # of a batch; None: not in training batches
+    median: int | None = None  # of a batch; None if not in training batches
     p95: int | None = None  # 95th percentile of a batch; None likewise
     gpu: int | None = None  # median of the GPU's own time, where CUDA events were recorded
 
@@ -62,7 +62,7 @@ class Timing:
     step_p95: int | None = None  # its 95th percentile
     epochs: tuple[EpochRow, ...] = ()  # in the order in which they began
     fits: int = 0  # of Learners
-    busy: float | None = None  # share of the steady state in which the GPU was behind the program, 0…1; None: not known
+    busy: float | None = None  # share of the steady state in which the GPU was behind the program, 0…1; None if unknown
     busy_note: str = ""  # how it is known, or why it is not; empty where there was no GPU to be busy
 
     @property
@@ -110,11 +110,11 @@ class LoaderVerdict:
 
     bound: Bound  # the thing a batch of the steady state mostly waits for
     sentence: str  # the verdict in words, with its figure
-    items_per_second: float | None = _in_json("items")  # items per second that the fit took; None: batch size not known
+    items_per_second: float | None = _in_json("items")  # items per second that the fit took; None if the batch size is unknown
     possible_items_per_second: float | None = _in_json("possible")  # items per second that it makes alone, with all workers
-    reading: FileReading | None = None  # from files, by the training batches' loader; None: nothing is read, or it is not known
-    parts: tuple[LoaderPart, ...] = ()  # the way of a training batch to the model; empty: not known
-    gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
+    reading: FileReading | None = None  # from files, by the training batches' loader; None if nothing or unknown
+    parts: tuple[LoaderPart, ...] = ()  # the way of a training batch to the model; empty if unknown
+    gain: int | None = None  # nanoseconds per batch that go if it is fixed; None if nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`
     best: int | None = None  # the number of workers that the trials speak for
@@ -193,8 +193,8 @@ class Remedy:
     effect: str  # in words, with the figure if it was measured
     measured: bool  # False: `effect` says that it is not
     change: str  # the line to write
-    time: int | None = None  # nanoseconds per batch that it saves; None: not known
-    nbytes: int | None = None  # bytes that it saves; None: not known
+    time: int | None = None  # nanoseconds per batch that it saves; None if unknown
+    nbytes: int | None = None  # bytes that it saves; None if unknown
     kind: RemedyKind = field(default="", metadata={"json": False})
 
 
@@ -206,7 +206,7 @@ class MemoryPoint:
     phase: str  # the phase that has just ended
     batch: int  # number of the batch, from 1, as boundaries of batches were counted
     allocated: int  # in tensors; of host memory: in use, by malloc
-    reserved: int | None = None  # by PyTorch's allocator; None: not counted
+    reserved: int | None = None  # by PyTorch's allocator; None if not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +230,12 @@ class Category:
 class Growth:
     """Memory that grows in the steady state, and its holder as far as it is known."""
 
-    per_batch: int  # bytes; 0: only the growth per epoch is known, or only that graphs grow
+    per_batch: int  # bytes; 0 if only the growth per epoch is known, or only that graphs grow
     batches: int  # training batches in which it was watched
     holder: str = ""  # the way to it as one would write it, e.g. "losses"; "": not known
     is_graph: bool = False  # the autograd graphs of its tensors grow
     held: int = 0  # bytes that the holder had at the last look
-    per_epoch: int | None = None  # bytes; None: none, or too few epochs
+    per_epoch: int | None = None  # bytes; None if none, or too few epochs
     epochs: int = 1  # training epochs in which it was watched
     is_sum: bool = False  # the holder is one tensor, whose graph grows
     is_state: bool = False  # this tensor has several values: a state carried from batch to batch
@@ -262,13 +262,13 @@ class MemoryReport:
     peak: int  # the most that was allocated at once
     start: int  # allocated when the profile began
     end: int  # allocated when the fit had ended
-    capacity: int | None = None  # of the device, as far as PyTorch may use it; None: no limit
-    peak_reserved: int | None = None  # the most that PyTorch had reserved; None: not counted
+    capacity: int | None = None  # of the device, as far as PyTorch may use it; None for no limit
+    peak_reserved: int | None = None  # the most that PyTorch had reserved; None if not counted
     peak_phase: str = ""  # in which the peak fell; "": not known
     phases: tuple[PhasePeak, ...] = ()  # in the order in which they were first seen
     categories: tuple[Category, ...] = ()  # of the bytes at the peak
     points: tuple[MemoryPoint, ...] = ()  # over time, thinned
-    growth: Growth | None = None  # None: memory did not grow
+    growth: Growth | None = None  # None if memory did not grow
     stacks: tuple[StackPeak, ...] = ()  # lines of code behind the peak; from `--memory`
     notes: tuple[str, ...] = ()  # limits of these figures, in words
 
@@ -292,10 +292,10 @@ class RankRow:
     pid: int  # of its process
     state: str  # how it ended, or its last sign of life
     batches: int = 0  # training batches
-    step: int | None = None  # nanoseconds, median of a whole batch; None: too few
+    step: int | None = None  # nanoseconds, median of a whole batch; None for too few
     wait: int | None = None  # nanoseconds of a batch waiting for data
     backward: int | None = None  # nanoseconds of a batch in the backward pass
-    peak: int | None = None  # bytes of memory; None: not counted
+    peak: int | None = None  # bytes of memory; None if not counted
     device: str = ""  # as torch writes it; "": not known
 
 
@@ -318,7 +318,7 @@ class RunChange:
     unit: Literal["ns", "bytes", "batches"]  # of `before` and `now`
     before: int  # in the earlier run
     now: int  # in this run
-    is_significant: bool | None = None  # None: too few batches to tell
+    is_significant: bool | None = None  # None if too few batches to tell
     low: float | None = None  # of the ratio now / before, 95 % of resampled medians
     high: float | None = None  # its upper end
 
@@ -361,7 +361,7 @@ class FitReport(Result):
     overhead: Overhead  # the cost of the profile
     first: tuple[str, ...] = ()  # the first things to do, most rewarding first, in a sentence each
     error: str = ""  # of a partial report, e.g. "KeyboardInterrupt"
-    loader: LoaderVerdict | None = None  # None: only in reports made by hand
+    loader: LoaderVerdict | None = None  # None only in reports made by hand
     memory: MemoryReport | Unavailable | None = None  # Unavailable: it could not be followed
     findings: tuple[FitFinding, ...] = ()  # the gravest first, as far as they are of one kind
     remedies: tuple[Remedy, ...] = ()  # changes that would save memory or time

@@ -58,8 +58,8 @@ class RangeFacts:
 
     batches: int = 0  # in which the activations were looked at
     steps: int = 0  # before which gradients were looked at
-    largest: LargestActivation | None = None  # None: nothing computed in float16
-    lost: LostGradients | None = None  # None: no gradient was looked at that had others than zeros
+    largest: LargestActivation | None = None  # None if nothing computed in float16
+    lost: LostGradients | None = None  # None if no gradient was looked at that had others than zeros
     gradients: int = 0  # of parameters, that were looked at
     empty: int = 0  # of them: those that were zero throughout
 

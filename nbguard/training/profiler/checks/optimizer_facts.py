@@ -60,7 +60,7 @@ class OptimizerFacts:
     emptied: int = 0  # steps between which and the backward pass gradients were cleared
     changed: int = 0  # looks at which a value had changed by a step; of one that never steps: between two calls of `zero_grad`
     unchanged: int = 0  # looks at which none had, of those that were compared
-    rate: RateFacts | None = None  # learning rate; None: not known
+    rate: RateFacts | None = None  # learning rate; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class OptimizersFacts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     backwards: int = 0  # backward passes in the batches that were looked at
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
-    unused: UnusedGradients | None = None  # None: there are none
+    unused: UnusedGradients | None = None  # None without any
     untaught: tuple[str, ...] = ()  # parameters of models that were called, with gradients, that no optimizer has
     schedulers: tuple[
         tuple[str, int], ...

@@ -39,11 +39,11 @@ class SyncSite:
     """One line, or something of fastai's or torch's own, that reads values of tensors in training batches."""
 
     where: str  # e.g. "In[5], line 8"
-    own: str  # a callback of fastai's, `GradScaler`; empty: it is the user's line
+    own: str  # a callback of fastai's, `GradScaler`; empty if it is the user's line
     methods: tuple[str, ...]  # that read there, e.g. "item", "__bool__"
     calls: int  # in all batches that were looked at
     batches: int  # in how many batches
-    waited: int | None  # nanoseconds in all; None: in host memory, where nothing waits
+    waited: int | None  # nanoseconds in all; None if in host memory, where nothing waits
     file: str = ""  # of the line, as in `StackLine`
     function: str = ""  # that the line is in, without classes and functions around it
 

@@ -32,7 +32,7 @@ class UnusedGraphs:
     """A line that calls a model, and its graphs that were examined and freed unused."""
 
     where: str  # e.g. "In[6], line 6 in evaluate()"
-    function: str  # that the line is in; empty: a cell's own
+    function: str  # that the line is in; empty for a cell's own
     model: str  # its class
     calls: int  # one after the other without a loss to train on, at most
     nbytes: int  # that the graph of a call has saved, at most

@@ -45,7 +45,7 @@ class FailedStep:
     is_last: bool  # the fit ends here
     loss: Any = None  # that is not finite
     broken: list[Any] = field(default_factory=list)  # parameters whose gradients are not finite
-    were_finite: bool | None = None  # these gradients, after the backward pass; None: not known
+    were_finite: bool | None = None  # these gradients, after the backward pass; None if unknown
 
     def look_for_operation(self, torch: Any, search: OperationSearch, found: Callable[[Origin], None]) -> None:
         """Find the operation where only the kind of code is known: now, else in the steps that follow if there are any."""

@@ -77,7 +77,7 @@ class FiniteWatch:
         self._is_scaling = False  # a GradScaler sees to gradients that are not finite
         self._broken_loss: Any = None  # while it is looked at
         self._broken: list[Any] = []  # parameters, while their gradients are looked at
-        self._were_finite: bool | None = None  # after the backward pass; None: not known
+        self._were_finite: bool | None = None  # after the backward pass; None if unknown
         self._next_look = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is

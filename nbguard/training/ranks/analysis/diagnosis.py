@@ -20,7 +20,7 @@ class RankFault:
 
     kind: FaultKind
     ranks: tuple[int, ...]  # at fault; where two of two differ, both, unless one has plainly left something out
-    collective: str  # the call that is waited for: "all_reduce"; empty: none is
+    collective: str  # the call that is waited for: "all_reduce"; empty if none is
     place: str  # the user's line of that call; of an error or a rank that is late: its own line
     last_common: int | None  # position of the last call that all have in common
     what: str  # the fault in one sentence
@@ -35,7 +35,7 @@ class RankPlace:
     rank: int
     state: RankState
     calls: int  # collectives that it has called in the default group, as far as known
-    waits_in: str  # the call that it waits in; empty: none
+    waits_in: str  # the call that it waits in; empty if none
     stands: str  # the line of its main thread
     stack: tuple[str, ...] = ()  # all lines of its main thread that are known, innermost first
 

@@ -32,11 +32,11 @@ class CollectiveCall:
     group: str  # name of the process group, the same on all its ranks
     position: int  # among the collectives of this group on this rank, from 1; point-to-point calls count by themselves
     name: str  # as in torch.distributed: "all_reduce"
-    elements: int | None = None  # of the tensor that all ranks give alike; None: a rank may choose it
+    elements: int | None = None  # of the tensor that all ranks give alike; None if a rank may choose it
     dtype: str = ""  # of the tensor: "float32"
     detail: str = ""  # what else must agree, where it is known: "src=0", "op=sum"; of a message its peer in words
-    peer: int | None = None  # rank that a message goes to or comes from; None: not known, or a collective
-    place: str = ""  # the user's line: "train.py:13", "In[4], line 2"; empty: not known
+    peer: int | None = None  # rank that a message goes to or comes from; None if unknown, or a collective
+    place: str = ""  # the user's line: "train.py:13", "In[4], line 2"; empty if unknown
     caller: Caller = ""
     is_done: bool = True  # whether it has returned, or its work is complete
     is_p2p: bool = False  # `send` or `recv`
@@ -47,7 +47,7 @@ class RankFacts:
     """The known facts of one rank at one moment."""
 
     rank: Annotated[int, Within(0, MOST_RANKS - 1)]
-    world: Annotated[int, Within(0, MOST_RANKS)]  # number of ranks of the job; 0: not known
+    world: Annotated[int, Within(0, MOST_RANKS)]  # number of ranks of the job; 0 if unknown
     host: str = ""
     pid: int = 0
     state: RankState = "unknown"

@@ -32,9 +32,9 @@ class RankError:
 
     rank: int
     error: str  # "ValueError: a broken image", or how its process ended: "ended by SIGKILL"
-    place: str = ""  # the user's line that raised it: "In[4], line 7 in train()"; empty: not known
-    at: int = 0  # seconds since the epoch; 0: not known
-    signal: str = ""  # that ended its process: "SIGKILL"; empty: none
+    place: str = ""  # the user's line that raised it: "In[4], line 7 in train()"; empty if unknown
+    at: int = 0  # seconds since the epoch; 0 if unknown
+    signal: str = ""  # that ended its process: "SIGKILL"; empty if none
 
     @property
     def is_echo(self) -> bool:
@@ -57,7 +57,7 @@ class LaunchErrors(Result):
 
     errors: tuple[RankError, ...]  # at least one
     silent: tuple[int, ...] = ()  # ranks that have left no error, though the launcher waited for one
-    launched: str = ""  # the cell and line that launched the ranks: "In[5], line 1"; empty: not known
+    launched: str = ""  # the cell and line that launched the ranks: "In[5], line 1"; empty if unknown
 
     @property
     def sentence(self) -> str:

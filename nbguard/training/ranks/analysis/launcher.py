@@ -36,7 +36,7 @@ _NUMBERS = (
 class Launch:
     """A launcher, and the place that it gave this process, or None."""
 
-    launcher: str  # empty: none is known
+    launcher: str  # empty if none is known
     rank: int | None
     world: int | None
 

@@ -13,9 +13,9 @@ CALL = "init_process_group"
 class PortOwner:
     """A process that listens at a port."""
 
-    pid: int | None  # None: the system does not say
-    command: str  # its name and beginning arguments; empty: not known
-    is_job: bool | None = None  # whether it is a rank of this job or its launcher; None: the system does not say
+    pid: int | None  # None if the system does not say
+    command: str  # its name and beginning arguments; empty if unknown
+    is_job: bool | None = None  # whether it is a rank of this job or its launcher; None if the system does not say
 
     @property
     def words(self) -> str:
@@ -30,7 +30,7 @@ class MeetingPoint:
     host: str
     port: int
     is_here: bool  # whether it is on this host; of another nothing was looked at
-    listener: PortOwner | None = None  # None: nobody
+    listener: PortOwner | None = None  # None without one
     has_agent: bool = False  # whether the launcher listens, so that rank 0 comes to it as the others do
 
     @property

@@ -106,7 +106,7 @@ class RunDifference:
     before: str  # in the first run
     after: str  # in the second run
     effect: Effect  # whether it can make other bits
-    follows: str = ""  # the difference that explains this one; empty: none does
+    follows: str = ""  # the difference that explains this one; empty if none does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class RunCell:
     number: Annotated[int, Within(0, 2**63 - 1)]  # In[number]
     source: str  # as it ran, without what may be a secret
     role: str  # made: it bound a name that the run needs; used: it mentions the Learner after that; runs: it is the fit's own
-    edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty: not known
+    edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class RunRecord(Result):
     view: ClassVar[str] = "nbguard.training.runs.analysis.record_view:record_blocks"
     label: ClassVar[str] = "Record of a run"
 
-    subject: str  # class of the Learner and of the model; empty: none was given
+    subject: str  # class of the Learner and of the model; empty if none was given
     time: str  # when it was collected: ISO 8601, UTC
     facts: tuple[RunFact, ...]  # by topic
     missing: tuple[MissingFact, ...] = ()  # facts that are not known, with the reason

@@ -25,8 +25,8 @@ class LaunchFacts:
     variables: tuple[tuple[str, str], ...]  # set ones whose names begin with PREFIXES
     pid: int
     port: int  # that would be used: MASTER_PORT, or the default
-    listener: PortOwner | None = None  # at that port of this host; None: nobody
-    addresses: tuple[str, ...] = ()  # that MASTER_ADDR stands for; empty: it is not set, or stands for none
+    listener: PortOwner | None = None  # at that port of this host; None without one
+    addresses: tuple[str, ...] = ()  # that MASTER_ADDR stands for; empty if it is not set, or stands for none
     is_here: bool = False  # whether one of them is this host's
     has_agent: bool = False  # whether the launcher listens for the job, and no rank does
     interfaces: tuple[tuple[str, bool], ...] = ()  # name, and whether it is up
@@ -34,7 +34,7 @@ class LaunchFacts:
     group_rank: int | None = None  # in it
     group_world: int | None = None
     has_accelerator: bool = False  # whether accelerate's state is made in this process: an Accelerator was
-    legacy: tuple[str, ...] = ()  # arguments of the LEGACY launcher above this process; empty: there is none
+    legacy: tuple[str, ...] = ()  # arguments of the LEGACY launcher above this process; empty without one
     siblings: int = 0  # other processes of this user and parent with the same command
 
     @cached_property
@@ -48,4 +48,4 @@ class SelfTest:
     """The outcome of two processes of this host that add a tensor together."""
 
     seconds: float
-    error: str = ""  # empty: both have the sum
+    error: str = ""  # empty if both have the sum

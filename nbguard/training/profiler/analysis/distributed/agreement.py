@@ -33,7 +33,7 @@ class Feed:
 
     batch: int | None = None  # samples of a batch
     rate: float | None = None  # learning rate of the first group at the last check
-    sampler: str = ""  # class of the sampler that divides the data; empty: none is known
+    sampler: str = ""  # class of the sampler that divides the data; empty if none is known
     seed: int | None = None
     shard: int | None = None  # number of the part that this rank reads
     shards: int | None = None

@@ -33,7 +33,7 @@ class Pulse:
 
     rank: int  # its number
     pid: int  # of its process
-    batch: int  # of the recording, training or validation, from 1; 0: none yet
+    batch: int  # of the recording, training or validation, from 1; 0 if none yet
     phase: str  # that it ended last in this batch; "": none yet
     age: int  # nanoseconds since then
     is_alive: bool  # whether its process is

@@ -17,8 +17,8 @@ class Float32Trial:
     dtype: str  # in which the layer had computed, e.g. "float16"
     layers: tuple[str, ...] = ()  # names of the modules that computed in float32 in the last try; "" is the model
     is_finite: bool = False  # the model's output is finite then
-    largest: float | None = None  # magnitude that the first of them returned in float32; None: that is not finite either
-    note: str = ""  # the reason why it was not tried; empty: it was
+    largest: float | None = None  # magnitude that the first of them returned in float32; None if that is not finite either
+    note: str = ""  # the reason why it was not tried; empty if it was
     types: tuple[str, ...] = ()  # of the layers
 
     @property

@@ -24,9 +24,9 @@ class NanRepair(Result):
     subject: str  # the Learner or model as the notebook writes it; "": it has no name there
     met: str  # the value and its batch in words, e.g. "the loss is NaN in batch 3 of epoch 1"
     origin: Origin  # of the value
-    layers: tuple[str, ...] = ()  # names of the layers that have to compute in float32; empty: float32 is no cure
-    line: str = ""  # of Python, that makes them; empty: there is none
-    copy: str = ""  # variable that has a copy in which they do; empty: none was asked for
+    layers: tuple[str, ...] = ()  # names of the layers that have to compute in float32; empty if float32 is no cure
+    line: str = ""  # of Python, that makes them; empty without one
+    copy: str = ""  # variable that has a copy in which they do; empty if none was asked for
 
 
 def line_for(subject: str, layers: tuple[str, ...]) -> str:

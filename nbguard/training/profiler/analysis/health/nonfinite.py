@@ -24,7 +24,7 @@ class BatchPosition:
     """A batch in the fit, by its numbers from 1."""
 
     batch: int  # of the epoch; without a loader: backward passes
-    epoch: int = 0  # 0: there is no loader
+    epoch: int = 0  # 0 if there is no loader
 
     @property
     def words(self) -> str:
@@ -42,8 +42,8 @@ class Origin:
     root: str = ""  # type of the model
     note: str = ""  # the reason why an "unknown" one is not known
     items: tuple[int, ...] = ()  # of an "input": the first places in the batch, from 0, that are not finite
-    trial: Float32Trial | None = None  # None: of a "layer" or "code" only
-    operation: FailedOperation | None = None  # that made it; None: not known
+    trial: Float32Trial | None = None  # None except for a "layer" or "code"
+    operation: FailedOperation | None = None  # that made it; None if unknown
 
     @property
     def layer(self) -> str:
@@ -64,7 +64,7 @@ class NotFinite:
     has_stopped: bool = False  # `--stop-on-nan` ended the fit there
     is_compiled: bool = False  # something was compiled, so operations outside of models were not recorded
     is_search: bool = False  # met by a Learner's learning rate finder, which goes so far on purpose
-    first_loss: float | None = None  # of the fit; None: not known, as for all of the following
+    first_loss: float | None = None  # of the fit; None if unknown, as for all of the following
     last_loss: float | None = None  # the last one that was finite
     largest: float | None = None  # finite magnitude of a parameter
     rate: float | None = None  # largest learning rate
@@ -79,7 +79,7 @@ class LossJump:
     place: BatchPosition  # the batch
     loss: float  # of that batch
     usual: float  # largest magnitude of those before it
-    peak: float | None = None  # largest magnitude in the batch's inputs; None: not known
+    peak: float | None = None  # largest magnitude in the batch's inputs; None if unknown
     usual_peak: float | None = None  # the same of the first batch
 
     @property
@@ -108,16 +108,16 @@ class LossGrowth:
 
     first: float  # loss
     last: float  # median of the latest losses
-    rate: float | None = None  # largest learning rate; None: not known
+    rate: float | None = None  # largest learning rate; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LossCourse:
     """The course of the losses that were finite, and of the steps that a GradScaler skipped for their gradients."""
 
-    jump: LossJump | None = None  # None: no loss jumped
-    growth: LossGrowth | None = None  # None: not known
-    scaled: Origin | None = None  # of gradients for which a GradScaler skipped step after step; None: none, or not known
+    jump: LossJump | None = None  # None if no loss jumped
+    growth: LossGrowth | None = None  # None if unknown
+    scaled: Origin | None = None  # of gradients for which a GradScaler skipped step after step; None if none, or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class FiniteFacts:
 
     losses: int = 0  # losses that were checked
     gradients: int = 0  # optimizer steps before which all gradients were checked
-    first: NotFinite | None = None  # None: all were finite
+    first: NotFinite | None = None  # None if all were finite
     course: LossCourse = LossCourse()  # of the losses
 
 
@@ -229,7 +229,7 @@ def _grown(first: NotFinite) -> list[str]:
     grown = []
     if first.last_loss is not None:
         grown.append(f"the loss before it was {first.last_loss:.3g}, the first {first.first_loss:.3g}")
-    if first.largest:  # 0: all that are not 0 are not finite
+    if first.largest:  # 0 if all that are not 0 are not finite
         grown.append(f"parameters are up to {first.largest:.3g}")
     if first.rate is not None:
         grown.append(f"the learning rate is {first.rate:g}")

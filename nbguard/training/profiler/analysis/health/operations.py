@@ -21,7 +21,7 @@ class FailedOperation:
     is_backward: bool = False  # its result is finite, its gradient is not
     result: Literal["NaN", "infinite"] = "NaN"  # or the gradient
     dtype: str = "float32"  # the narrowest that it computed with
-    value: float | None = None  # of its first operand at the first such place; None: the operand has no such place
+    value: float | None = None  # of its first operand at the first such place; None if the operand has no such place
     other: float | None = None  # of its second operand there
     largest: float | None = None  # finite magnitude among its operands
     is_empty: bool = False  # an operand has no values
@@ -101,7 +101,7 @@ class FailedOperation:
 class _Rule:
     """The change that keeps some operations finite."""
 
-    names: frozenset[str]  # of the operations; empty: any
+    names: frozenset[str]  # of the operations; empty for any
     change: str  # with `{tiny}`, `{small}` for numbers that the type still tells from 0, and from 1
     applies: Callable[[FailedOperation], bool] = lambda _: True
 

@@ -14,19 +14,19 @@ class FetchFacts:
     """The cost of making a batch, in the fit's process or in workers. Times in nanoseconds."""
 
     fetches: int = 0  # calls of the dataset fetcher: batches made
-    items: int = 0  # 0: not known
+    items: int = 0  # 0 if unknown
     median: int | None = None  # of fetches that were not profiled, if there were some
     p95: int | None = None  # their 95th percentile
     profiled: int = 0  # fetches
     profiled_time: int = 0  # of these together
-    metered: int = 0  # fetches whose reading from files was measured; 0: the system does not count it
+    metered: int = 0  # fetches whose reading from files was measured; 0 if the system does not count it
     read: int = 0  # bytes that these got by calls of read(), from the page cache or from storage
     stored: int = 0  # bytes that storage devices were asked for meanwhile
     blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
     ran: int = 0  # nanoseconds that they ran
     in_files: int = 0  # nanoseconds of the profiled fetches in which they read from files
     decoding: int = 0  # and in which they decoded what they read
-    nbytes: int = 0  # of a batch as it is made, on average; 0: not known
+    nbytes: int = 0  # of a batch as it is made, on average; 0 if unknown
     steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
     note: str = ""  # why something is not known
 

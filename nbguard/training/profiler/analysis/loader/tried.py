@@ -22,7 +22,7 @@ class LoaderRun:
     fit: str  # by which runs of the same fit are known: its models, data set, batch size and number of batches
     num_workers: int
     persistent_workers: bool
-    prefetch_factor: int | None  # None: not known, or no workers
+    prefetch_factor: int | None  # None if unknown, or no workers
     epoch: int  # nanoseconds of the shortest training epoch
     epochs: int = 1  # training epochs
     advised: tuple[str, ...] = ()  # lines to change

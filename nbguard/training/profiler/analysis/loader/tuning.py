@@ -18,7 +18,7 @@ class WorkerTuning:
     """The trials of other numbers of workers, made after the fit."""
 
     trials: tuple[WorkerTrial, ...] = ()  # in the order in which they were made
-    best: int | None = None  # the number of workers that they speak for; None: none was made
+    best: int | None = None  # the number of workers that they speak for; None if none was made
     sentence: str = ""  # the result in words, or the reason why there is none
 
 

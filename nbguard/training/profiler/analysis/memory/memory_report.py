@@ -87,19 +87,19 @@ class MemoryObservations:
 
     device: str  # as torch writes it: "cuda:0", "cpu", or the simulated device
     source: str  # of the counters: "torch.cuda", "simulated device", "heap of the process"
-    capacity: int | None  # of the device, as far as PyTorch may use it; None: not limited, as in host memory
+    capacity: int | None  # of the device, as far as PyTorch may use it; None if not limited, as in host memory
     start: Level  # when the profile began
     end: Level  # when the fit had ended
     highest: int  # level that was read, or that the peak counter showed between two readings
     highest_phase: str  # the phase that had just ended then; "": not known
     phases: tuple[PhasePeak, ...] = ()  # the highest level read in each phase, at its ends
     points: tuple[MemoryPoint, ...] = ()  # readings over time, thinned
-    stock: Stock | None = None  # sizes of parameters, gradients, …; None: no optimizer stepped twice
+    stock: Stock | None = None  # sizes of parameters, gradients, …; None if no optimizer stepped twice
     shape: Shape | None = None  # of the batch with the highest peak among those followed phase by phase
-    unfrozen: Unfrozen | None = None  # parameters that are trained from some step on; None: all from the first step on
+    unfrozen: Unfrozen | None = None  # parameters that are trained from some step on; None for all from the first step on
     samples: tuple[Sample, ...] = ()  # levels at the ends of training batches, to see growth
     living_losses: int = 0  # losses of batches that were looked at which still lived when the fit had ended
-    grown: Grown | None = None  # the holder that grew between two looks at the process; None: no two looks, or none grew
+    grown: Grown | None = None  # the holder that grew between two looks at the process; None if no two looks, or none grew
     recorded: RecordedBatch | None = None  # of `--memory`: a batch recorded allocation by allocation
     recording_note: str = ""  # the reason why `--memory` recorded no batch
 

@@ -29,7 +29,7 @@ class AllocationEvent:
     """A block of `nbytes` was allocated at `site`; or, if `nbytes` is 0, the one of that number was freed."""
 
     block: int  # number of the block
-    nbytes: int = 0  # 0: it was freed
+    nbytes: int = 0  # 0 if it was freed
     site: str = ""  # the line that allocated it, e.g. "In[3], line 5"
 
 

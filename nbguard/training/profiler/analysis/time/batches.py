@@ -20,7 +20,7 @@ loss, the last) or, where none steps, at the next loss."""
 class Batch:
     """One batch: nanoseconds by phase."""
 
-    loop: int  # number of the pass over a loader, from 1; 0: a loop without a loader
+    loop: int  # number of the pass over a loader, from 1; 0 for a loop without a loader
     start: int  # nanoseconds, by the clock of the log
     times: dict[str, int]  # nanoseconds by phase
     is_complete: bool = True  # False: the loop was left, or an error ended it
@@ -43,8 +43,8 @@ class Moment:
     """The phase that went on at a moment, and the pass over a loader whose batch it belongs to."""
 
     phase: str  # in the words of `phases`
-    loop: int | None = None  # number of the pass, as of a batch; None: around the batches
-    batch: int = 0  # start of the batch, by the clock of the log; 0: around the batches
+    loop: int | None = None  # number of the pass, as of a batch; None if around the batches
+    batch: int = 0  # start of the batch, by the clock of the log; 0 if around the batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,10 @@ class HotCode:
     """Code, and its time in one phase or several."""
 
     kind: HotKind
-    line: StackLine | None = None  # the function, at the line where most of its time goes; None: a library's work
+    line: StackLine | None = None  # the function, at the line where most of its time goes; None for a library's work
     work: LibraryWork | None = None  # of a library
     times: Mapping[tuple[Group, str], int]  # nanoseconds by group and phase
-    seen: Mapping[int, int]  # nanoseconds before the looks that saw it, by the start of the batch; 0: around the batches
+    seen: Mapping[int, int]  # nanoseconds before the looks that saw it, by the start of the batch; 0 if around the batches
     setup: int = 0  # of its nanoseconds, those before the first batch and after the last one
     inner: str = ""  # the function of the user's below it where nearly all its time goes
     hook: HookFacts | None = None  # of a hook, where it is registered

@@ -19,7 +19,7 @@ class Boundary:
 
     at: int  # entries of the log before it
     kind: BoundaryKind  # of event
-    loop: int  # number of the iterator, or for "fit" of the Learner's fit; 0: none
+    loop: int  # number of the iterator, or for "fit" of the Learner's fit; 0 if none
 
 
 class LogPosition(NamedTuple):

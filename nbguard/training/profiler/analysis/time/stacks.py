@@ -19,7 +19,7 @@ class StackLine:
 
     name: str  # of the function, qualified with its class, from Python 3.11 on
     file: str  # "In[3]" or the name of a file of the user's; of a library the path below the folder of packages
-    line: int  # that was running; 0: not known
+    line: int  # that was running; 0 if unknown
     first: int = 0  # line at which the function begins
     is_users: bool = False  # not of an installed library
     call: str = ""  # of `KNOWN_CALLS`, which the line makes; "": none

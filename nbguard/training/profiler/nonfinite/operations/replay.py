@@ -59,11 +59,11 @@ class Allowance:
 class FoundOperation:
     """The operation that made the first value which is not finite, or the tensor that came with it."""
 
-    call: OperationCall | None = None  # None: `slot` came so from elsewhere
+    call: OperationCall | None = None  # None if `slot` came so from elsewhere
     slot: int = 0
     values: Any = None  # the arguments of the call, or that tensor
     made: Any = None  # tensors: its results, or in a backward pass the gradients of what it reads
-    gradient: Any = None  # of a backward pass: that of its results; None: it was called itself
+    gradient: Any = None  # of a backward pass: that of its results; None if it was called itself
     of_gradient: bool = False  # it was called for a gradient: in a Function's `backward`, or between backward pass and step
 
 
