@@ -271,7 +271,7 @@ def _zombies_too(orphans: bool) -> Zombies:
 
 
 def zombies(*pids: int) -> Zombies:
-    """Return every other process on the GPUs (or those with these pids), judged: an orphan that may be ended, or why not."""
+    """Return every other process on the GPUs (or those with these pids), diagnosed: an orphan that may be ended, or why not."""
     return find_zombies(pids)
 
 

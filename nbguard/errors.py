@@ -53,7 +53,7 @@ class SettingsError(NbguardError, ValueError):
 
 
 class UnpredictableError(NbguardError):
-    """The memory of a fit cannot be foreseen; the message names the operator, module or object that prevents it."""
+    """The memory of a fit cannot be predicted; the message names the operator, module or object that prevents it."""
 
 
 class ReachedError(BaseException):

@@ -49,7 +49,7 @@ DEFAULT_EXPERIMENT = ExperimentClass(modules=(), name="", parts=(ExperimentPart(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryWork:
-    """An activity of a library beside training, known by its functions."""
+    """An activity of a library besides training, known by its functions."""
 
     files: tuple[str, ...]  # parts of the paths of the library's code
     functions: tuple[str, ...]  # ends of their names
@@ -89,7 +89,7 @@ class Library:
     variables: tuple[str, ...] = ()  # beginnings of the names of its environment variables
     launchers: tuple[str, ...] = ()  # its programs that start processes of Python
     calling_modules: tuple[str, ...] = ()  # modules, with those below, that call the user's code in a fit
-    shared_state: tuple[str, str] = ("", "")  # (module, class) that keeps state which all launched processes must make anew
+    shared_state: tuple[str, str] = ("", "")  # (module, class) that keeps state which all launched processes must make again
     settings: Mapping[str, str] = field(default_factory=dict)
     """Its own words for a change (`clip`, `accumulate`, `freeze`, `clear gradients`), for a `fit` and for its `metrics`."""
 
@@ -199,7 +199,7 @@ def own_optimizers() -> tuple[tuple[str, str], ...]:
 
 
 def shared_states() -> tuple[tuple[str, str], ...]:
-    """Return (module, class) of the states that all launched processes must make anew."""
+    """Return (module, class) of the states that all launched processes must make again."""
     return tuple(library.shared_state for library in libraries() if any(library.shared_state))
 
 

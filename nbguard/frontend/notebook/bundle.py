@@ -32,7 +32,7 @@ class ProgressLine:
         self._width = 0
 
     def say(self, words: str) -> None:
-        """Show the line, or show it anew."""
+        """Show the line, or show it again."""
         if not hasattr(self._shell, "kernel"):
             self._width = max(self._width, len(words))
             sys.stderr.write(f"\r{words}")

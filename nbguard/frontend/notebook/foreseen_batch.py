@@ -22,7 +22,7 @@ class _Foreseen:
     failure: tuple[object, ...]  # the failed fit
     items: int | None  # of the batch, or None if none was found
     changes: tuple[ForeseenChange, ...]  # to the fit that save memory
-    kept: int  # bytes that a cleanup left when it was foreseen: with more than that it may not fit
+    kept: int  # bytes that a cleanup left when it was predicted: with more than that it may not fit
 
 
 class ForeseenBatch:

@@ -19,7 +19,7 @@ def foreseen_row(namespace: dict[str, Any], name: str) -> str:
         name: of the Learner.
 
     Raises:
-        NbguardError: its memory cannot be foreseen; the message says why.
+        NbguardError: its memory cannot be predicted; the message says why.
     """
     prediction = foreseen(namespace, name, None, None, None)
     need = f"the next fit needs {_of_capacity(prediction)}"

@@ -92,7 +92,7 @@ class SessionMemory:
         return self._report(scan.get().analysis) if self.simulation is None else self.simulation.report()
 
     def _report(self, analysis: Analysis) -> Report:
-        """Return the report, whose findings know the batch that was foreseen for the card."""
+        """Return the report, whose findings know the batch that was predicted for the card."""
         from nbguard.memory.reports.report import build_report
 
         self.recall_card(analysis)
@@ -117,7 +117,7 @@ class SessionMemory:
         return self._card(scan.get().analysis, PREDICTION_SECONDS)
 
     def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
-        """Return the card on the last error, with a batch that fits where one can be foreseen in so many seconds."""
+        """Return the card on the last error, with a batch that fits where one can be predicted in so many seconds."""
         from nbguard.frontend.notebook.foreseen_batch import ForeseenBatch
         from nbguard.memory.out_of_memory.card import build_card
 

@@ -44,7 +44,7 @@ class Sidebar(AnyWidget):
     `ipywidgets.jslink((sidebar, "allocated"), (bar, "value"))`; the browser cannot set them.
 
     Attributes:
-        allocated: bytes in tensors now; on a CPU, where nobody counts these, in use by this process.
+        allocated: bytes in tensors now; on a CPU, where they are not counted, in use by this process.
         reserved: bytes that PyTorch has of the devices.
         free: bytes free on the devices.
         stale: bytes that a cleanup would free, as the last scan of the heap found.
@@ -87,7 +87,7 @@ class Sidebar(AnyWidget):
         """Send the widget's view, and its picture for where there is no kernel: an export, a notebook opened again.
 
         The extension of JupyterLab goes by the type of its own, and shows the one or the other. While the notebook is open
-        there, it asks for the picture anew when cells have ended; where nobody looks, `SavedPictures` updates it.
+        there, it asks for the picture again when cells have ended; where no view is open, `SavedPictures` updates it.
 
         Args:
             picture: HTML.

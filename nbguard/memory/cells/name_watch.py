@@ -1,7 +1,7 @@
 """The names of the notebook and weak references to their storages, so that a deletion without effect is seen.
 
 After each cell the names are compared with their previous objects, in a few µs for hundreds of them. Before a cell that
-deletes or binds anew a name (its source says so) the storages of this name are scanned, from this one object on; never the
+deletes or binds again a name (its source says so) the storages of this name are scanned, from this one object on; never the
 heap.
 """
 
@@ -61,7 +61,7 @@ class NameWatch:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._names: dict[str, _Bound] = {}
-        self._holdings: dict[str, WeakHoldings] = {}  # of the names that the cell which runs deletes or binds anew
+        self._holdings: dict[str, WeakHoldings] = {}  # of the names that the cell which runs deletes or binds again
         self._deleted: OrderedDict[str, tuple[Departure, WeakHoldings]] = OrderedDict()  # the latest last
 
     def look_before(self, source: str) -> None:
@@ -91,7 +91,7 @@ class NameWatch:
             known[name] = _Bound(id(value), weak_reference(value), name_of(type(value)), cell)
 
     def departures(self, cell: int, least: int) -> Iterator[tuple[Departure, WeakHoldings]]:
-        """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive.
+        """Yield each name that is gone or bound again since it was noted, and whose memory, at least `least` bytes, is alive.
 
         It comes with weak references that tell later whether that memory is freed.
         """
@@ -175,6 +175,6 @@ def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
 
 
 def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
-    """Return the names that a cell deletes or binds anew; of a cell that is no plain Python (magics), all it mentions."""
+    """Return the names that a cell deletes or binds again; of a cell that is no plain Python (magics), all it mentions."""
     names = cell_names(source)
     return mentioned if names is None else names.bound | names.deleted

@@ -19,7 +19,7 @@ class Counted:
     allocated: int  # allocated_bytes.all.current
     reserved: int | None = None  # reserved_bytes.all.current
     peak: int | None = None  # allocated_bytes.all.peak: since the start, or since somebody reset it
-    allocations: int | None = None  # allocation.all.allocated: all ever made; differs where memory was freed and allocated anew
+    allocations: int | None = None  # allocation.all.allocated: all ever made; more than the present ones after frees
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class TickReading:
     pid: int = 0  # of this process
     process: int | None = None  # bytes of the whole process, where no device counts its own
     source: str = ""  # of `process`: `malloc` (mallinfo2) or `resident` (pages in memory)
-    counted: tuple[Counted, ...] = ()  # the same counters as a hook reads them, to compare; none where nobody counts
+    counted: tuple[Counted, ...] = ()  # the same counters as a hook reads them, to compare; none where they are not counted
 
     @property
     def in_use(self) -> dict[str, int]:

@@ -30,4 +30,4 @@ class Gpus(Result):
     gpus: tuple[GpuReading, ...] = ()  # by index
     driver: str = ""  # its version and the newest CUDA that it runs, in words; empty if it does not answer
     unavailable: str = ""  # why something could not be read; empty if all could
-    processes: tuple[Judged, ...] = ()  # on the GPUs, each judged as by `%reset_gpu --zombies`
+    processes: tuple[Judged, ...] = ()  # on the GPUs, each diagnosed as by `%reset_gpu --zombies`

@@ -121,11 +121,11 @@ class OomFact:
     bound: tuple[str, ...] = ()  # names that the run had bound before it failed
     makes: tuple[str, ...] = ()  # of these, the names that a run binds before anything reads them: deleting one costs nothing
     reaches: tuple[str, ...] | None = ()  # names that any code of the run may have reached; None if it may have been any name
-    start: AllocatorCounts | None = None  # the counters of the device when the cell began; None if nobody read them
+    start: AllocatorCounts | None = None  # the counters of the device when the cell began; None if they were not read
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
     elements: int | None = None  # number of elements of the list that the failing line builds; None if unknown
     earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before this one, the oldest first
-    goes_on: bool = False  # after the request, the cell may allocate more, of bytes that nobody knows
+    goes_on: bool = False  # after the request, the cell may allocate more, of an unknown number of bytes
     learner: int = 0  # ref of the Learner in the error's frames; 0 if none
     batch_size: int | None = None  # of that Learner
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running

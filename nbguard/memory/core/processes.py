@@ -105,12 +105,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zombies(Result):
-    """The answer of `%reset_gpu --zombies`: every process on the devices but this one, judged."""
+    """The answer of `%reset_gpu --zombies`: every process on the devices but this one, diagnosed."""
 
     kind: ClassVar[str] = "zombies"
     view: ClassVar[str] = "nbguard.memory.core.views.processes:zombies_blocks"
 
-    judged: tuple[Judged, ...] = ()  # processes, each with the judgement and its reason
+    judged: tuple[Judged, ...] = ()  # processes, each with the diagnosis and its reason
     unavailable: str = ""  # why processes could not be listed; empty if they could
     asked: bool = False  # the orphans were told to end
     ended: tuple[int, ...] = ()  # pids that have ended

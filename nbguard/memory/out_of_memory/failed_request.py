@@ -68,7 +68,7 @@ class FailedRequest:
 
     @property
     def missing(self) -> int:
-        """Return the bytes that the device had too few at the failure, at least; 0 where nobody saw it."""
+        """Return the bytes that the device had too few at the failure, at least; 0 where it was not seen."""
         note = self.oom.note
         if note is None:
             return 0

@@ -68,8 +68,8 @@ class OomContext:
     plan: Plan  # the default cleanup
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
-    fitting: int | None = None  # items of a batch with which the fit is foreseen to run after the cleanup; None if unknown
-    changes: tuple[ForeseenChange, ...] = ()  # to the fit, foreseen after the cleanup
+    fitting: int | None = None  # items of a batch with which the fit is predicted to run after the cleanup; None if unknown
+    changes: tuple[ForeseenChange, ...] = ()  # to the fit, predicted after the cleanup
 
     @property
     def after_cleanup(self) -> After:
@@ -97,7 +97,7 @@ class OomContext:
 
     @cached_property
     def leftovers(self) -> tuple[str, ...]:
-        """Return the names that still hold memory and that the next run makes anew."""
+        """Return the names that still hold memory and that the next run makes again."""
         return leftover_names(self.rerun)
 
     @cached_property
@@ -216,7 +216,7 @@ def _not_known(context: OomContext) -> str:
 
 
 def _leftovers(context: OomContext) -> Iterator[Fix]:
-    """Yield the names that the failed run has left, and that its next run makes anew."""
+    """Yield the names that the failed run has left, and that its next run makes again."""
     if not context.leftovers or context.verdict_after_cleanup is RerunVerdict.RERUN:
         return
     base = context.base

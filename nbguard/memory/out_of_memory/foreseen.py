@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeseenChange:
-    """A change to the fit that failed, foreseen on the device after a cleanup."""
+    """A change to the fit that failed, predicted on the device after a cleanup."""
 
     name: str  # in words
     saved: int  # bytes fewer that are reserved at the peak

@@ -83,7 +83,7 @@ def candidate_names(rerun: Rerun, holders: Iterable[Holder]) -> list[tuple[str, 
 
 
 def leftover_names(rerun: Rerun) -> tuple[str, ...]:
-    """Return the names that hold memory here and that each run of the cell binds anew before it reads them."""
+    """Return the names that hold memory here and that each run of the cell binds again before it reads them."""
     facts = rerun.request.facts
     names = (root.label for root in facts.graph.roots if root.kind == "name" and root.label in rerun.request.oom.makes)
     return tuple(name for name in names if rerun.request.nbytes_here(_reached(facts, (name,))))

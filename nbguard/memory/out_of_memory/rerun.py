@@ -75,7 +75,7 @@ class Rerun:
     request: FailedRequest  # that failed
     own: frozenset[int]  # numbers of the storages that only its frames, and the names that it has bound, hold
     own_bytes: int  # of them, where the request was made
-    since: int | None  # bytes freed between the failure and now; None where nobody knows
+    since: int | None  # bytes freed between the failure and now; None where unknown
     kept: frozenset[int]  # numbers of the storages that were there before the cell, and that its code cannot reach
 
     @classmethod

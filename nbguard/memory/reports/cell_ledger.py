@@ -78,10 +78,10 @@ class DeviceChange:
     device: str  # name in torch, or `PROCESS`
     before: int  # allocated before it
     after: int  # allocated after it
-    reserved_before: int | None = None  # by the allocator; None where nobody counts
+    reserved_before: int | None = None  # by the allocator; None where they are not counted
     reserved: int | None = None  # by the allocator after it
     peak: int | None = None  # most that was allocated while it ran; None unless that is the most ever
-    limit: int | None = None  # else the bound of it: the most ever; None where nobody counts
+    limit: int | None = None  # else the bound of it: the most ever; None where they are not counted
     between: int = 0  # came or went after the cell before, outside any
 
     @property

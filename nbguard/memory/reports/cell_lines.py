@@ -54,7 +54,7 @@ def _words(record: CellRecord) -> Iterator[str]:
 
 
 def shares_text(shares: Sequence[Share]) -> str:
-    """Return holders with their bytes, the largest three by name; crumbs beside a large one are not worth a word."""
+    """Return holders with their bytes, the largest three by name; crumbs beside a large one are not mentioned."""
     held = Counter[str]()  # on all devices together
     for share in shares:
         held[share.label] += share.nbytes

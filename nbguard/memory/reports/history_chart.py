@@ -25,7 +25,7 @@ class _Bar:
     first: int  # number of the first cell that it stands for
     last: int  # number of the last one
     allocated: int  # bytes after the cell, the most of several
-    reserved: int  # bytes, the most of several; 0 where nobody counts
+    reserved: int  # bytes, the most of several; 0 where they are not counted
     peak: int | None  # bytes, the most while one ran, where that is known
     delta: int  # bytes that came (negative: went), all together
     raised: bool  # whether a cell failed

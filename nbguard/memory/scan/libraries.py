@@ -55,7 +55,7 @@ def _holds_packages(folder: str) -> bool:
 
 
 def has_shared_state() -> bool:
-    """Say whether a library's state is made that launched processes must make anew: `notebook_launcher` looks at the same."""
+    """Say whether a library's state is made that launched processes must make again: `notebook_launcher` looks at the same."""
     return any(getattr(loaded_class(*state), "_shared_state", None) for state in shared_states())
 
 

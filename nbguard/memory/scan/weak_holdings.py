@@ -96,7 +96,7 @@ class WeakLook:
 
 
 def _of_tensor(torch: Any, tensor: Any, tracked: str) -> tuple[tuple[StorageFact, Any], ...]:
-    """Return the storages of a plain tensor and of its gradient: by far the most names that a cell binds anew."""
+    """Return the storages of a plain tensor and of its gradient: by far the most names that a cell binds again."""
     held = []
     for one in (tensor, tensor.grad if tensor.is_leaf else None):
         if one is None or one.layout is not torch.strided or one.device.type != tracked:

@@ -89,7 +89,7 @@ def diagnose_snapshot(
         capacity: bytes that the allocator can have in all, where nothing in the file tells.
         fraction: share of `capacity` that the process may take, where the sidecar has none.
         progress: called while the file is read.
-        trial_progress: called after each run of the recorded requests under some settings, for each device anew.
+        trial_progress: called after each run of the recorded requests under some settings, for each device again.
 
     Raises:
         SettingsError: a string in `confs` is no settings of PyTorch.

@@ -18,10 +18,10 @@ from nbguard.units import format_bytes
 
 @dataclass(slots=True, kw_only=True)
 class _Expected:
-    """A fit that was foreseen on a live device and has not run yet."""
+    """A fit that was predicted on a live device and has not run yet."""
 
     parameter: weakref.ref[Any]  # the first of the model's that is trained
-    version: tuple[int, ...]  # of it and of its gradient, when it was foreseen
+    version: tuple[int, ...]  # of it and of its gradient, when it was predicted
     device: int  # index
     allocated: int  # the peak counter then, in bytes
     prediction: Prediction
@@ -29,7 +29,7 @@ class _Expected:
 
 _expected: list[_Expected] = []
 _MOST = 8
-"""Fits that are waited for: a notebook that foresees many remembers the latest."""
+"""Fits that are waited for: a notebook that predicts many remembers the latest."""
 
 
 def expect(prediction: Prediction, source: FitSource) -> None:
@@ -55,7 +55,7 @@ def expect(prediction: Prediction, source: FitSource) -> None:
 
 
 def outcomes() -> tuple[str, ...]:
-    """Return a sentence for each fit that was foreseen and has run since, and forget it.
+    """Return a sentence for each fit that was predicted and has run since, and forget it.
 
     A fit that stayed below the peak of earlier cells cannot be measured by the counters: no sentence.
     """

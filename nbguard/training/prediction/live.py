@@ -26,7 +26,7 @@ class LiveDevice:
 
     gpu: Gpu  # its context is all that is not PyTorch's allocator's: CUDA's own, and what other processes hold
     state: InitialState  # segments and blocks
-    own: frozenset[int]  # addresses of blocks that the fit uses again, or makes anew in their place
+    own: frozenset[int]  # addresses of blocks that the fit uses again, or makes again in their place
     workspaces: WorkspaceCounts  # that are there already
 
     def set_up(self, model: CachingAllocator) -> None:

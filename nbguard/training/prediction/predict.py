@@ -190,7 +190,7 @@ def predict_cell(
 
 
 def of_fits(executed: str, fits: Sequence[ForeseenFit], gpus: Sequence[str | None]) -> CellPrediction | GpuComparison:
-    """Return fits that were foreseen on these GPUs: one after the other, or in a table where there are several."""
+    """Return fits that were predicted on these GPUs: one after the other, or in a table where there are several."""
     result = CellPrediction if len(gpus) == 1 else GpuComparison
     return result(executed=executed, fits=tuple(fits))
 

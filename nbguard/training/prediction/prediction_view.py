@@ -18,7 +18,7 @@ from nbguard.training.prediction.prediction import (
 from nbguard.units import format_bytes, format_column, unit_of
 
 _SHORT = 0.05
-"""Seconds of imports that are not worth a word."""
+"""Seconds of imports that are not mentioned."""
 _WORTH = 0.01
 """Share of the reserved peak that a change must save to be shown with its lines."""
 _SPOKEN_WITH_A_VOWEL = "AHLMR"

@@ -1,4 +1,4 @@
-"""Modules whose memory cannot be foreseen, refused by their path."""
+"""Modules whose memory cannot be predicted, refused by their path."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _REFUSED = {
     "ScriptModule": "TorchScript runs its operators without Python",
     "RecursiveScriptModule": "TorchScript runs its operators without Python",
 }
-"""Modules whose memory cannot be foreseen, by the class of torch's that they are, and why."""
+"""Modules whose memory cannot be predicted, by the class of torch's that they are, and why."""
 
 _COMPRESSED = ("apex", "bitsandbytes", "torchao")
 """Packages whose optimizers have kernels and states of their own."""
 
 
 def refuse_optimizers(optimizers: Iterable[tuple[str, Any]]) -> None:
-    """Refuse optimizers whose memory cannot be foreseen, by name.
+    """Refuse optimizers whose memory cannot be predicted, by name.
 
     Args:
         optimizers: (name, optimizer) of a fit.
@@ -38,7 +38,7 @@ def refuse_optimizers(optimizers: Iterable[tuple[str, Any]]) -> None:
 
 
 def refuse(modules: Iterable[tuple[str, Any]]) -> None:
-    """Refuse modules whose memory cannot be foreseen, by the path to the first of them.
+    """Refuse modules whose memory cannot be predicted, by the path to the first of them.
 
     Args:
         modules: (name, module) of the models of a fit.

@@ -14,7 +14,7 @@ from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.fingerprint import bytes_hash, texts_hash
 
 _DEFAULT = 67280421310721
-"""`c10::default_rng_seed_val`: the seed of a device's generator where nobody has set one."""
+"""`c10::default_rng_seed_val`: the seed of a device's generator where none was set."""
 
 _LARGEST = 2**32
 """Numbers from here on are none that people choose: torch's own generator begins with one that the system draws."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.report import Report
 
 _SHARE = 0.1
-"""Of the time that new pictures may take: they are made only while nobody looks, as when a notebook is run by nbconvert."""
+"""Of the time that new pictures may take: they are made only while no view is open, as when a notebook is run by nbconvert."""
 
 
 class ShownSidebar(Protocol):

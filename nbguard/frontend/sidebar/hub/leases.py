@@ -85,7 +85,7 @@ class Leases:
 
     @property
     def interval(self) -> float | None:
-        """Return the seconds between two ticks; None if nobody looks."""
+        """Return the seconds between two ticks; None if no view is open."""
         with self._lock:
             self._drop_old()
             if not self._leases:

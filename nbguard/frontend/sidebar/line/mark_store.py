@@ -23,7 +23,7 @@ class AllocatorPeak:
     """The counters of one device's allocator at a cell's beginning or end, in bytes."""
 
     allocated: int  # allocated_bytes.all.current
-    peak: int | None  # allocated_bytes.all.peak, since the start or since somebody reset it; None if nobody counts it
+    peak: int | None  # allocated_bytes.all.peak, since the start or since somebody reset it; None if it is not counted
 
 
 _UNUSED = AllocatorPeak(allocated=0, peak=0)
@@ -105,7 +105,7 @@ class MarkStore:
     def newest(self, most: int) -> tuple[TimeMark, ...]:
         """Return the newest `most` marks, which may have changed since the last tick, oldest of them first.
 
-        Before them, if it is none of them, stands the last run of the cell that runs: a view that has no history foresees by
+        Before them, if it is none of them, stands the last run of the cell that runs: a view that has no history predicts by
         it how much the cell will reach.
         """
         with self._lock:

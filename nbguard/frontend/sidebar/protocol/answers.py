@@ -1,6 +1,6 @@
 """Messages from the hub to the views. Each is an object on the wire, with its `op` beside its fields.
 
-These are tuples because they are light to import: the hub is there in every kernel, also where nobody looks.
+These are tuples because they are light to import: the hub is there in every kernel, also where no view is open.
 """
 
 from __future__ import annotations

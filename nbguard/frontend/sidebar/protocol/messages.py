@@ -71,7 +71,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ForeseeRequest:
-    """Foresee the memory of the next fit of a row's Learner."""
+    """Predict the memory of the next fit of a row's Learner."""
 
     rid: str
     heap: int  # number of the memory state that has the row

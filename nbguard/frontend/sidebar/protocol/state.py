@@ -37,7 +37,7 @@ class LinePoint(NamedTuple):
     until: float  # time of the last reading
     low: int  # least bytes allocated in it
     high: int  # most bytes allocated in it, between readings too where the allocator's peak counter has risen
-    allocated: int  # bytes in use by this kernel at the last reading: in tensors, or by its process where nobody counts these
+    allocated: int  # bytes in use by this kernel at the last reading: in tensors, or by its process where they are not counted
     reserved: int | None  # bytes that PyTorch had of the device at the last reading
     others: int | None  # bytes in use by other processes and the driver at the last reading
     free: int | None  # bytes free on the device at the last reading

@@ -45,7 +45,7 @@ def note_left_pools(unkept: Collection[PoolId]) -> None:
 
 
 def clear_workspaces(freed: FreedBytes) -> None:
-    """Clear the workspaces that torch keeps for cuBLAS, which makes them anew; their bytes are added to `freed`."""
+    """Clear the workspaces that torch keeps for cuBLAS, which makes them again; their bytes are added to `freed`."""
     torch: Any = sys.modules["torch"]
     if not hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
         raise NbguardError("this torch has no way to clear them")

@@ -20,7 +20,7 @@ _PATIENCE = {signal.SIGTERM: 5.0, getattr(signal, "SIGKILL", signal.SIGTERM): 5.
 
 
 def find_zombies(pids: Collection[int] = ()) -> Zombies:
-    """Return the processes on the machine's GPUs (those with these pids), judged; this one is left out."""
+    """Return the processes on the machine's GPUs (those with these pids), diagnosed; this one is left out."""
     running, reason = device_processes()
     if not running:
         return Zombies(unavailable=reason)

@@ -45,9 +45,9 @@ def clear_leftovers(builder: PlanBuilder, only: Collection[int] | None = None) -
 def _worth(
     builder: PlanBuilder, idle: list[LearnerFact], cuts: list[set[Edge]]
 ) -> Iterator[tuple[LearnerFact, set[Edge], bool]]:
-    """Yield each Learner with its references, and whether they are worth a word, given that those before it go.
+    """Yield each Learner with its references, and whether they are mentioned, given that those before it go.
 
-    All are judged in one pass: without any of these references, and with a bit for each of them, where does it lead?
+    All are examined in one pass: without any of these references, and with a bit for each of them, where does it lead?
     """
     graph = builder.graph
     edges = {edge: number for number, edge in enumerate(sorted({edge for cut in cuts for edge in cut}), start=1)}

@@ -103,7 +103,7 @@ def _has_a_parent(candidate: DeviceProcess) -> str:
 
 
 def _judge_kernel(candidate: DeviceProcess, around: Surroundings) -> tuple[bool, str]:
-    """Judge a process that runs a kernel's program and that nobody but an adopter is the parent of."""
+    """Diagnose a process that runs a kernel's program and that nobody but an adopter is the parent of."""
     connection = connection_of(candidate.command)
     if candidate.is_forked:
         if candidate.is_session_leader is not False:

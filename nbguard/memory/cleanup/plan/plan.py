@@ -49,7 +49,7 @@ class Request:
     caches: bool = False  # also the caches of functions (lru_cache) that alone keep device memory; they cannot be filled again
     only_error: bool = False  # nothing but the memory that only the last error holds, and its fit's leftovers on its Learner
     workers: bool = False  # also idle workers of DataLoaders and unused pinned host memory
-    hard: bool = False  # also what a library keeps and can make anew, and a verdict on the rest
+    hard: bool = False  # also what a library keeps and can make again, and a verdict on the rest
     only_workers: bool = False  # nothing but workers and pinned host memory
     while_busy: bool = False  # code of the user's runs meanwhile: only the last error, displayed results, debuggers, cycles
 

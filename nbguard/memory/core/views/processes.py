@@ -19,7 +19,7 @@ def zombies_blocks(zombies: Zombies) -> Iterator[Block]:
 
 
 def process_row(judged: Judged) -> TableRow:
-    """Return a process with its judgement as a row."""
+    """Return a process with its diagnosis as a row."""
     process = judged.found
     started = datetime.fromtimestamp(process.process.started).strftime("%Y-%m-%d %H:%M")
     command = " ".join(process.command) or "(command not readable)"

@@ -47,7 +47,7 @@ class _Left:
 def judge_departures(
     analysis: Analysis, departures: Iterable[Departure], least: int, views: Mapping[str, int]
 ) -> Iterator[tuple[Notice, tuple[Departure, ...]]]:
-    """Yield the notices on the names that one cell has deleted or bound anew: one for all those that one root holds."""
+    """Yield the notices on the names that one cell has deleted or bound again: one for all those that one root holds."""
     groups = dict[tuple[str, ...], list[_Left]]()
     for gone in sorted(departures, key=lambda one: -one.nbytes):  # the whole before its parts
         left = _left_of(analysis, gone, least, views)
@@ -272,7 +272,7 @@ def paths_to(facts: Facts, node: int | None, left: set[int], roots: Collection[i
 
 
 def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
-    """Return the notice on the remains of some objects, whose names one cell has deleted or bound anew."""
+    """Return the notice on the remains of some objects, whose names one cell has deleted or bound again."""
     if found[0].notice is not None:
         return found[0].notice
     graph, gone = analysis.facts.graph, found[0].gone

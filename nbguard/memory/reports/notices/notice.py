@@ -26,13 +26,13 @@ StorageKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A name that a cell has deleted or bound anew, and whose memory is alive: its holder is not known yet."""
+    """A name that a cell has deleted or bound again, and whose memory is alive: its holder is not known yet."""
 
     name: str
     ref: int  # id of the object that it was bound to; 0 if that object is gone, and parts of it are left
     type_name: str  # class of the object
     bound: int | None  # number of the cell that had bound the name
-    cell: int  # number of the cell that deleted it or bound it anew, or of the last one before a cleanup between cells
+    cell: int  # number of the cell that deleted it or bound it again, or of the last one before a cleanup between cells
     is_rebound: bool  # the name has another object now
     storages: frozenset[StorageKey]  # that it led to and that are alive
     nbytes: int  # of these storages
@@ -47,7 +47,7 @@ class Notice:
     """One thing that is still in memory although nobody seems to want it. Keeping one keeps nothing else alive."""
 
     kind: NoticeKind
-    name: str  # the name that was deleted or bound anew; of a growth, where it piles up
+    name: str  # the name that was deleted or bound again; of a growth, where it piles up
     cell: int  # number of the cell after which it was noticed first
     nbytes: int  # bytes that are left; of a growth, by each run of the cell
     holders: tuple[str, ...]  # as one would write them, the most telling first
@@ -56,7 +56,7 @@ class Notice:
     bound: int | None = None  # number of the cell that had bound the name
     holder_cell: int | None = None  # number of the cell that the first holder stems from
     holder_kind: RootKind | None = None  # kind of the root of the first holder, or None where Python does not show it
-    beside: tuple[str, ...] = ()  # further names that the same cell has deleted or bound anew, and that the same root holds
+    beside: tuple[str, ...] = ()  # further names that the same cell has deleted or bound again, and that the same root holds
     is_whole: bool = True  # the object itself is alive; False: parts of it are
     keeps_graph: bool = False  # an autograd graph keeps it
     command: str = field(init=False)  # the lines of the advice; empty where there are none

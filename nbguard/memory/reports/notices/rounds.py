@@ -35,7 +35,7 @@ class LeftByRounds:
     keeps_graph: bool  # autograd graphs keep it
     cell: int | None = None  # number of the cell that the holder stems from
     command: str = field(default="", metadata={"json": False})  # line that lets go of it, where the holder or a library has one
-    line: str = ""  # line of the user's that allocated most of it: `In[7], line 3 in step()`; empty where nobody knows
+    line: str = ""  # line of the user's that allocated most of it: `In[7], line 3 in step()`; empty where unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def compare_rounds(
 ) -> RoundsReport:
     """Return the report on rounds from the bytes `held` before the first and after each of them, and the `last` scan.
 
-    Objects that each round replaces count once: a global that it binds anew is at another address, and leaves no more than
+    Objects that each round replaces count once: a global that it binds again is at another address, and leaves no more than
     before. `garbage` are the bytes that each of them left to the collector, `lines` are the lines that allocated the storages,
     as far as they are known.
     """

@@ -1,4 +1,4 @@
-"""Kinds of objects, judged by the type alone and remembered per type.
+"""Kinds of objects, told by the type alone and remembered per type.
 
 `isinstance` would run a proxy's `__class__`; reading the type's own slots through `type.__dict__` runs nothing. A type is no
 key of a dict and no member of a set or tuple that is searched: a metaclass's own `__hash__` and `__eq__` would run.
@@ -72,7 +72,7 @@ _BASE_CLASSES = (
 
 
 _PIECE = 1 << 14
-"""Objects that are judged at once: so many stay in the processor's cache."""
+"""Objects that are examined at once: so many stay in the processor's cache."""
 
 
 class Types(tuple[type, ...]):
@@ -104,7 +104,7 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
         return known
 
     def note(self, types: list[type]) -> set[int]:
-        """Judge each of these types that is not known yet; return their ids, each once.
+        """Examine each of these types that is not known yet; return their ids, each once.
 
         Neighbours in the heap are mostly alike: only where the type changes is its id asked for.
         """

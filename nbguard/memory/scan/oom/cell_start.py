@@ -12,7 +12,7 @@ from nbguard.memory.core.oom_facts import AllocatorCounts
 from nbguard.memory.scan.devices.cuda import nested_stats
 
 ATOMS = frozenset(map(id, (int, float, str, bytes, bool, complex, type(None))))
-"""Ids of the types of values that hold no memory of a device: it does not matter whether such a name was bound anew."""
+"""Ids of the types of values that hold no memory of a device: it does not matter whether such a name was bound again."""
 
 
 @dataclass(frozen=True, kw_only=True)

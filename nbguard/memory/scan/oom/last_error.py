@@ -109,7 +109,7 @@ def _cell_of(traced: int | None, noted: int | None, inputs: Sequence[str]) -> in
 class _Run:
     """The run of a cell, by its source and the state at its start."""
 
-    bound: set[str] = field(default_factory=set)  # names that are new or bound anew since the beginning
+    bound: set[str] = field(default_factory=set)  # names that are new or bound again since the beginning
     makes: set[str] = field(default_factory=set)  # names that a run binds before anything reads them
     reaches: set[str] | None = None  # names that any code of the run may reach; None if it may be any
     start: AllocatorCounts | None = None  # the device's counters at the beginning; None if not noted

@@ -40,7 +40,7 @@ def names_in(source: str, at: int) -> tuple[set[str], set[str]]:
     """Return (names that a cell reads, names that it had bound when it failed in line `at`).
 
     Bound are those above that line, and any in a loop around it: an earlier turn may have. Of a cell magic's body, whose lines
-    are counted anew, all of them.
+    are counted again, all of them.
     """
     try:
         tree = ast.parse(source)
@@ -63,7 +63,7 @@ def names_in(source: str, at: int) -> tuple[set[str], set[str]]:
 def made_by(source: str, at: int, global_names: Names | None) -> set[str]:
     """Return the names that a run of a cell which fails in line `at` binds in any case, before anything reads them.
 
-    A later run makes them anew, so deleting them costs it nothing. Not the names that a function of the notebook reads
+    A later run makes them again, so deleting them costs it nothing. Not the names that a function of the notebook reads
     (`names_of_functions`).
     """
     try:

@@ -27,7 +27,7 @@ _BELOW = ("nbguard.", "torch.utils._python_dispatch")
 
 
 def may_go_on(error: BaseException, files: Collection[str]) -> bool:
-    """Say whether the cell may allocate more once the request is served that `error` is about, of bytes that nobody knows.
+    """Say whether the cell may allocate more once the request is served that `error` is about, of an unknown number of bytes.
 
     It may not where the request is the last thing that each function of the notebook does, and the last thing in the cell.
     The elements of a list of known length count by themselves (`OomFact.elements`). `files` are those of the notebook's cells.

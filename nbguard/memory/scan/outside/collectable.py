@@ -82,7 +82,7 @@ def _has_more(walk: Walk, number: int, shown: int) -> bool:
 
 
 def _is_ours_alone(walk: Walk, number: int) -> bool:
-    """Say whether an object came into being by our looking: an output that its own graph saved is unpacked anew each time."""
+    """Say whether an object came into being by our looking: an output that its own graph saved is unpacked again each time."""
     is_ours = walk.kind[number] == "tensor" and sys.getrefcount(walk.objects[number]) == references_by_asking()
     return is_ours and not _is_held_by_cpp(walk, number)
 

@@ -98,7 +98,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 class Script:
-    """A script that runs up to its first fit, which is noted to be foreseen, or is where it stops and nothing else."""
+    """A script that runs up to its first fit, which is noted to be predicted, or is where it stops and nothing else."""
 
     def __init__(self, path: Path, tree: ast.Module, *, foresees: bool = True) -> None:
         self._path, self._tree, self._foresees = path, tree, foresees

@@ -48,7 +48,7 @@ _DROPOUT = 8 * 2**20
 
 
 class LayerSizes(NamedTuple):
-    """Bytes that cuDNN takes for recurrent layers, beside weights, outputs and gradients."""
+    """Bytes that cuDNN takes for recurrent layers, besides weights, outputs and gradients."""
 
     reserve: int  # kept from the forward pass in training to the backward pass
     workspace: int  # at most, while either of them runs

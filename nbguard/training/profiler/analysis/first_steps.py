@@ -19,7 +19,7 @@ _NAMED = 0.05
 _HALF = 0.5
 """Share of the fit: a shorter wait for data without a known cause is the time that batches take to be made."""
 _NOTICED = 50_000_000
-"""Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
+"""Nanoseconds of the fit: waiting that takes less is not mentioned, however short the fit."""
 _GROWS = ("graph", "growth")
 """Kinds of findings on memory that grows."""
 _COPIES = ("worker memory",)
@@ -29,7 +29,7 @@ _STAYS = ("retain_graph", "temporaries")
 _MUCH_MEMORY = 64 * MiB
 """Growth in the fit, of memory, that comes before any loss of time;"""
 _SOME_MEMORY = 8 * MiB
-"""growth, and memory that stays in each batch, that is worth a word;"""
+"""growth, and memory that stays in each batch, that is mentioned;"""
 _AS_TIME = 0.25
 """and share of the fit's time that less growth counts as."""
 _COSTS_LATER = ("cache",)

@@ -162,7 +162,7 @@ class FitAnalysis:
 
     @cached_property
     def hot_code(self) -> tuple[HotCode, ...]:
-        """Return the code that time goes to beside the model's own work, by name."""
+        """Return the code that time goes to besides the model's own work, by name."""
         code = hot_code(self.observations.stacks, self.batches, self.timing.rows)
         return without_models_work(code, reading_loops(self.observations.of(SyncFacts)))
 

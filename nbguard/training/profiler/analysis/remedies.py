@@ -19,7 +19,7 @@ _NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyContext:
-    """The observations that speak for one remedy or another. Bytes are None where nobody counted them."""
+    """The observations that speak for one remedy or another. Bytes are None where they were not counted."""
 
     has_device: bool  # CUDA was in use
     peak: int | None = None  # bytes of memory

@@ -332,7 +332,7 @@ class AmpWatch:
 
     @staticmethod
     def judge(facts: AmpFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
-        """Return none here: `health` judges scales together with values and optimizers."""
+        """Return none here: `health` diagnoses scales together with values and optimizers."""
         return ()
 
     def _forward(self, _module: Any, _args: Any) -> None:

@@ -25,7 +25,7 @@ class FitFigures:
     step: int | None = None  # the median of a batch
     gainable: int | None = None  # of a batch, that the program can save
     times: Mapping[str, int]  # the medians of a batch's phases, by name
-    kinds: frozenset[str] = frozenset()  # of the findings on values, optimizers and scales, which are judged before
+    kinds: frozenset[str] = frozenset()  # of the findings on values, optimizers and scales, which are diagnosed before
 
     @property
     def work(self) -> int:
@@ -50,7 +50,7 @@ class Instrument(Protocol[Observed]):
 
 
 class FitCheck(Instrument[Any], Protocol):
-    """An instrument with facts and a judgement of its own."""
+    """An instrument with facts and a diagnosis of its own."""
 
     name: str
     """Its key in saved observations; of the class."""

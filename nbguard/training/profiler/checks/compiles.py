@@ -16,7 +16,7 @@ from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted, format_time
 
 _WORTH = 1_000_000_000  # ns in all, and
-_SHARE = 0.10  # of the fit: compiling again that takes less is not worth a word
+_SHARE = 0.10  # of the fit: compiling again that takes less is not mentioned
 _SIZES = ("size mismatch", ".size()", ".shape", "stride mismatch")  # in reasons: the sizes of a tensor have changed
 _USUAL = 2  # times that code is compiled where other things change: with gradients, and without
 _LONGEST = 120  # characters of a reason that are shown

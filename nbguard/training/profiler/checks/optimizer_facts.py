@@ -14,7 +14,7 @@ _SHOWN = 3
 _MANY = 8
 """Optimizers that are more than models and their parts want."""
 _MUCH = 0.1
-"""Share of gradients that is worth a word if nobody uses it."""
+"""Share of gradients that is mentioned if nobody uses it."""
 
 SMALL, NEGLIGIBLE = 1e-4, 1e-6
 """Shares of the highest learning rate below which hardly anything, and nothing at all, is learnt."""

@@ -178,7 +178,7 @@ class OptimizerWatch:
 
     @staticmethod
     def judge(facts: OptimizersFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
-        """Return none here: `health` judges optimizers together with values and scales."""
+        """Return none here: `health` diagnoses optimizers together with values and scales."""
         return ()
 
     def _model(self, module: Any, _: Any) -> None:
@@ -241,7 +241,7 @@ class OptimizerWatch:
             self._looked_at.append(known)
 
     def _note_left(self, known: _Optimizer, parameters: list[Any]) -> None:
-        """Note the parameters of an optimizer that no model has any more: it was made anew, or a layer of it was."""
+        """Note the parameters of an optimizer that no model has any more: it was made again, or a layer of it was."""
         present = {id(p) for model in self._current for p in model.parameters()}
         mine = {id(p) for p in parameters}
         if known.steps_of_model >= _STEPS_OF_MODEL:

@@ -40,7 +40,7 @@ class UnusedGraphs:
 
 @dataclass(frozen=True, slots=True)
 class UnusedFacts:
-    """The lines whose graphs nobody used."""
+    """The lines whose graphs were not used."""
 
     lines: tuple[UnusedGraphs, ...] = ()
 
@@ -107,7 +107,7 @@ class UnusedGraphWatch:
             calls.waiting.clear()
 
     def observe(self) -> UnusedFacts:
-        """Return the lines whose graphs nobody used; to be called after `stop`."""
+        """Return the lines whose graphs were not used; to be called after `stop`."""
         sites = Sites()
         return UnusedFacts(
             tuple(
@@ -125,7 +125,7 @@ class UnusedGraphWatch:
 
     @staticmethod
     def judge(facts: UnusedFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
-        """Return the lines whose graphs nobody used."""
+        """Return the lines whose graphs were not used."""
         return unused_findings(facts)
 
     def _forward(self, module: Any, args: Any) -> None:

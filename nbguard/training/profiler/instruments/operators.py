@@ -58,7 +58,7 @@ class OperatorWatch:
         self._recorder = self._model = None
 
     def observe(self) -> OperatorFacts | None:
-        """Return the operators; None where nobody asked for them."""
+        """Return the operators; None where they were not asked for."""
         if not self._is_wanted:
             return None
         profiler, self._profiler, labels, self._labels = self._profiler, None, self._labels, None

@@ -330,7 +330,7 @@ class Recorder:
         self._next_look = choice.next
 
     def _listen(self, *, looks: bool) -> None:
-        """Have all subscribers receive the next events, or those that receive the events of every batch; then choose anew."""
+        """Have all subscribers receive the next events, or those that receive the events of every batch; then choose again."""
         self.looks = looks
         self._next_look = 0
         self.subscribers = self._sampled if looks else self._always

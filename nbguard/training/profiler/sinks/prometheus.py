@@ -15,7 +15,7 @@ from nbguard.training.profiler.sinks.sink import library
 
 
 class PrometheusSink:
-    """Writes a file anew, as a whole, with the latest figures: of the last fit, or of the memory."""
+    """Writes a file again, as a whole, with the latest figures: of the last fit, or of the memory."""
 
     is_live = True
 

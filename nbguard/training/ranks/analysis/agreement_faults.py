@@ -194,7 +194,7 @@ def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
 
 
 def _past_the_loop(difference: CallDifference) -> tuple[FaultKind, str, str]:
-    """Return the judgement on ranks that call something of their own while the others are in DistributedDataParallel.
+    """Return the diagnosis on ranks that call something of their own while the others are in DistributedDataParallel.
 
     Where no rank has come to that line before, nothing tells whether they are past the loop, or alone call it in its midst.
     """
@@ -216,7 +216,7 @@ def _past_the_loop(difference: CallDifference) -> tuple[FaultKind, str, str]:
 
 
 def _displaced(difference: CallDifference) -> tuple[FaultKind, str, str]:
-    """Return the judgement on ranks that are at different lines."""
+    """Return the diagnosis on ranks that are at different lines."""
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting
     if difference.is_even:
@@ -240,7 +240,7 @@ def _displaced(difference: CallDifference) -> tuple[FaultKind, str, str]:
 
 
 def _unlike(difference: CallDifference, kinds: tuple[str, ...]) -> tuple[FaultKind, str, str]:
-    """Return the judgement on ranks that call at one line, or the same collective, with something else."""
+    """Return the diagnosis on ranks that call at one line, or the same collective, with something else."""
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits = difference.culprits
     kind: FaultKind = "type"

@@ -30,7 +30,7 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 """In the order of their power to explain another run: the first decide bits, the last hardly ever do."""
 
 NEVER_SET = "never set"
-"""The value of a seed that nobody has set."""
+"""The value of a seed that was not set."""
 
 KIND = "run_record"
 """The `kind` of a record in JSON."""

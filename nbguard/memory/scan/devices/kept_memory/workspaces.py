@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _KEEPS_LT = (2, 9)
-"""The first torch that keeps a workspace for cuBLASLt (its pull request 156495); one before takes it anew for each call."""
+"""The first torch that keeps a workspace for cuBLASLt (its pull request 156495); one before takes it again for each call."""
 _UNIFIES = (2, 12)
 """The first torch whose cuBLASLt has cuBLAS's workspace unless a setting says otherwise (its pull request 175879)."""
 _LT_KIB = 1024

@@ -127,7 +127,7 @@ def _next(phase: str) -> str:
 
 
 _WHERE_KNOWN = frozenset({"backend", "GPU model"})
-"""Settings that a rank may not know, beside the versions of packages that it has not imported."""
+"""Settings that a rank may not know, besides the versions of packages that it has not imported."""
 _REMEDIES = {
     "backend": ("problem", "give `init_process_group` the same backend on all ranks"),
     "GPU model": ("advice", "give all ranks the same GPU: the slowest sets the pace, and the smallest limits the batch"),

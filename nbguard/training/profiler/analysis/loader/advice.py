@@ -16,14 +16,14 @@ WAITING = 0.10  # of a step: less waiting is not worth a thought
 _SMALL = 0.05  # of a step, or of an epoch: less is left alone
 _LARGE = 0.30  # of a fetch: a function that takes less is not named
 _WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit takes about as long
-_PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
+_PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting again for each epoch, must pay
 _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
 _SLOWER, _BESIDE = 1.5, 1.25  # times as long: a batch in a worker beside others, and the rest of a step beside workers
 _SURELY = 0.9  # of an epoch's time: workers are advised where it is shorter than that at the most
 _START = 100_000_000  # ns until a worker has started, on a busy machine
 _NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
-_COPIED = 32 * MiB  # by all workers: less is not worth a word
+_COPIED = 32 * MiB  # by all workers: less is not mentioned
 _COPIED_BY_ANY = 8 * MiB  # by each: what the interpreter writes to, and some more
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
 _IN_BATCHES = ("reading", "transform", "workers", "prefetch", "pin_memory")
@@ -241,7 +241,7 @@ def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
 
 
 def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
-    """Yield workers that are started anew for each epoch, where that takes a part of it."""
+    """Yield workers that are started again for each epoch, where that takes a part of it."""
     found: dict[int, list[tuple[str, str, int]]] = {}  # by the number of workers: which epochs, evidence, nanoseconds
     for loader in context.loaders:
         epochs = [epoch for epoch in context.timing.epochs if epoch.is_training == loader.is_training and epoch.batches]

@@ -10,7 +10,7 @@ from nbguard.units import format_time
 _SHARE, _LITTLE = 0.05, 0.01
 """Least shares of a batch of a callback that is worth a change, or is mentioned."""
 _NOTICED = 500_000
-"""Nanoseconds of a batch: less is not worth a word."""
+"""Nanoseconds of a batch: less is not mentioned."""
 
 
 _ENOUGH = 40

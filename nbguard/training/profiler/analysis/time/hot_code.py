@@ -22,8 +22,8 @@ from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, S
 
 HotKind = Literal["function", "inside", "validation", "line", "hook", "loss", "library", "loop", "import"]
 """Kinds of code that time goes to: `function` of the user's, `inside`: one that a `forward` calls, `validation`: a function of
-the user's that calls the model beside training, `line` of a function that runs the loop, `hook` of a module or tensor, `loss`
-function, `library`: work of a library beside training, `loop`: the rest of a library's own loop, `import` of modules."""
+the user's that calls the model besides training, `line` of a function that runs the loop, `hook` of a module or tensor, `loss`
+function, `library`: work of a library besides training, `loop`: the rest of a library's own loop, `import` of modules."""
 
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"

@@ -37,7 +37,7 @@ _GLUE = 300_000
 _ENVIRONMENTS = ("step", "reset")
 """Methods of the environments of reinforcement learning, whose work gives the model its data."""
 _NOTICED = 200_000_000
-"""Nanoseconds of a fit: less is not worth a word, however short the fit;"""
+"""Nanoseconds of a fit: less is not mentioned, however short the fit;"""
 _NOTICED_PART, _MAIN_PART = 100_000_000, 1 / 3
 """but code that takes this share of the fit's wall time is, from so many on."""
 _NOTICED_WORK = 50_000_000
@@ -97,7 +97,7 @@ def lost_time(
 
 
 def _noticed(nanoseconds: int, wall: int) -> int:
-    """Return how many nanoseconds code that has a name must take, at least, to be worth a word."""
+    """Return how many nanoseconds code that has a name must take, at least, to be mentioned."""
     return _NOTICED if nanoseconds < _MAIN_PART * wall else _NOTICED_PART
 
 

@@ -21,7 +21,7 @@ from nbguard.training.profiler.record.recorder import Recorder
 
 Function = Callable[..., Any]
 
-_LOADERS = 32  # that are watched; a fit that makes more makes the same one anew
+_LOADERS = 32  # that are watched; a fit that makes more makes the same one again
 _BOARDS = 8  # of one loader that are listened to: later ones make the earliest a figure
 
 
