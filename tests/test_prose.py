@@ -14,6 +14,20 @@ FOR_DEVELOPERS = ("docs/adr/", "docs/architecture.md", "docs/benchmarks.md", "do
 
 AT_MOST = 290
 
+DOCSTRINGS_AT_MOST = {
+    "bare what": 16,
+    "preposition which": 8,
+    "look": 0,
+    "telegram": 1,
+    "inverted": 15,
+    "idiom": 244,
+    "colon": 212,
+    "has done": 153,
+    "that of": 99,
+    "glued": 967,
+}
+"""Docstrings of the package with each pattern (`python -m tests.prose --docstrings`): the numbers reached, which only fall."""
+
 
 def test_no_text_for_users_has_such_a_pattern() -> None:
     texts = [text for file in sorted(prose.PACKAGE.rglob("*.py")) for text in prose.strings_of(file)]
@@ -63,3 +77,10 @@ def test_each_pattern_is_found(name: str, text: str) -> None:
 )
 def test_plain_sentences_are_not(text: str) -> None:
     assert not list(prose.found(iter([prose.Text("file.py", 1, text)])))
+
+
+def test_docstrings_have_few_of_them() -> None:
+    number, counts = prose.docstrings()
+
+    assert {name: count for name, count in counts.items() if count > DOCSTRINGS_AT_MOST[name]} == {}
+    assert counts["glued"] <= 0.15 * number
