@@ -72,9 +72,9 @@ class Library:
     """A library as the rooms know it."""
 
     name: str  # as its users write it
-    packages: tuple[str, ...]  # import names of it and of what comes with it: their code is not the user's
+    packages: tuple[str, ...]  # import names of it and of its companions: their code is not the user's
     loop_packages: tuple[str, ...] = ()  # those of them that run the training loop, and call the user's code
-    distributions: tuple[str, ...] = ()  # as pip names them: those that may change what a run computes
+    distributions: tuple[str, ...] = ()  # as pip names them: those that may change the results of a run
     experiments: tuple[ExperimentClass, ...] = ()
     kinds: tuple[tuple[str, str, str], ...] = ()  # (module, class, kind of node) of its other classes
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's

@@ -91,7 +91,7 @@ class Slice:
     name: str  # of the part
     figure: str  # its bytes, in the unit of the whole
     amount: int  # bytes
-    colour: str = ""  # none if what is left empty
+    colour: str = ""  # none: the rest is empty
     mark: str = "█"  # the character of a bar in a terminal
     note: str = ""  # shown where the mouse rests
 
@@ -148,7 +148,7 @@ class Picture:
 class Fold:
     """Blocks behind a line that a click opens. A terminal shows a sentence instead."""
 
-    name: str  # of what lies behind it
+    name: str  # of the things behind it
     blocks: tuple[Block, ...]
     brief: str = ""  # for a terminal; empty if it shows nothing
 

@@ -41,7 +41,7 @@ export const isDevicePart: Check<DevicePart> = oneOf('allocated', 'releasable', 
  * A stretch of a device's line: one reading, equal readings in a row, or all readings in a bucket of time. `since`:
  * time of the first reading. `until`: time of the last reading. `low`: least bytes allocated in it. `high`: most
  * bytes allocated in it, between readings too where the allocator's peak counter has risen. `allocated`: bytes in
- * use by this kernel at the last reading: in tensors, or by its process where nobody counts these. `reserved`:
+ * use by this kernel at the last reading: in tensors, or by its process where they are not counted. `reserved`:
  * bytes that PyTorch had of the device at the last reading. `others`: bytes in use by other processes and the
  * driver at the last reading. `free`: bytes free on the device at the last reading.
  */
@@ -76,7 +76,7 @@ export interface TimeMark {
   label: string;
   /** It began, or failed. */
   t: number;
-  /** It ended; None: it goes on. */
+  /** It ended; None if it goes on. */
   end: number | null;
   /** Number of the cell, or of the one that made the request. */
   cell: number | null;
@@ -86,7 +86,7 @@ export interface TimeMark {
   cell_id: string;
   /** Of a cell, by device. */
   peaks: DevicePeak[];
-  /** Of a request; empty: not known. */
+  /** Of a request; empty if unknown. */
   device: string;
   /** That the request asked for. */
   nbytes: number;
@@ -107,7 +107,7 @@ export const isTimeMark: Check<TimeMark> = object({
 
 /** The lines of all devices over a span of time up to the last tick, in few points, with the marks of that time. */
 export interface LineHistory {
-  /** Of the span that was asked for; 0: all that is kept. */
+  /** Of the span that was asked for; 0 for all that is kept. */
   seconds: number;
   /** Number of the last tick in it. */
   n: number;
@@ -125,8 +125,8 @@ export const isLineHistory: Check<LineHistory> = object({
 
 /**
  * A way from a root that keeps a holder alive. `cell`: number of the cell that bound its name. `stale`: Clean stale
- * would cut it. `release`: the line of code that cuts it; empty: none. `effect`: effect of that line in a few
- * words; empty: none.
+ * would cut it. `release`: the line of code that cuts it; empty if none. `effect`: effect of that line in a few
+ * words; empty if none.
  */
 export type KeptPath = [path: string, cell: number | null, stale: boolean, release: string, effect: string];
 
@@ -160,7 +160,7 @@ export const isWhyView: Check<WhyView> = object({
 export interface PlanRow {
   label: string;
   detail: string;
-  /** It gives back; None: not known. */
+  /** It gives back; None if unknown. */
   nbytes: number | null;
   /** Listed under `keep` by a request that leaves the step out. */
   key: string;
@@ -178,7 +178,7 @@ export const isPlanRow: Check<PlanRow> = object({
 
 /** A plan to agree to. */
 export interface PlanView {
-  /** Applies it; empty: there is nothing to apply, and `refused` says why. */
+  /** Applies it; empty if there is nothing to apply, and `refused` says why. */
   token: string;
   action: ActionName;
   title: string;
@@ -188,9 +188,9 @@ export interface PlanView {
   /** Bytes. */
   promised: number;
   when: Now;
-  /** The reason for which it waits until the cell ends. */
+  /** The reason why it waits until the cell ends. */
   why: string;
-  /** The loss that cannot be undone; empty: none. */
+  /** The loss that cannot be undone; empty if none. */
   irreversible: string;
   /** Sentences about what is left alone. */
   skipped: string[];
@@ -225,12 +225,12 @@ export interface OutcomeView {
   promised: number;
   /** Bytes of these that came back. */
   realised: number;
-  /** Bytes that came back beyond what was promised. */
+  /** Bytes that came back beyond the promised ones. */
   extra: number;
   /** Steps that were taken, in words. */
   done: string[];
   undone: UndoneStep[];
-  /** Names under which what was parked comes back (`unpark`). */
+  /** Names that bring parked objects back (`unpark`). */
   undo: string[];
 }
 
@@ -272,15 +272,15 @@ export interface DeviceTick {
   device: string;
   /** The model, as the driver calls it. */
   name: string;
-  /** Memory of the device; None: not known. */
+  /** Memory of the device; None if unknown. */
   total: number | null;
   /** Add up to `total`, where that is known. */
   parts: Part[];
   /** The most that was allocated, as torch counts it. */
   peak: number | null;
-  /** The newest reading for its line; None: this kernel has not used the device. */
+  /** The newest reading for its line; None if this kernel has not used the device. */
   line: LinePoint | null;
-  /** By the blocks of the last look and what is free now; None: blocks have changed since. */
+  /** By the blocks of the last scan and the memory free now; None if blocks changed since. */
   fits: FittingRequest | null;
 }
 
@@ -314,7 +314,7 @@ export interface FitTick {
   loss: number | null;
   /** The most that was allocated during this fit. */
   peak: number | null;
-  /** Share (0 to 1) of the moments in which the fit waited for data; None while they are few. */
+  /** Share (0 to 1) of the moments of the fit waiting for data; None while they are few. */
   waiting: number | null;
 }
 
@@ -338,7 +338,7 @@ export interface JobStatus {
   /** In words. */
   title: string;
   phase: 'queued' | 'running';
-  /** The reason for which it waits while it is `queued`. */
+  /** The reason why it waits while it is `queued`. */
   why: string;
 }
 
@@ -350,8 +350,8 @@ export const isJobStatus: Check<JobStatus> = object({
 });
 
 /**
- * Another process on one of the kernel's devices, from NVML. `kernel`: id of the kernel that it is; empty: it is
- * none, or nothing tells. `nbytes`: it has on the device; None: the driver does not say.
+ * Another process on one of the kernel's devices, from NVML. `kernel`: id of the kernel that it is; empty if it is
+ * none, or nothing tells. `nbytes`: it has on the device; None if the driver does not say.
  */
 export type Neighbour = [device: string, kernel: string, nbytes: number | null];
 
@@ -366,7 +366,7 @@ export interface Tick {
   t: number;
   /** Number of the `MemoryState` that goes with it. */
   heap: number;
-  /** Number of the last cell after whose end memory was found as that state has it. */
+  /** Number of the last cell whose end left memory as in that state. */
   heap_cell: number | null;
   /** `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. */
   tracked: string;
@@ -419,7 +419,7 @@ export interface HolderRow {
   what: string;
   /** The way from the label to the memory. */
   path: string;
-  /** Its name where a path has no room: `error in fit()`; empty: its label does. */
+  /** Its name where a path has no room: `error in fit()`; empty if its label does. */
   short: string;
   device: string;
   /** Its own: all rows add up; of a name, those which its release frees. */
@@ -428,7 +428,7 @@ export interface HolderRow {
   frees: number;
   /** Bytes that it leads to. */
   reaches: number;
-  /** What has to go with it, and `release` takes along: the row frees next to nothing by itself. */
+  /** Names that `release` takes along, as the row frees next to nothing by itself. */
   together: string[];
   /** Too small for a row, a badge or a button of its own: one line for all that are. */
   is_small: boolean;
@@ -438,9 +438,9 @@ export interface HolderRow {
   stale: boolean;
   /** Bytes of the row that Clean stale gives back, by its plan. */
   stale_bytes: number;
-  /** `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into. */
+  /** `nbytes` and `reaches` are lower bounds: the row leads to something that the scan left out. */
   at_least: boolean;
-  /** Add up to `nbytes`; none: the row is one thing. */
+  /** Add up to `nbytes`; empty if the row is one thing. */
   parts: RowPart[];
   /** Held by nothing but functions that run now. */
   is_running: boolean;
@@ -480,7 +480,7 @@ export const isUnlistedHolders: Check<UnlistedHolders> = tuple(number, number);
 
 /** A Learner, or something parked. */
 export interface Experiment {
-  /** Of its row among the holders; None: parked, or it has no row of its own. */
+  /** Of its row among the holders; None if parked, or it has no row of its own. */
   id: number | null;
   label: string;
   /** Model, optimizer, data. */
@@ -492,7 +492,7 @@ export interface Experiment {
   cell: number | null;
   /** Worker processes of its DataLoaders. */
   workers: number;
-  /** What keeps a stale one, where a parked one is. */
+  /** The keeper of a stale one, the place of a parked one. */
   note: string;
   can: Ability[];
 }
@@ -553,9 +553,9 @@ export const isDeviceSegments: Check<DeviceSegments> = object({
 });
 
 /**
- * A finding: code stands between backticks. `command`: a line of code that does something about it; empty: none.
- * `learner`: the Learner that it is about while no fit runs on it; empty: it always holds. `key`: names it in a
- * request to dismiss it. `cell`: number of the cell that it is about; None: of none.
+ * A finding: code stands between backticks. `command`: a line of code that does something about it; empty if none.
+ * `learner`: the Learner that it is about while no fit runs on it; empty if it always holds. `key`: names it in a
+ * request to dismiss it. `cell`: number of the cell that it is about; None for none.
  */
 export type FindingLine = [sentence: string, command: string, learner: string, key: string, cell: number | null];
 
@@ -609,11 +609,11 @@ export interface MemoryState {
   seconds: number;
   /** Number of the last cell that had ended. */
   cell: number | null;
-  /** Number of the cell in the middle of which it was made; None: between cells. */
+  /** Number of the cell that it was made in the middle of; None between cells. */
   during: number | null;
   /** Bytes that Clean stale would give back. */
   stale: number;
-  /** Bytes from which something has a row, a badge or a primary button of its own. */
+  /** Least bytes of a thing with its own row, badge or primary button. */
   least: number;
   /** Largest first. */
   holders: HolderRow[];
@@ -622,7 +622,7 @@ export interface MemoryState {
   experiments: Experiment[];
   devices: DeviceSegments[];
   findings: FindingLine[];
-  /** On what cells have deleted and is still there, the latest first. */
+  /** On objects that cells deleted and that are still there, the latest first. */
   notices: FindingLine[];
   oom: OomView | null;
   v: number;
@@ -659,7 +659,7 @@ export type Answer =
   | { op: 'picture'; rid: string; html: string }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
-  /** The answer to `foresee`. `text`: lines: what the next fit needs, whether it fits and why, what is not counted. */
+  /** The answer to `foresee`. `text`: lines: the need of the next fit, whether it fits and why, the uncounted parts. */
   | { op: 'foreseen'; rid: string; text: string }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
   | { op: 'plan'; rid: string; plan: PlanView }
@@ -693,28 +693,28 @@ export type Broadcast =
 export type Request =
   /**
    * A view is there. `client`: a random id of the view. `visible`: somebody can see it. `boot`: the run of the
-   * kernel of which it has a memory state; empty: it has none. `heap`: number of that state. `glance`: it shows a
-   * figure or two: a tick now and then, no scan.
+   * kernel whose memory state it has; empty without one. `heap`: number of that state. `glance`: it shows a figure
+   * or two: a tick now and then, no scan.
    */
   | { op: 'hello'; client: string; visible: boolean; boot?: string; heap?: number; glance?: boolean }
   /** A view is gone. */
   | { op: 'bye'; client: string }
   /** Scan again. */
   | { op: 'refresh'; rid: string }
-  /** Send the lines over the last seconds. `seconds`: of the span, from the last tick back; 0: all that is kept. */
+  /** Send the lines over the last seconds. `seconds`: of the span, from the last tick back; 0 for all that is kept. */
   | { op: 'history'; rid: string; seconds: number }
   /** Send the picture that a saved notebook keeps of the sidebar. */
   | { op: 'picture'; rid: string }
   /** Explain why a row is alive. `heap`: number of the memory state that has the row. `id`: of the row. */
   | { op: 'why'; rid: string; heap: number; id: number }
   /**
-   * Foresee the memory of the next fit of a row's Learner. `heap`: number of the memory state that has the row.
+   * Predict the memory of the next fit of a row's Learner. `heap`: number of the memory state that has the row.
    * `id`: of the row.
    */
   | { op: 'foresee'; rid: string; heap: number; id: number }
   /**
    * Plan an action; nothing is touched. `heap`: number of the memory state that has the rows. `ids`: rows to
-   * release or park. `names`: of what is parked, to bring back; none: all. `keep`: keys of steps to leave out.
+   * release or park. `names`: of parked objects to bring back; empty for all. `keep`: keys of steps to leave out.
    */
   | { op: 'plan'; rid: string; action: ActionName; heap?: number; ids?: number[]; names?: string[]; keep?: string[] }
   /** Apply a plan. `token`: of the plan. */

@@ -26,7 +26,7 @@ class CellFact:
 
     number: int  # as IPython counts: In[number]
     raised: bool  # an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result)
-    scan: CellScan = field(compare=False)  # of what it has left, for all listeners that need one
+    scan: CellScan = field(compare=False)  # of the state after it, for all listeners that need one
 
 
 class Listener(Protocol):

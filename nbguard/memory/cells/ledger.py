@@ -46,7 +46,7 @@ class Ledger:
         self._last: Reading | None = None
         self._seen: Reading | None = None
         self._known: CellHoldings = NOTHING
-        self._slow = 0.0  # seconds of the last look, once it is too slow
+        self._slow = 0.0  # seconds of the last scan, once it is too slow
         self._slow_looks = 0
 
     @property
@@ -106,7 +106,7 @@ class Ledger:
         came, went, stale = compare(self._known, holdings)
         if not reading.devices:
             record = replace(record, devices=(DeviceChange(device="cpu", before=self._known.on_cpu, after=holdings.on_cpu),))
-            self._seen = reading = self._counters.read_now() or reading  # what looking itself has left on the heap is no change
+            self._seen = reading = self._counters.read_now() or reading  # the scan's own leftovers on the heap are no change
         self._known = holdings
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
 

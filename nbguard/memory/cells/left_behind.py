@@ -30,13 +30,13 @@ class LeftBehind:
     """
 
     def __init__(self, counters: CellCounters) -> None:
-        self.patience = 50  # times the seconds of the last look before the next one, after cells that end well
+        self.patience = 50  # times the seconds of the last scan before the next one, after cells that end well
         self._counters = counters
         self._reading: Reading | None = None  # the last one
-        self._held: HeldStorages | None = None  # at the last look
+        self._held: HeldStorages | None = None  # at the last scan
         self._held_bytes = 0  # of all that it has: asked for after every cell
         self._began = 0.0  # when the cell did, by the clock of `perf_counter`
-        self._looked = 0.0  # when the last look ended
+        self._looked = 0.0  # when the last scan ended
         self._seconds = 0.0  # that it took
 
     def before(self) -> None:
@@ -74,7 +74,7 @@ class LeftBehind:
         notice = judge_left(analysis, cell.number, self._held, least, raised=cell.raised)
         self._held = analysis.once(held_storages)
         self._held_bytes = sum(nbytes for nbytes, _ in self._held.values())
-        self._reading = self._counters.read_now()  # what looking itself has left on the heap is nobody's
+        self._reading = self._counters.read_now()  # leftovers of the scan itself on the heap are nobody's
         self._looked = time.perf_counter()
         self._seconds = self._looked - start
         return notice

@@ -25,7 +25,7 @@ class _Runs:
 
     number: int = 0  # of its runs so far
     held: HeldStorages | None = None  # after the last run, if that left more; None if it did not, or nobody has looked
-    cell: int | None = None  # number of the run after which that was held
+    cell: int | None = None  # number of the run that left that
     first: int | None = None  # number of the run since which each has left more, or None while they do not
 
 

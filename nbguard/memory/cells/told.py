@@ -86,7 +86,7 @@ def _as_of(told: _Told, analysis: Analysis, least: int, views: Mapping[str, int]
         return None
     if not told.departures:
         return told.notice if is_still_held(analysis, told.notice, alive) else None
-    nbytes = 0 if told.notice.roots else told.notice.nbytes  # of what no scan has met
+    nbytes = 0 if told.notice.roots else told.notice.nbytes  # of memory that no scan met
     departures = [replace(gone, storages=gone.storages & alive, nbytes=nbytes) for gone in told.departures]
     now = judge_again(analysis, [gone for gone in departures if gone.storages], least, views)
     return None if now is None else replace(told.notice, **_words_of(now))

@@ -30,7 +30,7 @@ class Advice:
     terminal: str = field(default="", compare=False, metadata={"json": False})  # nbguard's own command, where it has one
     effect: str = ""  # in a few words
     frees: int | None = None  # bytes of tensors that it gives back as things stand; None if it frees none, or it is not known
-    targets: tuple[str, ...] = field(default=(), metadata={"json": False})  # what a cleanup is told to delete
+    targets: tuple[str, ...] = field(default=(), metadata={"json": False})  # names that a cleanup is told to delete
     cut: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False, metadata={"json": False})
     """References that it takes away: (parent, child) nodes of the graph it was made for; empty where they are not known."""
 

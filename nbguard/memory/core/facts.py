@@ -145,7 +145,7 @@ class DeviceFacts:
     workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS, one for each handle and stream
     lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None if this torch keeps none
     has_context: bool = True  # False: this process has not opened the device
-    limit: int | None = None  # what torch may reserve (its memory fraction); None where torch does not tell
+    limit: int | None = None  # bytes that torch may reserve (its memory fraction); None where torch does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,8 @@ class StorageFact:
 class Root:
     """A place where references start."""
 
-    kind: RootKind  # by which its bytes are the user's own, stale, or a library's
-    label: str  # what the user calls it: `learn`, `Out[12]`, `last error`
+    kind: RootKind  # which makes its bytes the user's own, stale, or a library's
+    label: str  # the user's name for it: `learn`, `Out[12]`, `last error`
     nodes: tuple[int, ...]  # numbers of the graph's nodes that it refers to
     cell: int | None = None  # number of the cell that it stems from
     what: str = ""  # the object in a few words
@@ -202,7 +202,7 @@ class Root:
 class Node:
     """One Python object on a path to a tracked storage."""
 
-    kind: NodeKind  # by which it is told in words and plans
+    kind: NodeKind  # its name in words and plans
     type_name: str  # name of its class
     ref: int  # its id while it lived; it is never dereferenced
     children: tuple[int, ...] = ()  # numbers of the nodes that it refers to
@@ -240,7 +240,7 @@ class UnwalkedFact:
     graphs_cut: int = 0  # places where the walk of an autograd graph ended before the graph did
     operations: int = 0  # nodes of autograd graphs that were walked
     operations_at_most: int = 0  # a bound of all nodes of these graphs, by `_sequence_nr()` of the latest; 0 if unknown
-    tensors: int = 0  # tensors that were looked into
+    tensors: int = 0  # tensors that the scan looked into
     tensors_left: int = 0  # references to tensors that were not
 
 
@@ -304,9 +304,9 @@ class Facts:
     pools: tuple[PoolFact, ...] = ()  # private pools that are known to be in use; nothing tells of the others
     pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use
     oom: OomFact | None = None  # the last error, where it ran out of memory
-    parked: tuple[ParkedFact, ...] = ()  # what `--park` has moved to host memory
+    parked: tuple[ParkedFact, ...] = ()  # tensors that `--park` moved to host memory
     changed: bool = False  # another thread allocated or freed during the scan
     has_compiled: bool = False  # torch.compile has been used in this process
     workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
-    unwalked: UnwalkedFact | None = None  # what the scan did not look into; None if it looked into all
+    unwalked: UnwalkedFact | None = None  # parts that the scan left out; None if there are none
     unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into

@@ -37,14 +37,14 @@ class OomNote:
     requested: int  # the segment that the allocator asked the device for: the request, rounded up
     total: int | None  # the device's size
     free: int  # free on the device
-    limit: int | None  # what the process may reserve, if that is less than the device
+    limit: int | None  # bytes that the process may reserve, if that is less than the device
     allocated: int  # allocated_bytes.all.current
     reserved: int  # reserved_bytes.all.current
     peak_allocated: int | None = None  # allocated_bytes.all.peak
     peak_reserved: int | None = None  # reserved_bytes.all.peak
     stranded: int | None = None  # free between live blocks; None, as the two below, where blocks were not read
     largest_free: int | None = None  # largest free block of the default stream
-    pages: int | None = None  # whole pages in what is stranded
+    pages: int | None = None  # whole pages in stranded memory
     unread: str = ""  # why blocks were not read
     settings: str = ""  # of the allocator
     cell: int | None = None  # number of the cell that ran
@@ -79,12 +79,12 @@ class EarlierFailure:
 
     cell: int  # number of that run
     requested: int  # the segment that the allocator asked the device for
-    taken: int  # in use at the failure beyond what was in use when that run began
+    taken: int  # in use at the failure beyond the bytes at that run's beginning
     made: int  # of all blocks that were handed out during that run
     made_blocks: int  # number of these blocks
     peak: int  # the most that was ever in use until that failure (allocated_bytes.all.peak)
-    needed: int | None = None  # what that run needed at the same time, at least, this request among it; None if unknown
-    is_of_same_inputs: bool = False  # what the cell reads was the same then: numbers, strings, functions, modules, classes
+    needed: int | None = None  # bytes that that run needed at the same time, at least, this request among it; None if unknown
+    is_of_same_inputs: bool = False  # the cell's inputs were the same then: numbers, strings, functions, modules, classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class OomFact:
     requested: int | None  # as the text has it: of PyTorch's errors the segment asked for; None where it does not say
     slack: int = 0  # how many bytes more `requested` may be, as texts are rounded to hundredths
     kind: OomKind = "device"  # who had no memory to give
-    limit: int | None = None  # what the process may reserve at most, as the text says
+    limit: int | None = None  # bytes that the process may reserve at most, as the text says
     error: str = "OutOfMemoryError"  # name of the error's type
     shown: str = ""  # type of the error that was raised because of it or after it; empty for the same error
     cell: int | None = None  # number of the cell that ran

@@ -26,7 +26,7 @@ class Recording(Result):
 
     state: State  # `on` by nbguard, `waiting` for CUDA, `theirs` by someone else, or `off`
     entries: int | None = None  # kept of each device at most; None if unknown
-    since: int | None = None  # number of the cell in which it began; None if unknown
+    since: int | None = None  # number of the cell that it began in; None if unknown
     changed: bool = False  # the call that returned this has changed something
 
 

@@ -37,14 +37,14 @@ class OomCard(Result):
     asked: OomFact  # the error itself, by its text and its observer
     device: str  # name of the place that ran out: `cuda:0`, `cpu`
     parts: tuple[Part, ...]  # of the device now (they add up to its size), or of the host
-    limit: int | None  # what torch may reserve, if that is less than the device (its memory fraction)
+    limit: int | None  # bytes that torch may reserve, if that is less than the device (its memory fraction)
     largest_free: int | None  # largest free block in torch's cache that a request can get; None if segments are not known
     had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None if unknown
-    taken: int  # what the failed run still holds itself
-    cell_took: int | None  # what the cell had in use at the failure beyond what was there when it began; None if unknown
-    needed: int | None  # what the cell needs at the same time, at least, the request among it; None if the error does not say
+    taken: int  # bytes that the failed run still holds itself
+    cell_took: int | None  # bytes of the cell in use at the failure beyond those at its beginning; None if unknown
+    needed: int | None  # least bytes that the cell needs at the same time, with the request; None if the error does not say
     holders: tuple[Holder, ...]  # the largest
-    held: int  # what all holders hold
+    held: int  # bytes that all holders hold
     fixes: tuple[Fix, ...]  # the best first
     savings: Advice | None  # the command to try more changes, if a fit of a Learner failed
     notes: tuple[str, ...]  # sentences that must be known to read the figures
@@ -96,7 +96,7 @@ def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
     if card is None:
         return
     words = f"the last error ran out of memory: {asked_words(card.asked, card.device)}"
-    best = card.fixes[: 2 if card.fixes[0].verdict is RerunVerdict.NEVER else 1]  # beside what never fits, what may
+    best = card.fixes[: 2 if card.fixes[0].verdict is RerunVerdict.NEVER else 1]  # besides things that never fit, one that may
     yield Finding("oom", joined("; ", [words, *map(_in_words, best)]) + " (" + advice.OOM.code + " says more)", advice.OOM)
 
 

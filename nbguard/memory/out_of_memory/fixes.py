@@ -44,7 +44,7 @@ class Fix:
     commands: tuple[str, ...] = field(init=False)  # the lines themselves
     nbytes: int | None  # bytes that it gives; None if it cannot be known
     enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None if unknown
-    loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
+    loss: int = 0  # rank by its cost for the user: 0 nothing, 9 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
     code: str = ""  # lines of Python that make the change, to be run after those of the advice; empty without any
 
@@ -68,7 +68,7 @@ class OomContext:
     plan: Plan  # the default cleanup
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
-    fitting: int | None = None  # items of a batch with which the fit is predicted to run after the cleanup; None if unknown
+    fitting: int | None = None  # batch size that the fit is predicted to run with after the cleanup; None if unknown
     changes: tuple[ForeseenChange, ...] = ()  # to the fit, predicted after the cleanup
 
     @property
@@ -190,7 +190,7 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
     gain = freed or (0 if before is None or after is None else after - before)
     verdict = context.verdict_after_cleanup
     if not gain and verdict is RerunVerdict.RERUN and context.verdict_now is not RerunVerdict.RERUN:
-        gain = request.releasable  # an empty cache gives the next run the state in which the first began
+        gain = request.releasable  # an empty cache gives the next run the first one's state
     if not gain or (request.is_of_host and not freed):
         return
     own = request.nbytes_here(context.rerun.own & plan.storages)

@@ -21,7 +21,7 @@ class ForeseenChange:
     name: str  # in words
     saved: int  # bytes fewer that are reserved at the peak
     fits: bool | None  # with it the fit runs; None if unknown
-    cost: str  # what the change costs, in words
+    cost: str  # cost of the change, in words
     code: str  # lines that make it, of the user's names
 
     @property

@@ -31,11 +31,11 @@ class RerunVerdict(str, Enum):
     """The effect of an advice, in JSON and on the wire."""
 
     RERUN = "rerun"  # the cell, run again from its first line, runs through
-    FURTHER = "further"  # it comes past the request that failed; whether what it allocates then has room is not known
+    FURTHER = "further"  # it comes past the request that failed; whether its later allocations have room is unknown
     REQUEST = "request"  # there is room for the request; whether for all that the cell takes before it is not known
-    UNKNOWN = "unknown"  # it may help: what there would be, or what was asked for, is not known
+    UNKNOWN = "unknown"  # it may help: the free memory, or the request, is unknown
     SHORT = "short"  # the request would fail again
-    NEVER = "never"  # the device is too small for what the cell had taken and the request, whatever is freed
+    NEVER = "never"  # the device is too small for the cell's memory and the request, whatever is freed
 
     __str__ = str.__str__
     __repr__ = str.__repr__

@@ -112,11 +112,11 @@ class CellRecord:
     cell: int  # its number
     raised: bool  # it ended with an error
     devices: tuple[DeviceChange, ...] = ()  # that have counters
-    came: tuple[Share, ...] = ()  # bytes by holder, if holders were looked at
+    came: tuple[Share, ...] = ()  # bytes by holder, if holders were scanned
     went: tuple[Share, ...] = ()  # bytes by holder that had them
     stale: tuple[Share, ...] = ()  # bytes by holder that nothing needs since
     seconds: float = 0.0  # that looking at holders took
-    unseen: str = ""  # why holders were not looked at, although memory changed
+    unseen: str = ""  # why holders were not scanned, although memory changed
 
     def only(self, devices: Collection[str]) -> CellRecord:
         """Return the cell's changes on these devices."""

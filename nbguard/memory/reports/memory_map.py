@@ -88,9 +88,9 @@ class DeviceMap:
     pools: tuple[MapPool, ...]  # add up to `space`
     holders: tuple[MapHolder, ...]  # of blocks; a block names its holder by the place among them
     pinners: tuple[Pinner, ...]  # the worst segments
-    by_holder: tuple[HolderPins, ...]  # what each holder pins, of all segments
+    by_holder: tuple[HolderPins, ...]  # bytes that each holder pins, of all segments
     largest: LargestRequest  # the largest request that would succeed now
-    rounding: int | None  # bytes by which live blocks exceed what was asked for; None if this torch does not tell
+    rounding: int | None  # excess of live blocks over their requests, in bytes; None if this torch does not tell
     pages: Pages | None  # of expandable segments; None without any
     release: Release | None = None  # cheapest way to a request of a given size; None if none was given
 
@@ -107,7 +107,7 @@ class MemoryMap(Result):
     without: tuple[str, ...] = ()  # names of those that have none to show
     why_not: str = ""  # why these have none
     file: str = ""  # snapshot that it was drawn from; empty for this process
-    notes: tuple[str, ...] = ()  # sentences on what the file lacks
+    notes: tuple[str, ...] = ()  # sentences on facts that the file lacks
 
     @property
     def names(self) -> tuple[str, ...]:

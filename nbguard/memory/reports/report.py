@@ -23,11 +23,11 @@ class DeviceReport:
     device: str  # name in torch: `cuda:0`
     name: str  # name of the product
     total: int | None  # its size; None where it is not known
-    allocated: int  # what its holders hold
+    allocated: int  # bytes that its holders hold
     parts: tuple[Part, ...]  # add up to `total`, where that is known
     holders: tuple[Holder, ...]  # add up to `allocated`, the largest first
     storages: int  # number of tensors' storages on it
-    pools: tuple[Pool, ...] = ()  # add up to what the allocator has reserved: the parts up to `context`
+    pools: tuple[Pool, ...] = ()  # add up to the allocator's reserved bytes: the parts up to `context`
 
     @property
     def kernel(self) -> int:
@@ -44,7 +44,7 @@ class Report(Result):
 
     tracked: str  # kind of device whose tensors are tracked
     devices: tuple[DeviceReport, ...]  # one report each
-    findings: tuple[Finding, ...]  # what stands out, in sentences
+    findings: tuple[Finding, ...]  # findings, in sentences
     unavailable: tuple[Unavailable, ...]  # readings that could not be made
     stale: int  # bytes that the default cleanup frees
     pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use

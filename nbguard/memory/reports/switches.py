@@ -19,7 +19,7 @@ class Switches(Result):
     history: bool  # cells are recorded
     cells: bool  # each cell prints its line
     auto_clean_errors: bool  # memory that only an error holds is released by itself
-    notices: bool = False  # what a cell leaves behind is said in a line
+    notices: bool = False  # leftovers of a cell are told in a line
     recorded: int = 0  # number of cells in the history
     sidebar: bool = False  # views are answered
     views: int = 0  # number of views that look now

@@ -26,7 +26,7 @@ def keep_garbage() -> Iterator[None]:
     told apart, there is none until the end.
     """
     former = gc.get_threshold()
-    if not gc.isenabled() or former[1] == _NEVER:  # the latter: a look is under way
+    if not gc.isenabled() or former[1] == _NEVER:  # the latter: a scan is under way
         yield
         return
     try:

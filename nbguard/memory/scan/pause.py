@@ -28,7 +28,7 @@ _SETTLED = 0.02
 """Seconds after which a main thread that has not come is taken to sit in a call that changes no tensor: a read, a sleep. It
 waits as soon as that returns."""
 _PATIENCE = 20.0  # seconds for a backward pass to end
-_LONGEST = 10.0  # seconds that the main thread waits at most, whatever becomes of the look
+_LONGEST = 10.0  # most seconds that the main thread waits, whatever becomes of the scan
 _LEAVES = 1.0  # seconds for the main thread to go on
 _EVERY = 0.001
 _BACKWARD = ("torch.autograd.graph", "_engine_run_backward")
@@ -37,7 +37,7 @@ _TURN = 60.0
 """Most seconds that a scan waits for the end of another thread's."""
 
 _asked: set[_Stop] = set()  # until they have been called, and some time after that: C keeps no reference to them
-_paused_for: set[int] = set()  # threads for which the main thread waits already
+_paused_for: set[int] = set()  # threads that the main thread waits for already
 _turn = threading.Lock()
 """Of the thread whose look it is. At most one call of ours is under way to the main thread: where a debugger or coverage traces
 each line, Python 3.11 never gets into a call that was added while another one ran, and the main thread hangs."""
@@ -64,7 +64,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.is_here = self._has_gone = self._is_over = False
-        self._look = threading.Lock()  # free once the look is over
+        self._look = threading.Lock()  # free once the scan is over
         self._look.acquire()
         self._pid = os.getpid()
         wait = self._wait()

@@ -204,7 +204,7 @@ def _scan_from(
     roots = _walk_from(places, walk)
     _count_entries(roots, walk, notebook)
     walk.shell = notebook.shell_attributes()
-    changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen
+    changed = allocations(tracked) != before  # another thread trains: its present objects are nearer to those of the walk
     if changed:
         devices, missing = device_facts(tracked)
     threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))

@@ -102,7 +102,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
             try:
                 out = func(*args, **(kwargs or {}))
             except BaseException:
-                del args, kwargs  # this frame is in the traceback: it must not keep what C++ would have let go
+                del args, kwargs  # this frame is in the traceback: it must not keep objects that C++ would have let go
                 raise
             if func is _ADD and is_autograds():
                 self._note_sum(args[0], out)

@@ -85,7 +85,7 @@ class WeakLook:
         if type(obj) is torch.Tensor and all(ref is torch.Tensor for ref in gc.get_referents(obj)):
             return WeakHoldings(_of_tensor(torch, obj, self._tracked), frozenset())
         walk = Walk(self._tracked, self._stop, self._kinds)
-        walk.follows_graphs = False  # a look leaves something behind for each node of a graph
+        walk.follows_graphs = False  # a scan leaves something behind for each node of a graph
         walk.parked = parked_addresses() if self._tracked == "cpu" else ()
         with keep_garbage(), torch._C.DisableTorchFunction(), unseen_by_modes():
             walk.add(obj)

@@ -99,7 +99,7 @@ class SimulatedDevice:
                 peak_reserved=model.peak_reserved,
             )
             free = model.driver.free() or 0
-        self.settle()  # what has died meanwhile was left to this thread
+        self.settle()  # storages that died meanwhile were left to this thread
         return None if self.broken else (stats, free)
 
     def snapshot(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class SnapshotReport(Result):
     settings: str | None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; "": defaults; None if unknown
     events: tuple[int, ...]  # entries of the history (`device_traces`), by device
     report: Report  # in the columns of `%gpumem`
-    notes: tuple[str, ...] = ()  # sentences on what the file lacks
+    notes: tuple[str, ...] = ()  # sentences on facts that the file lacks
 
 
 def snapshot_report(path: str | Path, progress: Progress | None = None) -> SnapshotReport:

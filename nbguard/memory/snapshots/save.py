@@ -70,7 +70,7 @@ class _Source:
     """The data of both files."""
 
     raw: dict[str, Any]  # in the form of `torch.cuda.memory._snapshot()`
-    facts: Facts  # by which the blocks have holders
+    facts: Facts  # which gives the blocks their holders
     sidecar: Sidecar
     recording: Recording
 
@@ -122,7 +122,7 @@ def _of_this_process(namespace: dict[str, Any] | None) -> _Source:
 
 
 def _of_simulation(simulation: Simulation, namespace: dict[str, Any] | None) -> _Source:
-    facts = simulation.look(namespace)  # before the snapshot: what dies meanwhile is in the history
+    facts = simulation.look(namespace)  # before the snapshot: blocks that die meanwhile are in the history
     return _Source(simulation.snapshot(), facts, sidecar_of_simulation(simulation), simulation.recording)
 
 

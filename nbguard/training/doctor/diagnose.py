@@ -93,7 +93,7 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
 
 def _environment(subject: TrialSubject | None, facts: EnvironmentFacts) -> tuple[Check, ...]:
     settings = None if subject is None else learner_facts(subject)
-    # Who asks about a Learner trains with what is installed, and compiles nothing.
+    # A user who asks about a Learner trains with the installed packages, and compiles nothing.
     toolkit = toolkit_checks(replace(facts, toolkit=toolkit_facts())) if subject is None else ()
     return (
         *gpu_checks(facts),

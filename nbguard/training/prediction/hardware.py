@@ -26,9 +26,9 @@ class Gpu:
 
     name: str  # of its model, or the size that was asked for
     capacity: int | None = None  # bytes of the device; None if not said, so that nothing can run out
-    context: int = _CONTEXT  # bytes of the device that a CUDA context takes, with what other processes hold where that is known
+    context: int = _CONTEXT  # bytes of the device that a CUDA context takes, with other processes' bytes where known
     others: int | None = None  # bytes that other processes hold, of a GPU that this one has not opened; None for any other GPU
-    multiprocessors: int = 108  # number of SMs, by which split reductions are sized
+    multiprocessors: int = 108  # number of SMs, which decides the size of split reductions
     threads: int = 2048  # resident threads of one SM
     architecture: tuple[int, int] = (8, 0)  # compute capability
 

@@ -24,7 +24,7 @@ _FREE = "inactive"
 class LiveDevice:
     """A CUDA device that this process uses, at one moment."""
 
-    gpu: Gpu  # its context is all that is not PyTorch's allocator's: CUDA's own, and what other processes hold
+    gpu: Gpu  # its context is all that is not PyTorch's allocator's: CUDA's own, and other processes' memory
     state: InitialState  # segments and blocks
     own: frozenset[int]  # addresses of blocks that the fit uses again, or makes again in their place
     workspaces: WorkspaceCounts  # that are there already

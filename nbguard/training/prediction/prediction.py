@@ -28,11 +28,11 @@ class MemoryCategory(str, Enum):
     """A kind of memory of a fit, in JSON."""
 
     PARAMETERS = "parameters"  # and buffers
-    GRADIENTS = "gradients"  # what the backward pass makes and leaves
-    OPTIMIZER_STATE = "optimizer state"  # what the optimizer's step makes and leaves
+    GRADIENTS = "gradients"  # memory that the backward pass makes and leaves
+    OPTIMIZER_STATE = "optimizer state"  # memory that the optimizer's step makes and leaves
     INPUTS = "inputs"
-    ACTIVATIONS = "saved activations"  # what the forward pass makes and the backward pass finds, outputs and loss among them
-    TEMPORARIES = "temporaries"  # what a phase makes and lets go of, kernels' own buffers among them
+    ACTIVATIONS = "saved activations"  # memory from the forward pass for the backward pass, with outputs and loss
+    TEMPORARIES = "temporaries"  # memory that a phase makes and lets go of, kernels' own buffers among them
     WORKSPACES = "workspaces"  # of cuBLAS
     HELD = "held before"  # on the device when the fit begins, and not the fit's
 
@@ -93,9 +93,9 @@ class Saving:
     batch_size: int  # items of a batch after the change
     code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty if a setting does it
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty if lines of Python do it
-    cost: str  # what the change costs, in words
+    cost: str  # cost of the change, in words
     fits: bool | None = None  # on this GPU, after the change: yes even with the band, no, or not known
-    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None if not asked for
+    largest: LargestBatch | None = None  # batch that the fit runs with on this GPU after it; None if not asked for
     kind: ChangeKind = field(default="", metadata={"json": False})
 
 
@@ -119,7 +119,7 @@ class Prediction(Result):
     model: int  # parameters and buffers, before the fit
     workspaces: int  # of cuBLAS, kept to the end
     phases: tuple[FitPhasePeak, ...]  # peak of each phase, in their order in a batch
-    categories: tuple[CategoryBytes, ...]  # what is allocated at the peak, the largest first: adds up to `peak_allocated`
+    categories: tuple[CategoryBytes, ...]  # memory allocated at the peak, the largest first: adds up to `peak_allocated`
     peak: PeakPlace  # where the peak is
     first_batch: int  # most bytes in tensors at once in the first batch, before there is optimizer state
     steady: int  # most bytes in tensors at once in a later full batch
@@ -131,9 +131,9 @@ class Prediction(Result):
     convolutions: int  # number of calls of cuDNN's convolutions, whose workspaces are a part of the band
     seconds: float  # that the prediction took, without imports
     import_seconds: float = 0.0  # that it took besides to import parts of PyTorch, as the first one of a process does
-    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU; None if not asked for
+    largest: LargestBatch | None = None  # batch that the fit runs with on this GPU; None if not asked for
     savings: tuple[Saving, ...] = ()  # changes that were tried, the one that saves most first; empty if not asked for
-    unknown: tuple[str, ...] = ()  # what was not traced and may take memory: with it nothing is said to fit
+    unknown: tuple[str, ...] = ()  # untraced parts that may take memory: with them nothing is said to fit
     assumptions: tuple[str, ...] = ()  # in words
 
     @property
@@ -157,7 +157,7 @@ class CellPrediction(Result):
     kind: ClassVar[str] = "cell_prediction"
     view: ClassVar[str] = "nbguard.training.prediction.prediction_view:cell_blocks"
 
-    executed: str  # what has run, in words
+    executed: str  # code that has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell
 
 

@@ -64,7 +64,7 @@ class FitTrace:
     batch_peaks: tuple[int, ...]  # most bytes in tensors at once, of each batch in turn
     convolutions: int  # number of calls
     layers: int  # bytes that recurrent layers may take beyond the peak
-    unknown: tuple[str, ...]  # what may take memory and was not traced
+    unknown: tuple[str, ...]  # untraced parts that may take memory
 
     @property
     def band(self) -> int:
@@ -85,7 +85,7 @@ class FitTracer:
     settings: AllocatorSettings
     start: LiveDevice | None = None  # state of the device to begin with; None if it is empty
     code: str = ""  # lines that change the copy of the Learner, `learn`, before it is fitted
-    until: float | None = None  # reading of `time.monotonic` after which no trace is begun any more
+    until: float | None = None  # reading of `time.monotonic` of the last begin of a trace
     is_last_optional: bool = False  # the smaller last batch is left out where the fit fails on it: BatchNorm refuses one item
 
     def endless(self, batch_size: int | None) -> FitTrace:

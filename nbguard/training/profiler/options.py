@@ -17,6 +17,6 @@ class FitOptions:
     compare: bool = False  # with the last run of the same cell
     trace: str = ""  # file for the phases, in the format of Perfetto and Chrome; "": none
     json: str = ""  # file for the report
-    save: str = ""  # file for the observations, from which `nbguard profile FILE` makes the report again
+    save: str = ""  # file for the observations, for `nbguard profile FILE` to make the report again
     logs: tuple[str, ...] = ()  # e.g. "csv:FILE", "tensorboard:DIR"
     code: bool = True  # the record of the run that is logged has cells and changes since the commit

@@ -81,7 +81,7 @@ def leave(folder: Path) -> None:
     """Remove the folder if nothing is left in it, and the leftovers of this user's killed jobs."""
     with suppress(OSError):
         folder.rmdir()
-    for place in dict.fromkeys((folder.parent, Path(tempfile.gettempdir()))):  # the links come after what they lead to
+    for place in dict.fromkeys((folder.parent, Path(tempfile.gettempdir()))):  # the links come after their targets
         with suppress(OSError), Folder(place) as held:
             for name in held.names():
                 if name.startswith(_prefix()):

@@ -27,7 +27,7 @@ _HEAD = struct.Struct("<q?d")  # index in _STATES, whether an alarm may come, wh
 _PULSE = struct.Struct("<qqqq")
 _LENGTH = struct.Struct("<qI")  # of a text in bytes, and its checksum: one that is just being written is none
 _TEXT = 1 << 20  # bytes; pages that nobody has written to take no space
-_RANKS = 4096  # of which it is noted whether they have mapped the file
+_RANKS = 4096  # noted as having mapped the file
 
 _HEAD_AT = OWNER.size
 _PULSE_AT = _HEAD_AT + _HEAD.size

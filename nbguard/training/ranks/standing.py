@@ -17,7 +17,7 @@ from nbguard.training.ranks.analysis.facts import Caller
 from nbguard.training.ranks.analysis.flight_dump import caller_of
 
 _LINES = 12
-_MOMENT = 0.25  # seconds in which a thread that works shows it
+_MOMENT = 0.25  # seconds for a working thread to show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Standing:
     line: str  # the user's innermost line
     function: str  # source of that line, or the function of a library that it has called
     stack: tuple[str, ...]  # all lines, innermost first
-    caller: Caller  # the part of DistributedDataParallel in which it is
+    caller: Caller  # the part of DistributedDataParallel that it is in
 
 
 class MainThread:

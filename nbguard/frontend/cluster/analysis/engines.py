@@ -36,8 +36,8 @@ class EngineDevice:
     device: str  # name in torch: "cuda:0"
     name: str  # name of the product
     uuid: str  # of the GPU, or of its slice; empty without one, or the engine has not opened it
-    allocated: _Bytes  # what holders hold
-    reserved: _Bytes | None  # what PyTorch has taken of the device; None where it does not tell
+    allocated: _Bytes  # bytes that holders hold
+    reserved: _Bytes | None  # bytes that PyTorch has of the device; None where it does not tell
     holder: str  # label of the largest holder; empty if nothing is held
     held: _Bytes  # bytes of that holder
 

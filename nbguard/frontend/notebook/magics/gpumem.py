@@ -242,7 +242,7 @@ class GpuMemMagics(Magics):
                     return None
                 return show(self.shell, options, card)
             case "leak":
-                __tracebackhide__ = True  # what the code raises is the user's
+                __tracebackhide__ = True  # errors of the code are the user's
                 return show(self.shell, options, _leak(self.shell, " ".join(options.code), options.rounds))
             case "predict":
                 names = getattr(self.shell, "user_ns", {})

@@ -53,11 +53,11 @@ class _Found:
 class _FitState:
     """One fit as it was observed so far."""
 
-    key: tuple[int, ...]  # ids by which the fit is known again
+    key: tuple[int, ...]  # ids that identify the fit
     batches: int = 0  # it has trained on so far
     peak: int | None = None  # bytes, when the fit was first observed
     looks: int = 0  # number of observations
-    waits: int = 0  # number of observations in which it waited for data
+    waits: int = 0  # number of observations of it waiting for data
 
 
 @dataclass

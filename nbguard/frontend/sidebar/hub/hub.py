@@ -90,11 +90,11 @@ class Hub:
         self._tick_source: TickSource | None = None
         self._handler: RequestHandler | None = None
         self._settling: Any = None
-        self._is_in_a_row = False  # the cell that runs began before the last one's end was looked at
+        self._is_in_a_row = False  # the cell that runs began before the last one's end was scanned
         self._budget = LookBudget()
         self._first_cell: CellEnd | None = None
         self._failed: tuple[str, int] | None = None  # id and number of the last cell that ran out of memory
-        self._passed: tuple[int, ...] = ()  # that number, and the one under which the cell has run through since
+        self._passed: tuple[int, ...] = ()  # that number, and the number of the cell's successful run since
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
             self._busy.begin(is_running=True)

@@ -23,7 +23,7 @@ class LookBudget:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._start = self._next = clock()
-        self._usual: float | None = None  # seconds that the last look took; None if there was none
+        self._usual: float | None = None  # seconds that the last scan took; None without one
 
     @property
     def allows(self) -> bool:

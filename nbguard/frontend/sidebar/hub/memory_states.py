@@ -116,7 +116,7 @@ class MemoryStates:
         if scan is None or not self._is_current(scan, notebook):
             scan = timed_scan(notebook)
         has_changed = self._take(scan, ended, during)
-        self._seen = self._counters.read()  # now that what the scan took for itself is given back
+        self._seen = self._counters.read()  # now that the scan's own memory is given back
         self.look_for_ticks = LastLook(
             heap=self.last.heap, cell=self.last.cell, counted=_counted(before, self._seen), limits=_limits(scan.analysis)
         )

@@ -57,7 +57,7 @@ class _OpenPlan:
     promised: int  # bytes
     since: float  # time.monotonic() of the showing
     plan: Plan | None = None  # None where nothing is freed: the cache, unparking
-    steps: frozenset[Step] = frozenset()  # by which a later plan is compared
+    steps: frozenset[Step] = frozenset()  # that a later plan is compared with
     unkept: frozenset[PoolId] = frozenset()  # of the cache: private pools that nothing known keeps
 
 

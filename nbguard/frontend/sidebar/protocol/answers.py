@@ -37,7 +37,7 @@ class Foreseen(NamedTuple):
     """The answer to `foresee`."""
 
     rid: str
-    text: str  # lines: what the next fit needs, whether it fits and why, what is not counted
+    text: str  # lines: the need of the next fit, whether it fits and why, the uncounted parts
 
 
 class HistorySent(NamedTuple):

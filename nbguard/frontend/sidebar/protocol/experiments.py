@@ -57,7 +57,7 @@ def names_of_learners(facts: Facts) -> dict[int, str]:
 
 def _learners(facts: Facts, rows: Rows) -> Iterator[Experiment]:
     graph = facts.graph
-    apart = [n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")]  # what an error holds is not its
+    apart = [n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")]  # an error's objects are not its
     owners = owners_of_nodes(graph, [[learner.node] for learner in facts.learners], blocked=apart)
     nbytes = [0] * len(facts.learners)
     for storage, mask in zip(graph.storages, owners_of_storages(graph, owners), strict=True):

@@ -26,7 +26,7 @@ class Hello:
 
     client: str  # a random id of the view
     visible: bool  # somebody can see it
-    boot: str = ""  # the run of the kernel of which it has a memory state; empty if it has none
+    boot: str = ""  # the run of the kernel whose memory state it has; empty without one
     heap: int = 0  # number of that state
     glance: bool = False  # it shows a figure or two: a tick now and then, no scan
 
@@ -86,7 +86,7 @@ class PlanRequest:
     action: ActionName
     heap: int | None = None  # number of the memory state that has the rows
     ids: tuple[int, ...] = ()  # rows to release or park
-    names: tuple[str, ...] = ()  # of what is parked, to bring back; empty for all
+    names: tuple[str, ...] = ()  # of parked objects to bring back; empty for all
     keep: tuple[str, ...] = ()  # keys of steps to leave out
 
 

@@ -46,9 +46,9 @@ class Rows:
 
     devices: tuple[str, ...]  # device of the row, as torch calls it
     holders: tuple[Holder, ...]
-    least: tuple[int, ...]  # bytes from which a holder on its device has a row of its own
+    least: tuple[int, ...]  # least bytes of a holder with a row of its own on its device
     targets: tuple[tuple[str, ...], ...]  # texts for `park` and `why`: `learn`, `Out[9]`, all names of one object; or none
-    released: tuple[tuple[str, ...], ...]  # texts for `release`: these, and what has to go with them
+    released: tuple[tuple[str, ...], ...]  # texts for `release`: these, and the names that have to go with them
     roots: tuple[str, ...]  # label of the root to explain; empty where no root leads to the row
     can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
     parts: tuple[tuple[RowPart, ...], ...]  # parts of the row's bytes

@@ -60,7 +60,7 @@ class DeviceTick:
     parts: tuple[Part, ...]  # add up to `total`, where that is known
     peak: int | None = None  # the most that was allocated, as torch counts it
     line: LinePoint | None = None  # the newest reading for its line; None if this kernel has not used the device
-    fits: FittingRequest | None = None  # by the blocks of the last look and what is free now; None if blocks have changed since
+    fits: FittingRequest | None = None  # by the blocks of the last scan and the memory free now; None if blocks changed since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class FitTick:
     is_training: bool = True  # False: it validates
     loss: float | None = None  # smoothed, of the last batch, from the Learner's Recorder
     peak: int | None = None  # the most that was allocated during this fit
-    waiting: float | None = None  # share (0 to 1) of the moments in which the fit waited for data; None while they are few
+    waiting: float | None = None  # share (0 to 1) of the moments of the fit waiting for data; None while they are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class JobStatus:
     rid: str  # the request's id, chosen by the view that sent it
     title: str  # in words
     phase: Literal["queued", "running"]
-    why: str = ""  # the reason for which it waits while it is `queued`
+    why: str = ""  # the reason why it waits while it is `queued`
 
 
 class DevicePeak(NamedTuple):
@@ -147,7 +147,7 @@ class Tick:
     n: int  # counts its ticks
     t: float
     heap: int  # number of the `MemoryState` that goes with it
-    heap_cell: int | None = None  # number of the last cell after whose end memory was found as that state has it
+    heap_cell: int | None = None  # number of the last cell whose end left memory as in that state
     tracked: str  # `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported
     busy: bool  # a cell runs
     cell: int | None = None  # number of the cell that runs
@@ -180,12 +180,12 @@ class HolderRow:
     nbytes: int  # its own: all rows add up; of a name, those which its release frees
     frees: int  # bytes that `release` gives back, by its plan: with the names in `together`, where there are any
     reaches: int  # bytes that it leads to
-    together: tuple[str, ...] = ()  # what has to go with it, and `release` takes along: the row frees next to nothing by itself
+    together: tuple[str, ...] = ()  # names that `release` takes along, as the row frees next to nothing by itself
     is_small: bool = False  # too small for a row, a badge or a button of its own: one line for all that are
     cell: int | None = None  # number of the cell that bound the name
     stale: bool = False  # Clean stale would let all of it go
     stale_bytes: int = 0  # bytes of the row that Clean stale gives back, by its plan
-    at_least: bool = False  # `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into
+    at_least: bool = False  # `nbytes` and `reaches` are lower bounds: the row leads to something that the scan left out
     parts: tuple[RowPart, ...] = ()  # add up to `nbytes`; empty if the row is one thing
     is_running: bool = False  # held by nothing but functions that run now
     note: str = ""  # why it cannot be released from here, or what does it, in words
@@ -203,7 +203,7 @@ class Experiment:
     state: Literal["training", "live", "stale", "parked"]
     cell: int | None = None  # number of the cell that bound the name
     workers: int = 0  # worker processes of its DataLoaders
-    note: str = ""  # what keeps a stale one, where a parked one is
+    note: str = ""  # the keeper of a stale one, the place of a parked one
     can: tuple[Ability, ...] = ()
 
 
@@ -284,15 +284,15 @@ class MemoryState:
     t: float  # the scan began
     seconds: float  # it took
     cell: int | None = None  # number of the last cell that had ended
-    during: int | None = None  # number of the cell in the middle of which it was made; None between cells
+    during: int | None = None  # number of the cell that it was made in the middle of; None between cells
     stale: int = 0  # bytes that Clean stale would give back
-    least: int = 0  # bytes from which something has a row, a badge or a primary button of its own
+    least: int = 0  # least bytes of a thing with its own row, badge or primary button
     holders: tuple[HolderRow, ...] = ()  # largest first
     more: UnlistedHolders = _NONE_UNLISTED
     experiments: tuple[Experiment, ...] = ()  # the one that trains first
     devices: tuple[DeviceSegments, ...] = ()
     findings: tuple[FindingLine, ...] = ()
-    notices: tuple[FindingLine, ...] = ()  # on what cells have deleted and is still there, the latest first
+    notices: tuple[FindingLine, ...] = ()  # on objects that cells deleted and that are still there, the latest first
     oom: OomView | None = None
     v: int = PROTOCOL
 
@@ -319,7 +319,7 @@ class PlanView:
     rows: tuple[PlanRow, ...]
     promised: int  # bytes
     when: Now = "now"
-    why: str = ""  # the reason for which it waits until the cell ends
+    why: str = ""  # the reason why it waits until the cell ends
     irreversible: str = ""  # the loss that cannot be undone; empty if none
     skipped: tuple[str, ...] = ()  # sentences about what is left alone
     refused: str = ""
@@ -341,10 +341,10 @@ class OutcomeView:
     sentence: str
     promised: int  # bytes
     realised: int  # bytes of these that came back
-    extra: int = 0  # bytes that came back beyond what was promised
+    extra: int = 0  # bytes that came back beyond the promised ones
     done: tuple[str, ...] = ()  # steps that were taken, in words
     undone: tuple[UndoneStep, ...] = ()
-    undo: tuple[str, ...] = ()  # names under which what was parked comes back (`unpark`)
+    undo: tuple[str, ...] = ()  # names that bring parked objects back (`unpark`)
 
 
 class KeptPath(NamedTuple):

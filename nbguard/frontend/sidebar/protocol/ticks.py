@@ -33,8 +33,8 @@ class LastLook:
     """The last scan of the heap, as far as a tick needs it to tell the facts that still hold."""
 
     heap: int = 0  # number of the memory state
-    cell: int | None = None  # number of the last cell after whose end memory was found as that state has it
-    counted: tuple[Counted, ...] = ()  # the allocators' counters at the look
+    cell: int | None = None  # number of the last cell whose end left memory as in that state
+    counted: tuple[Counted, ...] = ()  # the allocators' counters at the scan
     limits: Mapping[str, RequestLimits] = field(default_factory=dict)  # by device, while these counters stay the same
 
     def limits_of(self, reading: TickReading, device: str) -> RequestLimits | None:

@@ -26,7 +26,7 @@ class Range:
         self.base = base  # first address
         self.size = size  # bytes, mapped or not
         self.page = page  # bytes of a page: 2 MiB for small blocks, the large segment size for large ones
-        self.counter = counter  # number of the segment in the order in which segments were made; 0 where addresses decide
+        self.counter = counter  # number of the segment in the order of making; 0 where addresses decide
 
 
 class ModelBlock:
@@ -50,7 +50,7 @@ class ModelBlock:
     def __init__(self, address: int, size: int, home: FreeSet, range_: Range | None, rank: int, state: int) -> None:
         self.address = address  # of the first byte
         self.size = size  # bytes, a multiple of 512
-        self.home = home  # the set in which the block lies when it is free, one for each pool and stream
+        self.home = home  # the set that the block lies in when it is free, one for each pool and stream
         self.range = range_  # address space of its expandable segment; None in a classic segment
         self.rank = rank  # counter that orders free blocks of one size, shifted by COUNTER_SHIFT; 0 where addresses decide
         self.state = state  # FREE, LIVE, PENDING or UNMAPPED

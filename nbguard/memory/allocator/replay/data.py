@@ -65,7 +65,7 @@ class SettingsData(TypedDict):
     peak_allocated: int  # bytes
     out_of_memory: RefusalData | None  # null if no request is refused
     passed: int  # requests that were refused when recorded, and served in this run
-    retries: int  # requests for which the cache was emptied
+    retries: int  # requests that had the cache emptied
     driver_calls: int  # to cudaMalloc and cudaFree, or to map and unmap pages
 
 

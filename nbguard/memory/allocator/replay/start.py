@@ -18,7 +18,7 @@ from nbguard.memory.allocator.replay.rollback import InitialState, LiveBlock
 class StartCorrections:
     """Facts on the state at the start that a trace showed and the snapshot lacks. Keys are addresses at the start."""
 
-    sizes: dict[int, int] = field(default_factory=dict)  # bytes of blocks of which only the request is known
+    sizes: dict[int, int] = field(default_factory=dict)  # bytes of blocks with only the request known
     before: set[tuple[int, int]] = field(default_factory=set)  # (older, younger) segments; blocks, where blocks are counted
     ranks: dict[int, int] = field(default_factory=dict)  # ranks of segments, or blocks, that agree with `before`
 

@@ -43,7 +43,7 @@ class Cleaned:
     """A cleanup that has been carried out."""
 
     outcome: Outcome
-    after: TimedScan  # by which the outcome was measured: the state that the cleanup has left
+    after: TimedScan  # scan after the cleanup, which the outcome is measured by
 
 
 def uncover() -> int:

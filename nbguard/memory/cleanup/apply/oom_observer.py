@@ -25,7 +25,7 @@ class _Observer:
     def __init__(self) -> None:
         self.is_attached = False  # for good: torch has no way to take an observer off
         self.is_on = False
-        self.inside: set[int] = set()  # threads in which it notes a failure now
+        self.inside: set[int] = set()  # threads where it notes a failure now
 
 
 _OBSERVER = _Observer()

@@ -75,7 +75,7 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
     """
     chosen = _chosen(labels)
     _refuse_without_room(chosen)
-    gc.unfreeze()  # what is frozen would not be found among the tensors that share a storage
+    gc.unfreeze()  # frozen objects would not be found among the tensors that share a storage
     nbytes, left, back = 0, dict[str, tuple[int, str]](), set[int]()
     for parked in chosen:
         storages = parked_storages(parked)

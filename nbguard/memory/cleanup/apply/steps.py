@@ -35,10 +35,10 @@ class StepContext:
 
     action: Action  # the step of the plan
     notebook: Notebook  # whose names and outputs it may delete
-    tracker: WeakTracker  # weak references to what the scan before the plan has met
+    tracker: WeakTracker  # weak references to the storages of the scan before the plan
     promised: frozenset[int]  # numbers of the storages that the whole plan frees
     interrupts: Interrupts  # of the whole cleanup
-    freed: FreedBytes  # to which a step adds what the tracker cannot count
+    freed: FreedBytes  # to which a step adds memory that the tracker cannot count
 
 
 def _delete(step: StepContext) -> None:
@@ -166,7 +166,7 @@ def _collect(step: StepContext) -> None:
     """Run the collector; objects that it shall leave alone, by the ids of the step, are held until its end."""
     held = objects_by_id({*step.action.refs}) if step.action.refs else {}
     debug = gc.get_debug()
-    gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage
+    gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else collected objects would be kept in gc.garbage
     try:
         for _ in range(_PASSES):
             gc.collect()

@@ -82,7 +82,7 @@ def _forget_overwritten(frame: types.FrameType) -> None:
 
     Clearing the frame does so, too, but values set in a cleared frame are never let go of.
     """
-    if getattr(frame, "f_generator", None) is not None:  # a generator that rests: it may run on, and keeps what it has
+    if getattr(frame, "f_generator", None) is not None:  # a generator that rests: it may run on, and keeps its variables
         return
     variables = {id(value) for value in frame.f_locals.values()}
     kept = [(id(ref), len(ref)) for ref in gc.get_referents(frame) if type(ref) is tuple and id(ref) not in variables]

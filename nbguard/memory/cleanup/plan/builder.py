@@ -37,7 +37,7 @@ class Settled:
     actions: tuple[Action, ...]
     storages: frozenset[int]
     alive: frozenset[int]
-    at_least: bool  # what goes leads to the rest that was not looked into
+    at_least: bool  # the removed objects lead to the rest that the scan left out
 
 
 @dataclass(kw_only=True)
@@ -48,8 +48,8 @@ class PlanBuilder:
     keep: Collection[str] = ()  # keys of steps that are left out
     gone: set[int] = field(default_factory=set)  # numbers of the roots that the steps remove
     cut: set[Edge] = field(default_factory=set)  # references that the steps remove
-    steps: list[PlannedStep] = field(default_factory=list)  # in the order in which they will run
-    skipped: list[str] = field(default_factory=list)  # sentences on what was asked for and will not be done
+    steps: list[PlannedStep] = field(default_factory=list)  # in the order of their run
+    skipped: list[str] = field(default_factory=list)  # sentences on requests that will not be carried out
 
     @property
     def graph(self) -> Graph:

@@ -37,7 +37,7 @@ class Release:
     lost: int = 0  # bytes of the user's own that are freed
     gives_back: int = 0  # bytes that go back to the device
     is_exact: bool = True  # every set was tried, and none loses less; else a good one, found step by step
-    enough: bool | None = True  # the request succeeds then; None if what is free on the device is not known
+    enough: bool | None = True  # the request succeeds then; None if the device's free memory is unknown
 
     @property
     def advice(self) -> tuple[Advice, ...]:

@@ -50,7 +50,7 @@ class Unparked(Result):
     kind: ClassVar[str] = "unparked"
     view: ClassVar[str] = "nbguard.memory.cleanup.plan.plan_view:unparked_blocks"
 
-    names: tuple[str, ...]  # under which they were parked
+    names: tuple[str, ...]  # that they were parked under
     nbytes: int  # bytes brought back
     tensors: int  # number of tensors brought back
     devices: tuple[str, ...]  # devices that they are on again
@@ -77,7 +77,7 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
         wanted = storages_of(graph, nodes) - taken
         _refuse_running(facts, text, nodes)
         for storage in wanted:
-            reason = stays.get(storage) or needed.get(storage)  # parking what needs it as well would not help
+            reason = stays.get(storage) or needed.get(storage)  # parking its other users as well would not help
             if reason:
                 skipped.setdefault(reason, set()).add(storage)
         moved = {n for n in wanted if n not in needed and n not in stays and graph.storages[n].nbytes}

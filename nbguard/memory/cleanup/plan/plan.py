@@ -43,13 +43,13 @@ class Request:
 
     targets: tuple[Target, ...] = ()  # names and expressions to release
     keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay, and keys of steps to leave out
-    everything: bool = False  # every name that leads to device memory, and what is stale
+    everything: bool = False  # every name that leads to device memory, and stale memory
     errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
     compiled: bool = False  # also the code that torch.compile has compiled
     caches: bool = False  # also the caches of functions (lru_cache) that alone keep device memory; they cannot be filled again
     only_error: bool = False  # nothing but the memory that only the last error holds, and its fit's leftovers on its Learner
     workers: bool = False  # also idle workers of DataLoaders and unused pinned host memory
-    hard: bool = False  # also what a library keeps and can make again, and a verdict on the rest
+    hard: bool = False  # also memory that a library keeps and can make again, and a verdict on the rest
     only_workers: bool = False  # nothing but workers and pinned host memory
     while_busy: bool = False  # code of the user's runs meanwhile: only the last error, displayed results, debuggers, cycles
 
@@ -58,14 +58,14 @@ class Request:
 class Action:
     """One step of a plan."""
 
-    kind: ActionKind  # by which the step that does it is chosen
+    kind: ActionKind  # which chooses the step that does it
     subject: str  # the object of the step in words: `last error: 2 variables of 1 frame`
     participle: str  # the verb of the step: `released`
     label: str = field(init=False)  # the step once it is taken: `last error: 2 variables of 1 frame released`
     future: str = field(init=False)  # the step before it is taken: `last error: 2 variables of 1 frame will be released`
     nbytes: int | None  # bytes that come back by it, after the steps before it; None if it cannot be known before
     detail: str = ""  # the consequence in words
-    refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
+    refs: tuple[int, ...] = ()  # ids of the objects concerned, for the step to find them; no longer valid once it has run
     names: tuple[str, ...] = ()  # attributes, variables or labels concerned
     host: int | None = 0  # bytes of host memory that come back besides, as counted before; None if unknown
     processes: tuple[Process, ...] = ()  # worker processes to end
@@ -97,15 +97,15 @@ class Plan(Result):
     view: ClassVar[str] = "nbguard.memory.cleanup.plan.plan_view:plan_blocks"
 
     request: Request  # that it meets
-    actions: tuple[Action, ...] = ()  # steps in the order in which they will run
+    actions: tuple[Action, ...] = ()  # steps in the order of their run
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
-    at_least: bool = False  # what goes leads to something that was not looked into: `promised` is a lower bound
+    at_least: bool = False  # the removed objects lead to something that the scan left out: `promised` is a lower bound
     at_most: int | None = None  # bytes that may come back then, by the allocator's count; None if unknown
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
-    reserved_at_most: int | None = None  # the same, if private pools are free of which nothing tells whether they are in use
+    reserved_at_most: int | None = None  # the same, if private pools are free that may or may not be in use
     stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
-    skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
+    skipped: tuple[str, ...] = ()  # sentences on requests that will not be carried out, and why
     pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use, as far as is known
     doubtful: frozenset[PoolId] = frozenset()  # those of `pools` that nothing known keeps then: they may be in use and may not
     kept: tuple[KeptTarget, ...] = ()  # targets whose release would free nothing: they are not deleted
@@ -120,7 +120,7 @@ LEFT_SHOWN = 3
 class LeftHolder:
     """A holder that a cleanup has left alone."""
 
-    label: str  # what the user calls it
+    label: str  # the user's name for it
     nbytes: int  # bytes that no other holder has; 0 if others have all of them
     what: str  # the object in a few words
     advice: Advice = NONE  # its way out; only the `LEFT_SHOWN` largest have one

@@ -117,7 +117,7 @@ def _plan_and_builder(
     given_up: set[int] | None = None
     if request.targets:
         given_up = _give_up(builder, [target for target in request.targets if target not in staying])
-    scope = None if request.everything else given_up  # what the steps below are limited to; None for the default cleanup's
+    scope = None if request.everything else given_up  # limit of the steps below; None for the default cleanup's
     if scope is None and not request.while_busy:
         clear_leftovers(builder, variables_of_error(facts.graph) if request.only_error else None)
     _note_what_is_hidden(builder)

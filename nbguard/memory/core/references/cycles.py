@@ -32,7 +32,7 @@ _PARTS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycle:
     owner: int  # node of the object that it is a cycle of
-    how: str  # the reference by which it leads back to its owner, in words
+    how: str  # the reference from it back to its owner, in words
     beside: str  # the optimizer that goes with it
     nodes: frozenset[int]  # that it leads to
 

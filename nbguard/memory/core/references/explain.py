@@ -64,7 +64,7 @@ class Why(Result):
     together: Advice = NONE  # frees its memory with all else that has to go, where its release frees next to none
     paths: tuple[Path, ...]  # ways to it, at most a few of each root
     more: tuple[tuple[str, int], ...] = ()  # (root, number) of ways that are not among `paths`
-    deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is what is left
+    deleted: int | None = None  # number of the cell that has deleted the name, or None if it exists: then all is the rest
     released_by: str = ""  # command of the cleanup that deleted the name; else empty
     is_between_cells: bool = False  # the name went after that cell, by a cleanup from a panel
     release: tuple[Advice, ...] = ()  # lines that let go of it together, to run one after the other; empty without any

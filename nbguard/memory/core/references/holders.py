@@ -31,7 +31,7 @@ _ON_THE_WAY = ("traceback", "frame")
 class Holder:
     """One row of the table of holders."""
 
-    label: str  # what the user calls it: all names of one object (`learn = best`), several roots (`a + b`)
+    label: str  # the user's name for it: all names of one object (`learn = best`), several roots (`a + b`)
     kind: str  # kind of its root (`RootKind`); "shared" for several roots, "pending" for blocks that wait for a stream
     retained: int  # bytes that are its own: all rows add up; of a name, those which its release frees
     frees: int = (
@@ -43,7 +43,7 @@ class Holder:
     stale: bool  # nothing of the user's own needs it
     roots: tuple[int, ...]  # numbers of its roots in the graph; none for memory without a holder in Python
     path: str = ""  # the way from the root to its bytes, as one would write it; for errors and libraries
-    at_least: bool = False  # it leads to something that was not looked into: both figures are lower bounds
+    at_least: bool = False  # it leads to something that the scan left out: both figures are lower bounds
     source: HolderSource = "python"  # who holds the bytes
     names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
     release: Advice = field(default=NONE, metadata={"json": False})  # of blocks without a holder in Python: lets them go
@@ -173,7 +173,7 @@ def _way_to_most(graph: Graph, root: Root, exclusive: set[int]) -> tuple[int, ..
     """Return the shortest way to the largest part of the bytes: one variable of a frame, or one thing of a library."""
     into: dict[int, int | None] = dict.fromkeys(
         root.nodes
-    )  # by node: the variable through which it was met first; None on the way to one
+    )  # by node: the variable that it was met through first; None on the way to one
     todo = deque(into)
     left, sizes = set(exclusive), Counter[int]()
     goals: dict[int, set[int]] = {}

@@ -20,7 +20,7 @@ class Keeper:
     """A place that keeps the memory of a target alive."""
 
     path: str  # as one would write it
-    how: How  # in which way it keeps it
+    how: How  # the way it keeps it
     kind: NodeKind  # of the object that it keeps
 
     @property
@@ -49,7 +49,7 @@ class KeptTarget:
 
     names: tuple[str, ...]  # as the user wrote them
     nbytes: int  # bytes that they lead to
-    keepers: tuple[Keeper, ...]  # what else leads to these bytes
+    keepers: tuple[Keeper, ...]  # the others that lead to these bytes
     advice: Advice = NONE  # frees them after the plan, with their keepers; no command where one of these needs the memory
     instead: Advice = NONE  # the same without the plan: names its other targets, too, where they lead to these bytes
 

@@ -39,7 +39,7 @@ class ModelContents:
     optimizer: int  # state of the optimizer, of a Learner
     rest: int
     places: tuple[RestPlace, ...]  # of the rest, the largest first
-    advice: Advice  # lets go of what has a graph, and leaves the model; a table or a buffer may be needed
+    advice: Advice  # lets go of tensors with a graph, and leaves the model; a table or a buffer may be needed
     hooks: Advice = NONE  # takes the hooks off that keep something
 
     @property

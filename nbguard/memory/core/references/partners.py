@@ -45,7 +45,7 @@ class Partner:
     path: str  # as one would write it
     how: How
     kind: NodeKind  # of the object there
-    target: Target | None  # what a cleanup would be told to delete; None if it must not go
+    target: Target | None  # the target that a cleanup would be told to delete; None if it must not go
 
     @property
     def may_let_go(self) -> bool:

@@ -249,7 +249,7 @@ def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     if edge is None:
         return advice.ONLY_WITH_KERNEL
     is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED
-    if is_needed and not is_callback(graph.nodes[edge[1]]):  # what it lives by itself, such as the threads that run
+    if is_needed and not is_callback(graph.nodes[edge[1]]):  # the objects that it lives by itself, such as the threads that run
         return advice.NONE
     text = path_text(graph, root, way[: way.index(edge[1]) + 1])
     if graph.nodes[edge[1]].type_name == _FINALIZER:
@@ -260,7 +260,7 @@ def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     """Return the line that deletes the thing on the way whose loss costs least."""
     pool = next((place for place, n in enumerate(way) if graph.nodes[n].type_name in _EXECUTORS), None)
-    entry = place_to_cut(graph, way) if pool is None else pool  # what a pool has of its own it cannot do without
+    entry = place_to_cut(graph, way) if pool is None else pool  # a pool cannot do without its own objects
     while entry and not can_delete(graph, root, way[: entry + 1]):
         entry -= 1
     text = path_text(graph, root, way[: entry + 1])

@@ -128,7 +128,7 @@ def can_let_go(graph: Graph, root: Root, parent: int, child: int) -> bool:
         return root.kind not in ("frame", "error")
     if not label or node.type_name in _FIXED or node.kind in _LOCKED or root.kind in ("frame", "error"):
         return False
-    if label.startswith(".__") and label.endswith("__"):  # what Python calls by itself, as a class's `__init__`
+    if label.startswith(".__") and label.endswith("__"):  # functions that Python calls by itself, as a class's `__init__`
         return False
     return label[0] in ".[" or (node.type_name in ("set", "WeakKeyDictionary") and not label.startswith(_UNWRITTEN))
 

@@ -174,7 +174,7 @@ class HolderPins:
     nbytes: int  # bytes of these blocks
     segments: int  # number of these segments, or stretches of pages
     stranded: int  # free bytes in them
-    stranded_alone: int  # free bytes in those of them in which it alone has blocks
+    stranded_alone: int  # free bytes in those of them with its blocks alone
     gives_back: int  # bytes that go back to the device when this holder alone is released
     example: str = ""  # one of its blocks there, as one would write it: `losses[3]`
     names: tuple[str, ...] = ()  # the holder's: every name of the object, all of which must go

@@ -87,8 +87,8 @@ class GivenBack:
     """The effect of `empty_cache` on all devices once some storages are free, in bytes."""
 
     released: int  # go back to the device, cached memory that was free before included
-    at_most: int  # the same, if the pools that may be in use and may not (`doubtful_pools`) are not, nor what goes with graphs
-    stranded: int  # of what is freed stay with PyTorch: other blocks live in their segments (or pages), or pools are in use
+    at_most: int  # the same, if the pools that may be in use and may not (`doubtful_pools`) are not, nor graphs' pools
+    stranded: int  # of the freed bytes stay with PyTorch: other blocks live in their segments (or pages), or pools are in use
 
 
 def given_back(

@@ -41,7 +41,7 @@ class LargestRequest:
 class NewMemory:
     """The new memory that the device can give a request, apart from its present free memory. Sizes are bytes."""
 
-    back: int  # the device gets back first, less what is taken before
+    back: int  # the device gets back first, less the bytes taken before
     allowed: int  # the memory fraction leaves (`torch.cuda.set_per_process_memory_fraction`)
     is_expandable: bool  # it extends a segment page by page
     tail: int  # free at the end of the last stretch of an expandable segment of the large pool
@@ -110,7 +110,7 @@ class Room:
     stream: int = 0  # address of the stream that the request is made on; 0 for the default one
     is_emptied: bool = False  # the cache has been emptied since: releasable bytes are the device's
     taken: int = 0  # bytes, allocated before the request: neither a free block nor the device has them any more
-    is_pinned: bool = False  # what is taken may lie in any free segment of now, which no emptying gives back then
+    is_pinned: bool = False  # taken memory may lie in any segment that is free now, which no emptying gives back then
 
     @property
     def segments(self) -> tuple[Segment, ...]:

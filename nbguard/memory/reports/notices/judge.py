@@ -78,7 +78,7 @@ def explain_departure(analysis: Analysis, gone: Departure, views: Mapping[str, i
         why = explain(facts, gone.name, node, gone.type_name)
         return with_release(facts, _gone_as(why, gone))
     paths, storages = ((), frozenset[int]()) if left is None else (left.paths, left.storages)
-    if left is None:  # what waits for the collector, and parts that had names of their own and have them still
+    if left is None:  # objects that wait for the collector, and parts that had names of their own and have them still
         waiting = {n for n, root in enumerate(graph.roots) if root.kind == "garbage"}
         named = {n for n, root in enumerate(graph.roots) if root.kind == "name" and _is_a_part(graph, root, gone)}
         owners = {n: {*bits_of(analysis.storage_owners[n])} for n in alive}
@@ -112,7 +112,7 @@ def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str
     if node is None:
         left -= analysis.once(_used)
     holding = frozenset(n for storage in left for n in held_by[storage])
-    if node is not None:  # who holds the object itself; what others share with it is theirs
+    if node is not None:  # holders of the object itself; memory that others share with it is theirs
         holding &= _holding(graph, analysis.node_owners[node])
         apart = {storage for storage in left if held_by[storage] <= holding}
         is_owner = graph.nodes[node].kind in _OWNERS
@@ -285,7 +285,7 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
     own = [path for path in paths if roots[path.steps[0]].kind != "library"]
     by_path = any(path.advice.targets for path in paths if path not in own)  # a library that has no line of its own for it
     if own and (not lines or by_path):
-        its = cuts(own)  # what these lines empty a library may have as well: a queue, with its threads
+        its = cuts(own)  # a library may have the objects of these lines as well: a queue, with its threads
         if its and left <= (freed_by(analysis.facts, its) or set()):
             paths, lines = own, its
     first, lines = paths[0], needed(analysis.facts, lines)

@@ -36,7 +36,7 @@ class Departure:
     is_rebound: bool  # the name has another object now
     storages: frozenset[StorageKey]  # that it led to and that are alive
     nbytes: int  # of these storages
-    alias_of: str = ""  # name by whose parts it had been bound, `m = learn.model`; empty if it was bound to something new
+    alias_of: str = ""  # name whose part it was bound to, `m = learn.model`; empty if it was bound to something new
     named: frozenset[int] = frozenset()  # ids of the objects behind it that had names of their own
     released_by: str = ""  # command of the cleanup that deleted it; empty if code of the user's did
     is_between_cells: bool = False  # it went after the cell `cell`, by a cleanup
@@ -48,7 +48,7 @@ class Notice:
 
     kind: NoticeKind
     name: str  # the name that was deleted or bound again; of a growth, where it piles up
-    cell: int  # number of the cell after which it was noticed first
+    cell: int  # number of the cell that it was noticed after first
     nbytes: int  # bytes that are left; of a growth, by each run of the cell
     holders: tuple[str, ...]  # as one would write them, the most telling first
     advice: tuple[Advice, ...]  # lines that free these bytes, one after the other; none where nothing short does
@@ -60,13 +60,13 @@ class Notice:
     is_whole: bool = True  # the object itself is alive; False: parts of it are
     keeps_graph: bool = False  # an autograd graph keeps it
     command: str = field(init=False)  # the lines of the advice; empty where there are none
-    registered: int = field(default=1, metadata={"json": False})  # how often the hook is registered by which it is held
+    registered: int = field(default=1, metadata={"json": False})  # number of registrations of the hook that holds it
     is_for_good: bool = field(default=False, metadata={"json": False})  # no line ends it: it goes only with the kernel
     frees: int | None = None  # bytes of tensors that these lines give back together; None without any, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
     names: tuple[str, ...] = ()  # all names that have gone and left this, those of later cells last
     times: int = 1  # how often it has been noticed: by the names, or by the runs of a growth
-    is_left: bool = True  # it is still there; False: what it has told of is gone since, or has become wanted
+    is_left: bool = True  # it is still there; False if its memory is gone since, or has become wanted
     storages: frozenset[StorageKey] = field(default=frozenset(), metadata={"json": False})  # that are left
     roots: frozenset[str] = field(default=frozenset(), metadata={"json": False})  # labels of all roots that lead to them
 

@@ -53,7 +53,7 @@ class Counters:
     def _read_heap(self) -> Reading:
         if self._malloc is None or self._slow >= _OFTEN:
             return Reading((), _resident(), "resident")
-        start = time.thread_time()  # not the time in which a busy machine runs something else
+        start = time.thread_time()  # not the time of a busy machine for something else
         in_use = self._malloc()
         self._slow = self._slow + 1 if time.thread_time() - start > _SLOW else 0
         return Reading((), in_use, "malloc")

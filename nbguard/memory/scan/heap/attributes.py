@@ -89,7 +89,7 @@ class Writer:
     """Writes the entries of a dict of attributes as code that gives them."""
 
     place: str  # the attribute that gives the dict itself
-    hidden: frozenset[str] = frozenset()  # names by which the owner gives something else
+    hidden: frozenset[str] = frozenset()  # names that the owner answers with something else
     by_number: bool = False  # `[0]`, as of an nn.Sequential
     by_key: bool = False  # `["name"]`, as of an nn.ModuleDict
 

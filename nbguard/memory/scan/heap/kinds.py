@@ -30,7 +30,7 @@ class Unwalked:
     """The stand-in, in the walk, of all objects that one scan left out."""
 
 
-_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what lacks it cannot be asked for its referents
+_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: objects without it cannot be asked for their referents
 _mro = type.__dict__["__mro__"].__get__
 _flags = type.__dict__["__flags__"].__get__
 _namespace = type.__dict__["__dict__"].__get__

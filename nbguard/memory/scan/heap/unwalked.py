@@ -79,7 +79,7 @@ def _shared_storages(walk: Walk) -> list[int]:
     if count is None:
         return list(range(len(walk.storages)))
     probe = torch.empty(0, device="cpu").untyped_storage()
-    itself = count(probe._cdata)  # what the Python object of a storage, which stays, counts
+    itself = count(probe._cdata)  # counts of a storage's Python object, which stays
     known = [itself] * len(walk.storages)
     alone = _references_in_a_list() + 1
     for n, storages in walk.holds.items():

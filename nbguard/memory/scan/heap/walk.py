@@ -66,13 +66,13 @@ class Walk:
         self.kinds.known[id(Unwalked)] = "graph"
         self.referents = Referents(kinds, "torch" in sys.modules)
         self.graphs = None if self.referents.autograd is None else Graphs(self.referents.autograd, kinds)
-        self.rest: int | None = None  # number of the object that stands for all that were not looked into
-        self.skipped: list[Any] = []  # tensors that were not looked into
+        self.rest: int | None = None  # number of the object that stands for all that the walk left out
+        self.skipped: list[Any] = []  # tensors that the walk left out
         self.tensors = 0
         self.most_tensors = MOST_TENSORS
         self.follows_graphs = True
         self._with_graph: list[int] = []  # tensors and nodes whose graphs are to be walked
-        self._later: dict[int, list[int]] = {}  # further references of objects, until these are looked into
+        self._later: dict[int, list[int]] = {}  # further references of objects, until these are walked
         self.objects: list[Any] = []
         self.kind: list[str] = []
         self.children: list[list[int]] = []

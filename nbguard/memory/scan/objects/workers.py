@@ -47,7 +47,7 @@ def _of_iterators(
     walk: Walk, iterators: list[tuple[int, Any]], numbers: dict[int, int], own: set[int]
 ) -> tuple[WorkersFact, ...]:
     running = {id(iterator): node for node, iterator in iterators if worker_processes(iterator) or _pin_thread(iterator)}
-    del iterators[:]  # what lists hold is counted below
+    del iterators[:]  # the contents of lists are counted below
     if not running:
         return ()
     at = {key: walk.number[key] for key in running}
@@ -148,7 +148,7 @@ def _held_unseen(walk: Walk, at: dict[int, int], own: set[int]) -> set[int]:
                 counted[id(ref)] += 1
                 if not is_met:
                     unseen.add(id(ref))
-    ref = holder = None  # what loop variables still hold would be counted
+    ref = holder = None  # objects that loop variables still hold would be counted
     del asked
     ours = references_by_asking()
     objects = walk.objects

@@ -26,9 +26,9 @@ _OF_A_CLASS = Types((types.FunctionType, types.GetSetDescriptorType, classmethod
 class FailedRun:
     """A run of a cell that ran out of a device's memory. Numbers and names only: it keeps nothing of the user's alive."""
 
-    start: CellStart  # the state in which it began
+    start: CellStart  # the state at its beginning
     note: OomNote  # the allocator at the failure
-    constants: dict[str, int]  # for each name of what cannot have changed inside: a hash of its value
+    constants: dict[str, int]  # for each name whose value cannot have changed inside: a hash of its value
     needed: int | None = None  # bytes that it needed at the same time, at least, as its card says; None if unknown
 
 

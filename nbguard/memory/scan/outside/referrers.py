@@ -117,7 +117,7 @@ def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[tuple[LiveR
 
 def _thread_root(thread: Any) -> LiveRoot:
     threading: Any = sys.modules["threading"]
-    name = str(object.__getattribute__(thread, "_name"))  # its dict, once it is made, would stand between it and what it has
+    name = str(object.__getattribute__(thread, "_name"))  # its dict, once it is made, would stand between it and its attributes
     line = f"import threading; [(t.cancel(), t.join()) for t in threading.enumerate() if t.name == {name!r}];"
     is_timer = type(thread) is threading.Timer
     what = "waits until its time comes" if is_timer else "runs"

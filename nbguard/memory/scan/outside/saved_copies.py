@@ -24,7 +24,7 @@ def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
         objects[n]
         for n in range(len(objects))
         if walk.kinds.of(type(objects[n])) == "tensor"
-        and sys.getrefcount(objects[n]) == ours + 1  # the reference by which C++ keeps the object
+        and sys.getrefcount(objects[n]) == ours + 1  # the reference of C++ that keeps the object
         and autograd.cpp_references(objects[n]) == 1
     ]
 

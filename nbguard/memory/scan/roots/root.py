@@ -14,13 +14,13 @@ class LiveRoot:
 
     kind: RootKind  # of the place that keeps the objects
     label: str  # how a report calls it: a name, `Out[3]`, `last error`
-    objects: tuple[Any, ...]  # to which it refers, strongly
+    objects: tuple[Any, ...]  # that it refers to, strongly
     cell: int | None = None  # number of the cell that bound it last, where that is known
     what: str = ""  # a few words on it
     ended_by: str = ""  # the line that ends it, where the root knows one
     module: str = ""  # module whose import makes the label an expression
     is_class: bool = False  # it is the attributes of a library's class
-    thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans, or that it is
+    thread: str = ""  # name of the thread that a frame runs in, unless it is the one that scans, or that it is
     registry: Registry = ""  # the part of Python that it stands for, where the line that ends it depends on that
     cache: CacheKind = ""  # the cache that it stands for
     is_shown: bool = True  # False: something holds its objects that Python does not show

@@ -77,7 +77,7 @@ def kept_debuggers() -> list[Any]:
     """
     pdb = sys.modules.get("pdb")
     debugger = None if pdb is None or sys.gettrace() is not None else namespace_of(pdb.Pdb).get("_last_pdb_instance")
-    monitoring: Any = getattr(sys, "monitoring", None)  # by which another debugger may run
+    monitoring: Any = getattr(sys, "monitoring", None)  # that another debugger may run by
     runs = monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
     return [] if debugger is None or runs else [debugger]
 
@@ -112,7 +112,7 @@ def error_parts(shell: Any) -> ErrorParts:
         if value is None or id(value) in visited:
             continue
         visited.add(id(value))
-        if type(value) is dict:  # what the debugger left
+        if type(value) is dict:  # leftovers of the debugger
             todo += value.values()
         elif type(value) is types.FrameType:
             parts.frames[id(value)] = value

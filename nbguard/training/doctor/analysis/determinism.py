@@ -47,17 +47,17 @@ class DeterminismFacts:
     runs: int
     tensors: int  # that were compared in each run
     times: StepTimes  # of both passes
-    mode: Mode = "off"  # in which the fit would run
-    difference: StepDifference | None = None  # the first place in which runs differ; None if they do not
+    mode: Mode = "off"  # that the fit would run in
+    difference: StepDifference | None = None  # the first place where runs differ; None if they do not
     cure: Cure | None = None  # with this the runs agree; "none": with nothing that was tried
-    refused: str = ""  # the operation for which deterministic mode has no implementation
+    refused: str = ""  # the operation without an implementation in deterministic mode
     operation: OperationFact | None = None  # the first with other bits from the same
-    is_pythons: bool = False  # what was other came from Python: a number, a clock, a generator out of sight
+    is_pythons: bool = False  # the difference came from Python: a number, a clock, a generator out of sight
     known: tuple[OperationFact, ...] = ()  # operations that PyTorch says have no deterministic implementation
     hidden: tuple[HiddenState, ...] = ()  # state that changes the bits of the next step
     suspects: tuple[str, ...] = ()  # where runs differ: state that is there and cannot be put back
     threads: int = 1
-    notes: tuple[str, ...] = ()  # what was left out
+    notes: tuple[str, ...] = ()  # the parts left out
 
 
 def step_checks(facts: DeterminismFacts, learn: str = "learn") -> tuple[Check, ...]:
@@ -135,7 +135,7 @@ def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
     if facts.difference is not None and facts.refused:
         return  # it is the finding of the step
     if facts.mode == "warn only":
-        return  # what could be done about them has been done
+        return  # the possible remedies are applied
     for fact in facts.known:
         where = ", ".join(part for part in (fact.module and f"`{module_name(fact.module)}`", fact.line) if part)
         yield CheckFinding(

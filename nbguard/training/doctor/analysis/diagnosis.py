@@ -42,7 +42,7 @@ class Check:
     topic: Topic
     name: str  # the subject of the question, in a word or two
     state: State  # that of its gravest finding; "not checked" is no "ok"
-    evidence: str  # the figures that were looked at; where it was not checked, the reason
+    evidence: str  # the examined figures; where it was not checked, the reason
     findings: tuple[CheckFinding, ...] = ()
 
 
@@ -55,9 +55,9 @@ class Diagnosis(Result):
     label: ClassVar[str] = "Diagnosis"
 
     subject: str  # the Learner or model that was tried, by its class; empty if none was given
-    checks: tuple[Check, ...]  # by topic, in the order in which they were made
+    checks: tuple[Check, ...]  # by topic, in the order of making
     has_gpu: bool | None = None  # whether the driver names an NVIDIA GPU; None if it was not asked
-    notes: tuple[str, ...] = ()  # what the checks could not look at or put back, in words
+    notes: tuple[str, ...] = ()  # parts that the checks could not examine or put back, in words
     seconds: float = 0.0  # that the checks took
 
     @property

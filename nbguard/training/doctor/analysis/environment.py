@@ -50,7 +50,7 @@ class ProcessLimits:
     """Limits of this process; None stands for no limit, or one that cannot be read."""
 
     open_files: int | None = None  # RLIMIT_NOFILE, the soft one
-    open_files_most: int | None = None  # the hard one, up to which the process may raise it
+    open_files_most: int | None = None  # the hard one, which the process may raise it to
     locked_memory: int | None = None  # bytes, RLIMIT_MEMLOCK
     processes: int | None = None  # the smaller of RLIMIT_NPROC and the container's pids.max
 

@@ -27,11 +27,11 @@ class ExportFailure:
 
     error: str  # class of the error
     message: str  # its first line
-    module: str = ""  # path of the module in whose forward pass it happened
+    module: str = ""  # path of the module whose forward pass failed
     module_class: str = ""  # its class with its module, such as fastai.layers.ToTensorBase
     line: str = ""  # the line of code, as layers.py:81 in forward()
     code: str = ""  # that line's text
-    output: str = ""  # class of what it returns and no exported program can, such as transformers.cache_utils.DynamicCache
+    output: str = ""  # class of an output that no program can return, such as transformers.cache_utils.DynamicCache
     refused: int | None = None  # items of a batch that the exported model does not take; then it was exported
 
     @property
@@ -56,7 +56,7 @@ class FrozenValue:
     kind: Literal["branch", "number", "size", "value"]  # the last: the line is not known
     line: str = ""  # as In[7], line 3 in forward()
     code: str = ""  # that line's text
-    batch: str = ""  # a batch for which the trace computes something else, as in: with the signs turned; empty if none did
+    batch: str = ""  # a batch that the trace computes something else for, as in: with the signs turned; empty if none did
     largest: float | None = None  # the largest difference for that batch; infinite where the trace fails
 
 
@@ -93,7 +93,7 @@ class ExportFacts:
     preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
     changes: tuple[BatchChange, ...] = ()  # by callbacks, which no export has
     is_learner: bool = True  # a model without a Learner is not written by `learn.export()`
-    unpicklable: tuple[str, ...] = ()  # what `learn.export()` writes by name, and a server has not
+    unpicklable: tuple[str, ...] = ()  # objects that `learn.export()` writes by name, and a server lacks
     notes: tuple[str, ...] = ()
 
 

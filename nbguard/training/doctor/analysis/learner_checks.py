@@ -29,7 +29,7 @@ class PrecisionFacts:
     """Mixed precision as it is set up."""
 
     scaler: str = ""  # class of the gradient scaler; empty if none
-    growth_interval: int | None = None  # steps without overflow after which the scale doubles
+    growth_interval: int | None = None  # steps without overflow until the scale doubles
     is_scaling: bool = False  # the scaler is enabled
     half_parameters: int = 0  # parameters that are float16 themselves
     eps: tuple[float, ...] = ()  # of the optimizer's groups

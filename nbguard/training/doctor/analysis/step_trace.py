@@ -26,7 +26,7 @@ class StepDifference:
 
     path: str  # of the module; empty for the model itself, outside of its parts
     direction: Direction
-    others: tuple[str, ...] = ()  # modules that get the same tensor, each of which can be the reason
+    others: tuple[str, ...] = ()  # modules that get the same tensor and can each be the reason
 
 
 def first_difference(one: Sequence[StepEvent], other: Sequence[StepEvent]) -> StepDifference | None:

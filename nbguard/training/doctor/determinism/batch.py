@@ -114,7 +114,7 @@ def _whole_batch(subject: TrialSubject) -> TrialBatch:
 def _inputs(subject: TrialSubject, parts: tuple[Any, ...]) -> int:
     """Return how many parts of a batch are inputs: as its loader says, or all but the last if a loss wants that one."""
     if subject.learn is not None:
-        with _kept(subject.loader):  # a Learner's loader takes an item to count them, and notes what it has found
+        with _kept(subject.loader):  # a Learner's loader takes an item to count them, and notes the result
             return int(getattr(subject.learn.dls, "n_inp", max(1, len(parts) - 1)))
     if subject.loss is not None:
         return max(1, len(parts) - 1)

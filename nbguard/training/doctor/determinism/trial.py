@@ -111,7 +111,7 @@ class _Trial:
             return self._facts(mode)
 
     def _facts(self, mode: Mode) -> DeterminismFacts:
-        known = self._known()  # first: what a first call makes (caches, plans) is not what is asked about
+        known = self._known()  # first, as the caches and plans of a first call are not the question
         plain = _Outcome(tuple(self._run_once() for _ in range(_RUNS)))
         difference = plain.difference
         cure, refused = self._cure() if difference is not None else (None, "")
@@ -225,7 +225,7 @@ class _Trial:
         """
         modes: tuple[Mode, ...] = ("off",) if refused else ("off", mode)
         times: dict[Mode, list[int]] = {each: [] for each in modes}
-        first = self._time("off")  # what a first step in a mode makes, such as cuDNN's plans, is no part of a step
+        first = self._time("off")  # results of a first step in a mode, such as cuDNN's plans, are no part of a step
         try:
             if not refused:
                 self._time(mode)

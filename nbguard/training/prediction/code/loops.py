@@ -18,10 +18,10 @@ _LOOPS = (ast.For, ast.While)
 class MarkedLoop:
     """A loop that trains and is in no other one of its function."""
 
-    statements: list[ast.stmt]  # the loop, marked, and what it needs before
+    statements: list[ast.stmt]  # the loop, marked, and the code that it needs before
     text: str  # its first line
     line: int
-    function: str  # in which it stands; empty for the script's own lines
+    function: str  # of it; empty for the script's own lines
     file: str
 
 

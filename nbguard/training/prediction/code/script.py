@@ -266,7 +266,7 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
         own = (*learner_packages(), "fastcore")
         while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in own:
             if caller.f_code.co_name == "fine_tune":
-                stages.append("freeze" if not stages else "unfreeze")  # the model is looked at when both have been reached
+                stages.append("freeze" if not stages else "unfreeze")  # the model is examined when both have been reached
             caller = caller.f_back
         line = "" if caller is None else f"line {caller.f_lineno}: "
         if "lightning" in type(fitted).__module__:

@@ -168,7 +168,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         self._autocast.install()
         library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
-        note, autocast = WeakMethod(self.operators.note_layers), self._autocast  # torch keeps what was registered once
+        note, autocast = WeakMethod(self.operators.note_layers), self._autocast  # torch keeps registrations for good
         for operator, kernel in composites.kernels(self._gpu, lambda nbytes: note()(nbytes), lambda: autocast.dtype):  # type: ignore[misc]
             library.impl(operator, kernel, composites.KEY)
 

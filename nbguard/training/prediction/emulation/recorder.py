@@ -157,7 +157,7 @@ class RecordingDevice(SimulatedDevice):
         place = bisect_right(self._boundaries, node._sequence_nr(), key=lambda each: each[0])
         return self._boundaries[place - 1][1] if place else None
 
-    # --- what it comes to -------------------------------------------------------------------------------------------------
+    # --- the results -------------------------------------------------------------------------------------------------
 
     def phases(self) -> tuple[FitPhasePeak, ...]:
         """Return the peak of each phase, in their order in a batch."""
@@ -169,7 +169,7 @@ class RecordingDevice(SimulatedDevice):
 
     def growth(self) -> int:
         """Return the bytes that each batch leaves on the device beside those of the one before; 0 where one left none."""
-        differences = [after - before for before, after in pairwise(self._starts[1:])]  # the first makes what stays
+        differences = [after - before for before, after in pairwise(self._starts[1:])]  # the first makes the lasting memory
         return differences[0] if len(differences) > 1 and min(differences) > 0 else 0
 
     def categories(self) -> tuple[CategoryBytes, ...]:

@@ -94,7 +94,7 @@ class TracedCallbacks:
 
     known: list[Any] = field(default_factory=list)  # fastai's, that take part
     tried: list[Any] = field(default_factory=list)  # others that run on the copy; where the trace fails they are left out
-    left_out: list[str] = field(default_factory=list)  # in words: what is not traced and may keep memory
+    left_out: list[str] = field(default_factory=list)  # in words: untraced parts that may keep memory
 
     @classmethod
     def of(cls, callbacks: Iterable[Any]) -> TracedCallbacks:
@@ -175,7 +175,7 @@ def _is_users_class(kind: type) -> bool:
     return module is not None and kind.__module__ != "builtins" and is_users(vars(module))
 
 
-# --- what may run -----------------------------------------------------------------------------------------------------------
+# --- code that may run --------------------------------------------------------------------------------------------------
 
 
 def _reason_not_to_run(callback: Any) -> str:

@@ -55,7 +55,7 @@ class _Batches:
             return
         for items in chain(enough(self._full, make, few=self._few), self._last):
             self.made.append(items)
-            b = make(self._shapes.cut(items), on_host=self._shapes.is_on_host)  # the name keeps what is transformed, as there
+            b = make(self._shapes.cut(items), on_host=self._shapes.is_on_host)  # the name keeps the transformed batch, as there
             yield self._after_batch(b)
 
 
@@ -123,7 +123,7 @@ class LearnerSource:
     learn: Any  # the user's
     trained: _Held  # batch to go by
     held_out: _Held | None = None  # batch of the validation; None if as the training's
-    precision: str = ""  # "bf16" or "fp16": mixed precision besides what the Learner has
+    precision: str = ""  # "bf16" or "fp16": mixed precision besides the Learner's own
     names: Mapping[str, Any] = field(default_factory=dict)  # the user's, for lines that change the copy
     why_not: str = ""  # why callbacks of the user's are left out; empty if they are tried
 

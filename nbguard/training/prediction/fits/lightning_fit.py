@@ -34,7 +34,7 @@ class LightningFit:
     device: str = "cuda"
     has_optimizer: bool = True
     left_out: tuple[str, ...] = ()
-    logged: dict[str, list[Any]] = field(default_factory=dict)  # by name: what a logged value keeps
+    logged: dict[str, list[Any]] = field(default_factory=dict)  # by name: the memory that a logged value keeps
 
     @property
     def models(self) -> Iterable[Any]:

@@ -27,7 +27,7 @@ class StepFit(CopiedCode):
     size: int  # items of each batch
     shapes: Any  # of each batch
     unpacks: bool  # a batch goes to the step as several arguments
-    prepare: Callable[[], Any] | None = None  # the copy of what runs once before
+    prepare: Callable[[], Any] | None = None  # the copy of the code that runs once before
     items: int = ENDLESS
     batches: int | None = None
     left_out: tuple[str, ...] = ()

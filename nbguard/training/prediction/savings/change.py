@@ -17,7 +17,7 @@ class Change:
     """A change that can be tried."""
 
     name: str
-    cost: str  # what it costs, in words
+    cost: str  # its cost, in words
     code: str = ""  # lines that change the Learner, by the name `learn`, or a step's models and optimizers, by theirs
     parts: int = 1  # into how many batches one is cut
     conf: str = ""  # setting of the allocator

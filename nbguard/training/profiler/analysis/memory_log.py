@@ -22,7 +22,7 @@ class MemoryLogState(Result):
 
     places: tuple[str, ...] = ()  # where it is written; empty for nowhere
     cells: int = 0  # that have been written so far
-    every: float | None = None  # seconds after which files for Prometheus are written again; None without any
+    every: float | None = None  # seconds until files for Prometheus are written again; None without any
     failed: tuple[str, ...] = ()  # logs that could not be written to, and why: they are off
 
 

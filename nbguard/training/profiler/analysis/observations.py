@@ -76,11 +76,11 @@ class FitObservations:
     """One profile as its instruments saw it. Times are nanoseconds, sizes are bytes; no object of the user's is in it."""
 
     title: str = ""  # of the cell, e.g. "In[7]"; "" in a script
-    ending: Ending = "complete"  # the way in which the fit ended
+    ending: Ending = "complete"  # how the fit ended
     error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
     failure: Failure = ""  # the cause of that exception, where it is one of those known
     log: Annotated[PhaseLog, unpack_log] = field(metadata={"plain": pack_log})  # phases, with the boundaries of batches
-    mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of what else is done in each batch
+    mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of the other work in each batch
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
     subject: SubjectFacts = field(default_factory=SubjectFacts)  # names of the models that were trained
     loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches
@@ -100,7 +100,7 @@ class FitObservations:
     is_compared: bool = False  # with `--compare last`
     earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log
     before: FitSamples | None = None  # the run to compare with; None without one
-    record: RunRecord | None = None  # of what the run was made of, where it is logged; None if not asked for
+    record: RunRecord | None = None  # of the run's parts, where it is logged; None if not asked for
 
     def of(self, kind: type[_Facts]) -> _Facts:
         """Return the facts of one check, or the facts of an unobserved fit where there are none."""

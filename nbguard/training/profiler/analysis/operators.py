@@ -12,7 +12,7 @@ class OperatorTime:
     """The calls of one operator for one module and line, in all batches that were recorded. Times are nanoseconds."""
 
     name: str  # "aten::addmm"
-    module: str = ""  # for which it was called, by name and class: "body.0 (Linear)"; "": for none, or not known
+    module: str = ""  # that it was called for, by name and class: "body.0 (Linear)"; "" without one or if unknown
     site: str = ""  # the user's line: "In[2], line 6 in forward()"; of a backward pass that of the forward pass
     is_backward: bool = False
     calls: int = 0
@@ -35,7 +35,7 @@ class OperatorFacts:
 
     times: tuple[OperatorTime, ...] = ()
     batches: int = 0  # training batches that were recorded
-    note: str = ""  # why there are none, or what is not known of them
+    note: str = ""  # why there are none, or the unknown facts of them
     spans: tuple[OperatorSpan, ...] = ()  # for `--trace`
 
 
@@ -44,7 +44,7 @@ class OperatorTable:
     """The operators that take most of the time of their own."""
 
     rows: tuple[OperatorTime, ...]  # those that take most; by the GPU's time where there is one
-    batches: int  # in which they were recorded
+    batches: int  # that they were recorded in
     cpu: int  # nanoseconds on the host that all operators took
     device: int  # and on the GPU; 0 if none
     note: str = ""

@@ -60,9 +60,9 @@ class Timing:
     first: int | None = None  # the first batch, with the start of workers and libraries
     step: int | None = None  # median of a whole batch in the steady state
     step_p95: int | None = None  # its 95th percentile
-    epochs: tuple[EpochRow, ...] = ()  # in the order in which they began
+    epochs: tuple[EpochRow, ...] = ()  # in the order of their beginning
     fits: int = 0  # of Learners
-    busy: float | None = None  # share of the steady state in which the GPU was behind the program, 0…1; None if unknown
+    busy: float | None = None  # share of the steady state with the GPU behind the program, 0…1; None if unknown
     busy_note: str = ""  # how it is known, or why it is not; empty where there was no GPU to be busy
 
     @property
@@ -162,7 +162,7 @@ class FitFinding:
     evidence: str  # the figures behind it
     change: str  # the line to change; "": there is nothing to do
     time: int | None = None  # nanoseconds per batch that it costs
-    nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
+    nbytes: int | None = None  # bytes per batch of its growth, or that it holds
     total: int | None = None  # nanoseconds of the whole fit that it costs, where it is not a cost per batch
 
     @property
@@ -231,12 +231,12 @@ class Growth:
     """Memory that grows in the steady state, and its holder as far as it is known."""
 
     per_batch: int  # bytes; 0 if only the growth per epoch is known, or only that graphs grow
-    batches: int  # training batches in which it was watched
+    batches: int  # training batches of the watch
     holder: str = ""  # the way to it as one would write it, e.g. "losses"; "": not known
     is_graph: bool = False  # the autograd graphs of its tensors grow
-    held: int = 0  # bytes that the holder had at the last look
+    held: int = 0  # bytes that the holder had at the last scan
     per_epoch: int | None = None  # bytes; None if none, or too few epochs
-    epochs: int = 1  # training epochs in which it was watched
+    epochs: int = 1  # training epochs of the watch
     is_sum: bool = False  # the holder is one tensor, whose graph grows
     is_state: bool = False  # this tensor has several values: a state carried from batch to batch
     container: str = "list"  # class of the holder, by its name
@@ -264,8 +264,8 @@ class MemoryReport:
     end: int  # allocated when the fit had ended
     capacity: int | None = None  # of the device, as far as PyTorch may use it; None for no limit
     peak_reserved: int | None = None  # the most that PyTorch had reserved; None if not counted
-    peak_phase: str = ""  # in which the peak fell; "": not known
-    phases: tuple[PhasePeak, ...] = ()  # in the order in which they were first seen
+    peak_phase: str = ""  # of the peak; "" if unknown
+    phases: tuple[PhasePeak, ...] = ()  # in the order of first sight
     categories: tuple[Category, ...] = ()  # of the bytes at the peak
     points: tuple[MemoryPoint, ...] = ()  # over time, thinned
     growth: Growth | None = None  # None if memory did not grow
@@ -338,7 +338,7 @@ class Overhead:
 
     per_mark: int  # nanoseconds
     marks: int
-    watching: int  # nanoseconds in which nbguard looked: the row "nbguard itself", looks at stacks, profiles of fetches
+    watching: int  # nanoseconds of nbguard's sampling: the row "nbguard itself", samples of stacks, profiles of fetches
     share: float  # of the wall time, both together
 
     @property
@@ -356,7 +356,7 @@ class FitReport(Result):
     label: ClassVar[str] = "profile of a fit"
 
     title: str  # e.g. "In[7] · PyTorch loop · ResNet"
-    ending: Ending  # the way in which the fit ended
+    ending: Ending  # how the fit ended
     timing: Timing  # the time by phase
     overhead: Overhead  # the cost of the profile
     first: tuple[str, ...] = ()  # the first things to do, most rewarding first, in a sentence each

@@ -48,8 +48,8 @@ class ScalerFacts:
     """A GradScaler in use. Updates are numbered from 1."""
 
     initial: float  # scale before the first update
-    growth: float  # factor by which it grows
-    backoff: float  # factor by which it falls after a skipped step
+    growth: float  # factor of its growth
+    backoff: float  # factor of its fall after a skipped step
     interval: int  # updates without a skipped step before it grows
     updates: int  # calls of `update`
     scales: tuple[tuple[int, float], ...] = ()  # (update, scale after it) wherever it changed

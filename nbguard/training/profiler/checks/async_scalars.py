@@ -19,7 +19,7 @@ class AsyncScalars:
         self._torch = torch
         self._waits = waits
         self._coming: deque[tuple[Any, Any, Then]] = deque()
-        self._is_cuda = False  # what comes is a CUDA device's
+        self._is_cuda = False  # the numbers are a CUDA device's
 
     @property
     def is_waiting(self) -> bool:

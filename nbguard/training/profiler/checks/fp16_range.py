@@ -56,11 +56,11 @@ class LostGradients:
 class RangeFacts:
     """The looks at float16's range during a fit."""
 
-    batches: int = 0  # in which the activations were looked at
-    steps: int = 0  # before which gradients were looked at
+    batches: int = 0  # with sampled activations
+    steps: int = 0  # with gradients sampled before
     largest: LargestActivation | None = None  # None if nothing computed in float16
-    lost: LostGradients | None = None  # None if no gradient was looked at that had others than zeros
-    gradients: int = 0  # of parameters, that were looked at
+    lost: LostGradients | None = None  # None if no sampled gradient had others than zeros
+    gradients: int = 0  # of parameters, that were sampled
     empty: int = 0  # of them: those that were zero throughout
 
 

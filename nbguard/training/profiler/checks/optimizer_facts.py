@@ -26,9 +26,9 @@ class RateFacts:
 
     highest: float
     last: float
-    steps: int  # that were looked at
+    steps: int  # that were sampled
     batches: int  # training batches from the first to the last of them
-    small: int  # of these, the last ones, in which it stayed below `SMALL` of the highest
+    small: int  # of these, the last ones with it below `SMALL` of the highest
     negligible: int  # likewise, below `NEGLIGIBLE`
 
 
@@ -37,10 +37,10 @@ class OptimizerFacts:
     """One optimizer, as its steps and the calls that clear gradients showed it in the sampled batches."""
 
     name: str  # of its class
-    steps: int = 0  # in the batches that were looked at
+    steps: int = 0  # in the sampled batches
     cleared: int = 0  # calls of `zero_grad`, or of a model's
     cleared_in_place: int = 0  # of these, with `set_to_none=False`
-    gradient_bytes: int = 0  # at the last look before a step
+    gradient_bytes: int = 0  # at the last sample before a step
     half_eps: tuple[tuple[float, int], ...] = ()  # eps of groups that are not fused, with their float16 parameters
     piled: int = 0  # looks at which gradients of the step before were still there when the next backward pass began
     replaced: int = 0  # looks at which they were not
@@ -76,7 +76,7 @@ class OptimizersFacts:
     """All optimizers of a recording."""
 
     optimizers: tuple[OptimizerFacts, ...] = ()
-    backwards: int = 0  # backward passes in the batches that were looked at
+    backwards: int = 0  # backward passes in the sampled batches
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
     unused: UnusedGradients | None = None  # None without any
     untaught: tuple[str, ...] = ()  # parameters of models that were called, with gradients, that no optimizer has

@@ -50,10 +50,10 @@ class _Optimizer:
         self.parameters: frozenset[int] = frozenset()  # ids of all
         self.half_eps: dict[float, int] = {}
         self.without: dict[int, str] = {}  # parameters that had no gradient at any look; "": no model has them
-        self.owned: frozenset[int] = frozenset()  # ids of those that a model had at a look
+        self.owned: frozenset[int] = frozenset()  # ids of those that a model had at a sample
         self.steps_of_model = 0  # since a model was called for the first time
         self.left = 0  # parameters that a model had, and none that was called since then has any more
-        self.sample: _Sample | None = None  # of the last look
+        self.sample: _Sample | None = None  # of the last sample
         self.is_cleared = False  # a backward pass's gradients were cleared, and no other has come since
         self.emptied = self.trainable = 0
         self.values = Values()

@@ -25,8 +25,8 @@ class RetainedFacts:
     """The backward passes that kept their graph for nothing."""
 
     where: str = ""  # line of the backward pass
-    passes: int = 0  # that were looked at
-    unused: int = 0  # of them, through whose graph no later pass went
+    passes: int = 0  # that were sampled
+    unused: int = 0  # of them, whose graph no later pass went through
     nbytes: int = 0  # that the graph of one has saved, at most
 
 

@@ -55,7 +55,7 @@ class SwitchFacts:
     convolves: bool = False  # the model has two-dimensional convolutions
     is_channels_last: bool = False  # and their weights are laid out so
     is_double: bool = False  # its parameters are float64
-    evaluated: int = 0  # training batches looked at in which a model with dropout or batch norm was in eval mode
+    evaluated: int = 0  # sampled training batches with a model with dropout or batch norm in eval mode
     trained: int = 0  # training batches looked at
     unseeded: tuple[str, ...] = ()  # parts of the loaders that draw from global generators
 

@@ -41,7 +41,7 @@ class SyncSite:
     where: str  # e.g. "In[5], line 8"
     own: str  # a callback of fastai's, `GradScaler`; empty if it is the user's line
     methods: tuple[str, ...]  # that read there, e.g. "item", "__bool__"
-    calls: int  # in all batches that were looked at
+    calls: int  # in all sampled batches
     batches: int  # in how many batches
     waited: int | None  # nanoseconds in all; None if in host memory, where nothing waits
     file: str = ""  # of the line, as in `StackLine`
@@ -187,7 +187,7 @@ class SyncWatch:
         self._calls = CallsOnLines()
         self._drivers: set[CodeType] = set()  # of libraries: they run the loop, for a line of the user's that only begins it
         self._sites: dict[tuple[_Line, str], list[int]] = {}  # calls, batches, nanoseconds (below 0: nothing waited)
-        self._batches = 0  # that were looked at
+        self._batches = 0  # that were sampled
         self._copied: _Line | None = None  # the line that has just copied a tensor to the host
         self._sources: dict[int, tuple[weakref.ref[Any], Body]] = {}  # tensors copied to a device, by their ids, and when
         self._facts: SyncFacts | None = None

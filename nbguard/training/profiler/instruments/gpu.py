@@ -13,7 +13,7 @@ from nbguard.training.profiler.analysis.time.gpu import GpuMark, GpuObservations
 from nbguard.training.profiler.instruments.memory.categories import device_of
 from nbguard.training.profiler.record.recorder import Event, Recorder
 
-_BEGINS: tuple[Event, ...] = ("forward", "loss", "step", "zero_grad")  # of phases: what went on before was other code
+_BEGINS: tuple[Event, ...] = ("forward", "loss", "step", "zero_grad")  # of phases: other code ran before
 _PENDING = 4096  # events that the GPU has not come to: then it is followed no further
 _KEPT = 200_000  # marks
 _LAST = 1.0  # seconds to wait at the end for events of the last batches

@@ -18,7 +18,7 @@ from nbguard.training.profiler.record.recorder import Recorder
 _STEADY = 4  # training batches before the first that is recorded
 _AFTER_MEMORY = 12  # likewise where `--memory` has some recorded before
 _BATCHES = 4
-_PATIENCE = 12  # batches of any kind, after which the recording ends
+_PATIENCE = 12  # batches of any kind until the recording ends
 _MOST_SPANS = 50_000
 _DEEPEST = 200
 _LABEL = "nbguard:"

@@ -101,7 +101,7 @@ class OverheadWatch:
 
     def _rehearse_loss(self, loss: Any) -> None:
         self._time(self._taken_by_loss, self._loss, loss)
-        self._late.forget()  # a batch that is looked at holds no loss
+        self._late.forget()  # a sampled batch holds no loss
         if len(self._taken_by_loss) >= _ENOUGH:
             self._of.unsubscribe("loss", self._rehearse_loss)
 

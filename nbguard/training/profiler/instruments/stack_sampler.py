@@ -69,7 +69,7 @@ class StackSampler:
         self._took = 0  # nanoseconds of processor time that looks cost, those of the fit's thread, too
         self._waits: list[int] = []
         self._ran: list[int] = []
-        self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
+        self._schedstat: int | None = None  # file of the kernel's counts of the fit's thread
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._adding = threading.Lock()  # both threads number stacks
         self._ended = threading.Lock()
@@ -139,7 +139,7 @@ class StackSampler:
             try:
                 if is_over:
                     return
-                if turn.ended > fetched:  # what went by since the last look was that fetch, and no other code
+                if turn.ended > fetched:  # the time since the last sample was that fetch's, and no other code's
                     fetched = turn.ended
                     self._note(fetched, ())
                 stack = _stack_of_thread(self._of)

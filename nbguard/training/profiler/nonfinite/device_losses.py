@@ -24,7 +24,7 @@ class _Page:
     dtype: Any
     numbers: Any  # all of them, a tensor of one dimension
     places: list[Any]  # views of one number each
-    stream: Any = None  # in which the losses are computed
+    stream: Any = None  # that the losses are computed in
     handle: int = 0  # of that stream
     holds: bool = True  # losses, until the page is turned; else each is copied at once
     held: list[Any] = field(default_factory=list)  # detached: they keep no graph
@@ -48,7 +48,7 @@ class DeviceLosses:
         """`noted` says where a loss is noted that is sent now."""
         self._torch = torch
         self._noted, self._arrived = noted, arrived
-        self._is_recorded = torch.cuda.is_current_stream_capturing  # what is put into the stream would become part of a graph
+        self._is_recorded = torch.cuda.is_current_stream_capturing  # work put into the stream would become part of a graph
         self._stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream)
         self._holds = True
         self._page: _Page | None = None
@@ -115,7 +115,7 @@ class DeviceLosses:
         try:
             places = {loss.data_ptr() for loss in held}
             return len(places) < len(held) or sum(loss._version for loss in held) != versions
-        except RuntimeError:  # torch.compile has taken back what a CUDA graph gave
+        except RuntimeError:  # torch.compile took back memory that a CUDA graph gave
             return True
 
     def forget(self) -> None:

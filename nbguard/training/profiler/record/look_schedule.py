@@ -22,7 +22,7 @@ class Choice:
 
     is_in_stretch: bool  # all batches around it are, too
     is_looked_at: bool
-    next: int  # number of the batch that is the next to be chosen: those between are not looked at
+    next: int  # number of the batch that is the next to be chosen: those between are not sampled
 
 
 class LookSchedule:
@@ -33,8 +33,8 @@ class LookSchedule:
 
     def begin(self, batches: int) -> None:
         """Begin with a fit after so many begun batches."""
-        self._all = batches + _ALL  # up to here every batch is looked at
-        self._again = 2 * _SOON  # batch with which a stretch begins in a long fit
+        self._all = batches + _ALL  # up to here every batch is sampled
+        self._again = 2 * _SOON  # batch at the beginning of a stretch in a long fit
 
     def look_up_to(self, number: int) -> None:
         """Have all batches up to this one looked at."""

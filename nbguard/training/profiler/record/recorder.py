@@ -171,7 +171,7 @@ class Recorder:
         self.clock = clock
         self.thread = self.thread_of_fit = threading.get_ident()  # the first: none while nbguard itself looks
         self.batches = 0
-        self.trained = 0  # batches in which there was a loss to train on
+        self.trained = 0  # batches with a loss to train on
         self.losses = 0  # to train on
         self.retains = False  # the backward pass that runs is to keep its graph, without making one of its own
         self.kept = 0  # backward passes in a row that left their graph, with `retain_graph=True`; of batches that are heard of
@@ -186,7 +186,7 @@ class Recorder:
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries
-        self.begins_by_hand = 1  # number of losses from which on the next call of a model begins a batch that no loader gives
+        self.begins_by_hand = 1  # number of losses until the next call of a model begins a batch that no loader gives
         self.has_stepped = False  # an optimizer, since the latest such batch began
         self._steps_by_hand = False  # there was a step in the one before
         self._began_by_hand = 0  # losses before the latest one
@@ -202,11 +202,11 @@ class Recorder:
         self.looks = True  # whether all subscribers receive the events of this batch
         self.hears = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
         self._schedule = LookSchedule()
-        self._next_look = 1  # batch that is looked at, or may be
+        self._next_look = 1  # batch that is sampled, or may be
         self._is_stretch = True
         self._stretches = 0
         self._trained_at = -1
-        self._first = 0  # entry of the log with which the fit began that goes on
+        self._first = 0  # entry of the log that began the current fit
         self._own = self._labels[phases.OWN]
         self._has_ended = False
         self.off: dict[int, object] = {}  # parts that failed, by their ids

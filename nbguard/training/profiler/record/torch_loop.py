@@ -23,7 +23,7 @@ _ENGINE = "_engine_run_backward"
 """The function that `backward` and `grad` go through; `grad` itself may have been imported by its name."""
 
 _ref = weakref.ref  # every batch makes one
-_FIRST = 3  # batches of an iterator that are looked at: its purpose shows in them
+_FIRST = 3  # sampled batches of an iterator: its purpose shows in them
 
 
 class TorchLoop:
@@ -126,7 +126,7 @@ class TorchLoop:
 
     def _mark_calls_of(self, classes: tuple[type, ...], torch: Any) -> None:
         self._calls.restore()
-        module = self._module(torch)  # one for all: what it refers to is read by each
+        module = self._module(torch)  # one for all: each reads its referents
         for cls in classes:
             self._calls.put(cls, "__call__", module)
 
@@ -229,7 +229,7 @@ class TorchLoop:
             if self._steps and not recorder.inside:
                 recorder.current = self._steps[0]
                 self._steps.clear()
-            recorder.begin_batch(number)  # has marked what went on up to here
+            recorder.begin_batch(number)  # has marked the time up to here
             before, recorder.current = recorder.current, wait
             recorder.inside += 1
             recorder.loading = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-_PATIENCE = 0.05  # seconds; a look at a stack takes some 50 µs
+_PATIENCE = 0.05  # seconds; a sample of a stack takes some 50 µs
 
 
 class Turn:

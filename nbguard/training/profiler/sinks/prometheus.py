@@ -42,7 +42,7 @@ class PrometheusSink:
     def _write(self, latest: dict[tuple[str, str], Figure], of: str) -> None:
         registry = self._client.CollectorRegistry()
         gauges: dict[str, Any] = {}
-        try:  # not `own_random`: in another thread it would take back what the user's cell has drawn meanwhile
+        try:  # not `own_random`: in another thread it would take back the user's draws meanwhile
             for figure in latest.values():
                 labels = {"of": figure.of} if figure.of else {}
                 if figure.full_name not in gauges:

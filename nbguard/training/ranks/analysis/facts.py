@@ -34,7 +34,7 @@ class CollectiveCall:
     name: str  # as in torch.distributed: "all_reduce"
     elements: int | None = None  # of the tensor that all ranks give alike; None if a rank may choose it
     dtype: str = ""  # of the tensor: "float32"
-    detail: str = ""  # what else must agree, where it is known: "src=0", "op=sum"; of a message its peer in words
+    detail: str = ""  # other details that must agree, where known: "src=0", "op=sum"; of a message its peer in words
     peer: int | None = None  # rank that a message goes to or comes from; None if unknown, or a collective
     place: str = ""  # the user's line: "train.py:13", "In[4], line 2"; empty if unknown
     caller: Caller = ""
@@ -56,7 +56,7 @@ class RankFacts:
         tuple[str, tuple[Annotated[int, Within(0, MOST_RANKS - 1)], ...]], ...
     ] = ()  # (name of a process group, its ranks)
     stands: str = ""  # the user's line at which its main thread is
-    function: str = ""  # the function in which its main thread is, innermost
+    function: str = ""  # the function that its main thread is in, innermost
     stack: tuple[str, ...] = ()  # the lines of its main thread, innermost first
     since: float = 0.0  # seconds that it has been at this line
     works: bool = False  # whether its main thread has used the processor in that time
@@ -64,7 +64,7 @@ class RankFacts:
     error_place: str = ""  # the user's line that raised it
     error_caller: Caller = ""  # the part of DistributedDataParallel that it came from
     at: float = 0.0  # seconds since the epoch of these facts, or of the error or end
-    nccl: tuple[str, ...] = ()  # what matters of NCCL's log of this rank, in sentences
+    nccl: tuple[str, ...] = ()  # notes on NCCL's log of this rank, in sentences
 
 
 @dataclass(frozen=True, slots=True)

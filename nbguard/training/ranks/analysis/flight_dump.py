@@ -44,7 +44,7 @@ class FlightDump:
     """The calls of one rank in a dump, and the version of its format."""
 
     version: str
-    calls: tuple[CollectiveCall, ...]  # in the order in which they were made
+    calls: tuple[CollectiveCall, ...]  # in the order of making
 
 
 def read_dump(data: bytes, place: Callable[[Frames], str] | None = None) -> FlightDump:

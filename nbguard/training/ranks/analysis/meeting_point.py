@@ -29,7 +29,7 @@ class MeetingPoint:
 
     host: str
     port: int
-    is_here: bool  # whether it is on this host; of another nothing was looked at
+    is_here: bool  # whether it is on this host; nothing was read of another
     listener: PortOwner | None = None  # None without one
     has_agent: bool = False  # whether the launcher listens, so that rank 0 comes to it as the others do
 

@@ -121,7 +121,7 @@ class RunComparison(Result):
     before: str  # the first run: its subject and time
     after: str  # the second run
     differences: tuple[RunDifference, ...] = ()  # the most likely cause of other results first
-    notes: tuple[str, ...] = ()  # what could not be compared, with the reason
+    notes: tuple[str, ...] = ()  # parts that could not be compared, with the reason
 
 
 def compare_records(before: RunRecord, after: RunRecord) -> RunComparison:

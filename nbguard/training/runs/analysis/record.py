@@ -48,7 +48,7 @@ class RunFact:
 
     topic: Topic
     name: str  # within the topic
-    value: str  # as text; of what is large, a hash
+    value: str  # as text; for large ones a hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class RunCell:
     """A cell that ran before the fit and that the Learner comes from."""
 
     number: Annotated[int, Within(0, 2**63 - 1)]  # In[number]
-    source: str  # as it ran, without what may be a secret
+    source: str  # as it ran, without possible secrets
     role: str  # made: it bound a name that the run needs; used: it mentions the Learner after that; runs: it is the fit's own
     edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty if unknown
 
@@ -82,8 +82,8 @@ class RunRecord(Result):
     time: str  # when it was collected: ISO 8601, UTC
     facts: tuple[RunFact, ...]  # by topic
     missing: tuple[MissingFact, ...] = ()  # facts that are not known, with the reason
-    cells: tuple[RunCell, ...] = ()  # in the order in which they ran
-    diff: str = ""  # changes of Python files since the commit, cut to a bound, without what may be a secret
+    cells: tuple[RunCell, ...] = ()  # in the order of their runs
+    diff: str = ""  # changes of Python files since the commit, cut to a bound, without possible secrets
     seconds: Annotated[float, Within(0, 2**63 - 1)] = 0.0  # that collecting it took
 
     def display_metadata(self) -> dict[str, Any]:

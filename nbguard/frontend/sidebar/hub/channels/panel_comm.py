@@ -24,7 +24,7 @@ class PanelChannel(ThreadSafeComm):
     def __init__(self, kernel: Any, receive: Callable[[Any, PanelChannel], None]) -> None:
         super().__init__(kernel, target_name=COMM, comm_id=COMM, primary=False)
         self._receive = receive
-        self._on_control = self._take_control  # one object: a bound method is another at each look
+        self._on_control = self._take_control  # one object: a bound method is another at each access
         kernel.comm_manager.register_comm(self)
         kernel.control_handlers.setdefault("comm_msg", self._on_control)
 

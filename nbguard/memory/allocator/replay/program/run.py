@@ -40,7 +40,7 @@ class WhatIfOutcome:
     peak_allocated: int  # bytes (`allocated_bytes.all.peak`)
     refusal: Refusal | None  # the first request without room; None if all were served
     passed: int  # requests that were refused when recorded, and served in this run
-    retries: int  # requests for which the cache was emptied (`num_alloc_retries`)
+    retries: int  # requests that had the cache emptied (`num_alloc_retries`)
     driver_calls: int  # to cudaMalloc and cudaFree, or to map and unmap pages
 
 

@@ -63,7 +63,7 @@ class RankObservations:
     pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
     waited: int = 0  # nanoseconds that rank 0 waited for messages
     launch: str = ""  # launcher, rank and number of ranks, in words
-    hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
+    hang: RankFault | None = None  # cause of ranks' waiting in vain, where the fit has not come to its end
 
 
 def rank_report(observed: RankObservations) -> RankReport:

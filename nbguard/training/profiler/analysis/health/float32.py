@@ -14,7 +14,7 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
 class Float32Trial:
     """The result of computing the layer in float32. Where that was not enough, the layers that failed next did so, too."""
 
-    dtype: str  # in which the layer had computed, e.g. "float16"
+    dtype: str  # that the layer had computed in, e.g. "float16"
     layers: tuple[str, ...] = ()  # names of the modules that computed in float32 in the last try; "" is the model
     is_finite: bool = False  # the model's output is finite then
     largest: float | None = None  # magnitude that the first of them returned in float32; None if that is not finite either

@@ -26,7 +26,7 @@ class NanRepair(Result):
     origin: Origin  # of the value
     layers: tuple[str, ...] = ()  # names of the layers that have to compute in float32; empty if float32 is no cure
     line: str = ""  # of Python, that makes them; empty without one
-    copy: str = ""  # variable that has a copy in which they do; empty if none was asked for
+    copy: str = ""  # variable of a copy whose layers do; empty if none was asked for
 
 
 def line_for(subject: str, layers: tuple[str, ...]) -> str:

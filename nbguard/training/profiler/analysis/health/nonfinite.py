@@ -117,7 +117,7 @@ class LossCourse:
 
     jump: LossJump | None = None  # None if no loss jumped
     growth: LossGrowth | None = None  # None if unknown
-    scaled: Origin | None = None  # of gradients for which a GradScaler skipped step after step; None if none, or not known
+    scaled: Origin | None = None  # of gradients that made a GradScaler skip step after step; None without one or if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class FiniteFacts:
     """The values that were checked, and the first one that was NaN or infinite."""
 
     losses: int = 0  # losses that were checked
-    gradients: int = 0  # optimizer steps before which all gradients were checked
+    gradients: int = 0  # optimizer steps with all gradients checked before
     first: NotFinite | None = None  # None if all were finite
     course: LossCourse = LossCourse()  # of the losses
 

@@ -25,7 +25,7 @@ class FailedOperation:
     other: float | None = None  # of its second operand there
     largest: float | None = None  # finite magnitude among its operands
     is_empty: bool = False  # an operand has no values
-    has_only_minus_infinity: bool = False  # a softmax over rows in which a mask leaves nothing
+    has_only_minus_infinity: bool = False  # a softmax over rows that a mask leaves empty
     is_masked: bool = False  # in the backward pass: the gradient that it got there was 0
 
     @property

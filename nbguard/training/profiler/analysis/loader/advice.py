@@ -24,7 +24,7 @@ _START = 100_000_000  # ns until a worker has started, on a busy machine
 _NOTICED_START = 200_000_000  # ns in all, of starting workers that are not needed
 _NOTICED = 10**9  # ns in all: less is not worth a thought
 _COPIED = 32 * MiB  # by all workers: less is not mentioned
-_COPIED_BY_ANY = 8 * MiB  # by each: what the interpreter writes to, and some more
+_COPIED_BY_ANY = 8 * MiB  # by each: pages that the interpreter writes to, and some more
 _GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
 _IN_BATCHES = ("reading", "transform", "workers", "prefetch", "pin_memory")
 """Kinds of findings on waits of every batch, which cost nothing while the GPU is at work."""
@@ -167,7 +167,7 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
             return  # they may make it slower
         evidence += f"; an epoch takes {format_time(now)}, with {workers} workers {format_time(low)} to {format_time(high)}"
         change = f"`num_workers={workers}`; `--tune-workers` measures which number is best"
-        left = max(0, context.wait // workers - rest)  # what that many workers would not hide
+        left = max(0, context.wait // workers - rest)  # time that that many workers would not hide
         yield _finding(
             "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait - left
         )

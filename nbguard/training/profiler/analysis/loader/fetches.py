@@ -24,10 +24,10 @@ class FetchFacts:
     stored: int = 0  # bytes that storage devices were asked for meanwhile
     blocked: int = 0  # nanoseconds that they waited for a device or a lock, not for a processor
     ran: int = 0  # nanoseconds that they ran
-    in_files: int = 0  # nanoseconds of the profiled fetches in which they read from files
-    decoding: int = 0  # and in which they decoded what they read
+    in_files: int = 0  # nanoseconds of the profiled fetches spent reading from files
+    decoding: int = 0  # and decoding
     nbytes: int = 0  # of a batch as it is made, on average; 0 if unknown
-    steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
+    steps: tuple[FetchStep, ...] = ()  # functions that profiled fetches spent their time in, the most first
     note: str = ""  # why something is not known
 
 
@@ -120,7 +120,7 @@ def reading(loader: LoaderFacts, step: int) -> FileReading | None:
     return FileReading(per_batch=per_batch, per_second=per_batch / step * 1e9, from_storage=share)
 
 
-_MOSTLY = 0.5  # share of what a fetch reads that comes from a storage device,
+_MOSTLY = 0.5  # share of a fetch's reads that comes from a storage device,
 _BLOCKED = 0.4  # and share of its time that it waits for that device: it also copies the data
 
 

@@ -30,7 +30,7 @@ class LoaderPart:
     """One part of the way of a batch."""
 
     name: str  # "decoding"
-    time: int  # nanoseconds of a batch; of what workers do, in one of them
+    time: int  # nanoseconds of a batch; for workers' parts, in one of them
 
 
 def loader_parts(loader: LoaderFacts, medians: Mapping[str, int]) -> tuple[LoaderPart, ...]:

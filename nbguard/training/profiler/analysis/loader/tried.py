@@ -10,7 +10,7 @@ from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.units import format_time
 
 _SHORTER = 0.9  # of an epoch's time: a change that leaves more has not helped
-_LONGER = 1.1  # times an epoch's time: a change after which it takes more has done harm
+_LONGER = 1.1  # times an epoch's time: a change that makes it take more does harm
 _ADVISED = re.compile(r"`(num_workers|persistent_workers|prefetch_factor)=(\d+|True)\b")
 """The setting in a line that is advised."""
 
@@ -19,7 +19,7 @@ _ADVISED = re.compile(r"`(num_workers|persistent_workers|prefetch_factor)=(\d+|T
 class LoaderRun:
     """One run of a fit: how its loader was set up, the time of an epoch, and the advice on the loader."""
 
-    fit: str  # by which runs of the same fit are known: its models, data set, batch size and number of batches
+    fit: str  # that identify runs of the same fit: its models, data set, batch size and number of batches
     num_workers: int
     persistent_workers: bool
     prefetch_factor: int | None  # None if unknown, or no workers

@@ -17,7 +17,7 @@ _BETTER = 0.9  # of the best so far: a trial that takes longer is no improvement
 class WorkerTuning:
     """The trials of other numbers of workers, made after the fit."""
 
-    trials: tuple[WorkerTrial, ...] = ()  # in the order in which they were made
+    trials: tuple[WorkerTrial, ...] = ()  # in the order of making
     best: int | None = None  # the number of workers that they speak for; None if none was made
     sentence: str = ""  # the result in words, or the reason why there is none
 

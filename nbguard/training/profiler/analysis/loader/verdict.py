@@ -19,7 +19,7 @@ from nbguard.units import format_time
 
 _BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
 _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
-_KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and what is to gain is not known
+_KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and the gain is unknown
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
 _NO_LOADER = "no DataLoader was seen, so the time to make a batch counts as other code"

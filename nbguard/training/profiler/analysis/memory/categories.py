@@ -30,7 +30,7 @@ class Stock:
     kept_gradients: int = 0  # of these, there before the forward pass, too
     state: int = 0  # of the optimizer
     inputs: int = 0  # arguments of the outermost module, and targets of a Learner
-    spent: int = 0  # of what was allocated before the fit: what these are, or what was freed since
+    spent: int = 0  # of memory from before the fit: its kind, or freed since
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Shape:
     before: int
     after_loss: int | None
     peak: int
-    phase: str  # in which the peak fell
+    phase: str  # of the peak
 
 
 def categories(peak: int, start: int, stock: Stock | None, shape: Shape | None, *, grows: bool = False) -> tuple[Category, ...]:

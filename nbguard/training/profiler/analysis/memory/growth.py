@@ -204,7 +204,7 @@ def with_growth(graphs: Sequence[FitFinding], growth: Growth | None, slowing: Sl
         yield from graphs
         return
     grown, *others = (growth_finding(growth, slowing), *graphs)
-    if not growth.holder and others:  # the graphs are what it grows by
+    if not growth.holder and others:  # it grows by the graphs
         first, *others = others
         yield replace(first, evidence=first.evidence + f"; memory grows by {_rate(growth)}", nbytes=grown.nbytes)
     elif any(f"`{growth.holder}`" in finding.what for finding in others):

@@ -37,8 +37,8 @@ class HolderSizes:
 
     nbytes: Mapping[HolderPath, int]  # by place
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
-    libraries: frozenset[str] = frozenset()  # roots of what only libraries hold: another look may name them otherwise
-    types: Mapping[HolderPath, str] = field(default_factory=dict)  # names of the classes of what is at each place, and above
+    libraries: frozenset[str] = frozenset()  # roots of memory that only libraries hold: another scan may name them otherwise
+    types: Mapping[HolderPath, str] = field(default_factory=dict)  # class names of the objects at each place, and above
 
 
 def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
@@ -160,7 +160,7 @@ class Grown:
     """The holder that grew most between two looks, in bytes."""
 
     holder: str  # the way to it as one would write it, e.g. "losses"
-    nbytes: int = 0  # by which it grew between the two looks
+    nbytes: int = 0  # of its growth between the two scans
     held: int = 0  # bytes that it held at the second
     is_graph: bool = False  # the autograd graphs of its tensors grow
     is_sum: bool = False  # it is one tensor, whose graph grows

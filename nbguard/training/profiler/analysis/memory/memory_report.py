@@ -98,7 +98,7 @@ class MemoryObservations:
     shape: Shape | None = None  # of the batch with the highest peak among those followed phase by phase
     unfrozen: Unfrozen | None = None  # parameters that are trained from some step on; None for all from the first step on
     samples: tuple[Sample, ...] = ()  # levels at the ends of training batches, to see growth
-    living_losses: int = 0  # losses of batches that were looked at which still lived when the fit had ended
+    living_losses: int = 0  # losses of sampled batches that still lived when the fit had ended
     grown: Grown | None = None  # the holder that grew between two looks at the process; None if no two looks, or none grew
     recorded: RecordedBatch | None = None  # of `--memory`: a batch recorded allocation by allocation
     recording_note: str = ""  # the reason why `--memory` recorded no batch

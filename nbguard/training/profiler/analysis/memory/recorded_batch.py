@@ -47,7 +47,7 @@ class RecordedBatch:
     """The peak of a recorded batch, in bytes: by phase, by category and by line."""
 
     peak: int  # the most that was allocated at once
-    phase: str  # in which it fell
+    phase: str  # that it fell in
     phases: Mapping[str, int]  # the peak of each phase
     categories: tuple[Category, ...]  # of the bytes at the peak; they add up to it
     stacks: tuple[StackPeak, ...]  # lines that allocated them, the largest first

@@ -51,7 +51,7 @@ class Moment:
 class Batches:
     """All batches in the order of their beginning, and the nanoseconds by phase that belong to none."""
 
-    batches: tuple[Batch, ...]  # in the order in which they began
+    batches: tuple[Batch, ...]  # in the order of their beginning
     outside: dict[str, int]  # nanoseconds by phase that belong to no batch
     start: int  # when the log began, by the clock of the marks
     wall: int  # nanoseconds: all of it
@@ -115,7 +115,7 @@ class _Divider:
         self._open: dict[int, _Loop] = {}  # by number, the innermost last
         self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
         self._loops = 0
-        self._loose: _Open | None = None  # a batch of a loop without a loader, or what goes on around it
+        self._loose: _Open | None = None  # a batch of a loop without a loader, or the code around it
         self._stepped: _Open | None = None  # the one before, after a step
         self._steps = any(boundary.kind == "step" for boundary in marks.boundaries)
         self._divide(marks)

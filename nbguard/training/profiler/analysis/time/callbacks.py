@@ -35,7 +35,7 @@ def slow_callbacks(timing: Timing, of_library: Collection[str] = ()) -> Iterator
         is_rare = timing.batches >= _ENOUGH and (row.p95 or 0) > mean > _RARE * usual  # at every n-th batch
         time = mean if is_rare else usual
         step = timing.step + time - usual
-        if timing.busy is not None and not is_rare:  # what most batches do not have, no GPU is at work beside
+        if timing.busy is not None and not is_rare:  # no GPU is at work during events that most batches lack
             time = min(time, timing.gainable)
         share = time / step
         if share < _LITTLE or time < _NOTICED:

@@ -20,7 +20,7 @@ from nbguard.units import counted
 
 _WARM_UP = 3  # batches
 _DRIFT = 100e-6  # of the time: by so much at most two clocks part; those of a virtual machine and its H100 by 20e-6
-_AT_ONCE = 50_000  # ns: the length of a kernel or two, in which the GPU is not behind yet
+_AT_ONCE = 50_000  # ns: the length of a kernel or two, while the GPU is not behind yet
 _AT_ONCE_OF_STEP = 0.02
 _FEWEST = 3  # batches that tell something
 _WITHOUT_WORK = frozenset({phases.WAIT, phases.OTHER, phases.WORKERS})
@@ -40,8 +40,8 @@ class GpuMark:
 class GpuObservations:
     """Everything that was read of a GPU's work during a fit."""
 
-    marks: tuple[GpuMark, ...] = ()  # in the order in which the GPU came to them
-    used: tuple[float, ...] = ()  # the driver's readings: shares 0…1 of its last moments in which some kernel ran (NVML)
+    marks: tuple[GpuMark, ...] = ()  # in the order of the GPU
+    used: tuple[float, ...] = ()  # the driver's readings: shares 0…1 of its last moments with some kernel running (NVML)
     why_not: str = ""  # the reason why there are no marks
 
 
@@ -52,12 +52,12 @@ class GpuFacts:
     `busy`, `paced` and `idle` add up to 1.
     """
 
-    phases: tuple[tuple[str, int], ...] = ()  # median nanoseconds of a batch in which the GPU was at a phase's work, at most
+    phases: tuple[tuple[str, int], ...] = ()  # median nanoseconds of a batch with the GPU at a phase's work, at most
     busy: float | None = None  # the GPU was behind the program
     paced: float | None = None  # it worked on pieces as the program gave them, which did not fill the time
     idle: float | None = None  # there was no work
     used: float | None = None  # mean of the driver's readings (NVML)
-    note: str = ""  # the way in which this is known, or the reason why it is not
+    note: str = ""  # how this is known, or the reason why it is not
 
 
 def lags(marks: Sequence[GpuMark]) -> list[int]:

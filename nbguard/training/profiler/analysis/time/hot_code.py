@@ -53,7 +53,7 @@ class HotCode:
     line: StackLine | None = None  # the function, at the line where most of its time goes; None for a library's work
     work: LibraryWork | None = None  # of a library
     times: Mapping[tuple[Group, str], int]  # nanoseconds by group and phase
-    seen: Mapping[int, int]  # nanoseconds before the looks that saw it, by the start of the batch; 0 if around the batches
+    seen: Mapping[int, int]  # nanoseconds before the samples that saw it, by the start of the batch; 0 if around the batches
     setup: int = 0  # of its nanoseconds, those before the first batch and after the last one
     inner: str = ""  # the function of the user's below it where nearly all its time goes
     hook: HookFacts | None = None  # of a hook, where it is registered
@@ -80,10 +80,10 @@ class HotCode:
 @dataclass(slots=True, kw_only=True)
 class _Seen:
     looks: int = 0
-    weights: Counter[tuple[Group, str]] = field(default_factory=Counter)  # nanoseconds before each look, by group and phase
+    weights: Counter[tuple[Group, str]] = field(default_factory=Counter)  # nanoseconds before each sample, by group and phase
     lines: Counter[StackLine] = field(default_factory=Counter)
     inner: Counter[str] = field(default_factory=Counter)
-    batches: Counter[int] = field(default_factory=Counter)  # nanoseconds before each look, by the start of the batch
+    batches: Counter[int] = field(default_factory=Counter)  # nanoseconds before each sample, by the start of the batch
     setup: int = 0  # of the weights
 
     def join(self, other: _Seen) -> None:
@@ -109,7 +109,7 @@ class _Look:
     group: Group
     stack: tuple[StackLine, ...]  # the outermost first
     at: int  # nanoseconds by the clock of the log
-    weight: int  # nanoseconds since the look before
+    weight: int  # nanoseconds since the sample before
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,9 @@ class StackSamples:
     hooks: tuple[HookFacts, ...] = ()  # of the models that were trained
     callers: tuple[tuple[int, int], ...] = ()
     """When loops called their model, or for a loss, a step or cleared gradients, and the number of the stack then."""
-    took: int = 0  # nanoseconds of processor time that the looks cost
-    waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
-    ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit's thread was on a processor; (): not known
+    took: int = 0  # nanoseconds of processor time that the samples cost
+    waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far of the fit's waits for a processor; () if unknown
+    ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far of the fit's thread on a processor; () if unknown
 
     def held_up(self, start: int, end: int) -> int:
         """Return the most nanoseconds between two times that the fit waited for a processor that others had."""

@@ -59,7 +59,7 @@ class FetchTimer:
         self._read: list[BytesRead] = []  # by these, where the system counts it
         self._file_work: list[tuple[int, int]] = []  # nanoseconds of reading from files, and of decoding
         self.sized = 0, 0  # batches whose bytes were counted, and these
-        self._raw: list[Sequence[Any]] = []  # what their profiles have counted, not read yet: that takes longer than a fetch
+        self._raw: list[Sequence[Any]] = []  # counts of their profiles, not read yet: that takes longer than a fetch
         self._profiles: list[tuple[FetchStep, ...]] = []  # where their time went
         self.failed = ""
         self._mixed = 0  # profiles that had calls of other threads in them
@@ -256,9 +256,9 @@ class FetchSamples:
     ran: int = 0  # nanoseconds that they ran
     sized: int = 0  # batches whose bytes were counted
     nbytes: int = 0  # of these together
-    in_files: int = 0  # nanoseconds of profiled fetches in which they read from files
-    decoding: int = 0  # and in which they decoded what they read
-    steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
+    in_files: int = 0  # nanoseconds of profiled fetches spent reading from files
+    decoding: int = 0  # and decoding
+    steps: tuple[FetchStep, ...] = ()  # functions that they spent it in
     note: str = ""  # the reason why none was profiled
     copied: int = 0  # bytes that a worker has copied of memory that it shared; of one process only
 

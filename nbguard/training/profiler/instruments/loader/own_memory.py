@@ -91,9 +91,9 @@ class CopiedMemory:
     """Measures, in a worker, the memory that it shared with the fit when it began and has copied since then."""
 
     def __init__(self) -> None:
-        self._next = 0.0  # moment of the next look
+        self._next = 0.0  # moment of the next scan
         self._first: tuple[int, int] | None = None
-        self.nbytes = 0  # copied at the last look
+        self.nbytes = 0  # copied at the last scan
 
     def look(self) -> None:
         """Look, unless the last time was just now."""
@@ -106,7 +106,7 @@ class CopiedMemory:
         if now is not None:
             self._first = self._first or now
             private, whole = now[0] - self._first[0], now[1] - self._first[1]
-            self.nbytes = max(0, private - max(0, whole))  # what is new was never shared
+            self.nbytes = max(0, private - max(0, whole))  # new objects were never shared
 
 
 def _private_and_all() -> tuple[int, int] | None:

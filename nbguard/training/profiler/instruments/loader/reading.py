@@ -19,7 +19,7 @@ class BytesRead:
 
     calls: int = 0  # by calls of read(), from the page cache or from storage
     storage: int = 0  # from storage devices, for pages that are mapped, too
-    blocked: int = field(default=0, compare=False)  # nanoseconds in which the thread neither ran nor waited for a processor
+    blocked: int = field(default=0, compare=False)  # nanoseconds of the thread neither running nor waiting for a processor
     ran: int = field(default=0, compare=False)  # nanoseconds on a processor
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from nbguard.memory.scan.heap.attributes import attributes_of
 
 _SLOW = 10**9  # ns that workers may take to start one after the other
-_DEPTH = 6  # how far into a dataset one looks
+_DEPTH = 6  # most levels of a dataset that are searched
 _OBJECTS = 20_000
 _SHARED = {
     ("h5py", "File"): "an open HDF5 file",

@@ -110,7 +110,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a group of its own: its workers, too, and what these have started
+            os.killpg(self._process.pid, signal.SIGKILL)  # a group of its own, with its workers and the processes they started
         self._process.kill()
         self._process.join(5)
         self._pipe.close()

@@ -62,7 +62,7 @@ class FoundOperation:
     call: OperationCall | None = None  # None if `slot` came so from elsewhere
     slot: int = 0
     values: Any = None  # the arguments of the call, or that tensor
-    made: Any = None  # tensors: its results, or in a backward pass the gradients of what it reads
+    made: Any = None  # tensors: its results, or in a backward pass the gradients of its inputs
     gradient: Any = None  # of a backward pass: that of its results; None if it was called itself
     of_gradient: bool = False  # it was called for a gradient: in a Function's `backward`, or between backward pass and step
 
@@ -180,7 +180,7 @@ class StepReplay:
                 raise NotPossibleError("to compute the step again took too long")
             try:
                 step = _Step(call=call, arguments=_filled(call.arguments, self._read))
-            except NotPossibleError:  # it stays unknown what it makes, unless that is given
+            except NotPossibleError:  # its result stays unknown, unless that is given
                 for slot in call.makes:
                     if (given := self._values.get(slot)) is not None:
                         self._hold(slot, given.detach().clone())
