@@ -19,7 +19,7 @@ _LARGE = 32 * 1024**2
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    """Say of each snapshot who held its memory, why it ran out, and and which settings help; return 1 where one did."""
+    """Say of each snapshot who held its memory, why it ran out, and which settings help; return 1 where one did."""
     from nbguard.memory.snapshots.diagnosis import SnapshotDiagnosis, diagnose_snapshot
 
     def each(name: str) -> int:

@@ -133,7 +133,7 @@ class Session:
         return self._hub
 
     def keep_picture(self, sidebar: ShownSidebar) -> None:
-        """Keep the picture in a sidebar's output that of the last cell's end, while no view is open at a sidebar."""
+        """Keep the picture in a sidebar's output that of the last cell's end, while no sidebar is open."""
         if self._saved_pictures is None:
             from nbguard.frontend.notebook.listeners.saved_pictures import SavedPictures
 

@@ -1,4 +1,4 @@
-"""The limit below which things are too small to be shownas rows, findings, badges, buttons or in a sentence."""
+"""The limit below which things are too small to be shown as rows, findings, badges, buttons or in a sentence."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class EarlierFailure:
     made: int  # of all blocks that were handed out during that run
     made_blocks: int  # number of these blocks
     peak: int  # the most that was ever in use until that failure (allocated_bytes.all.peak)
-    needed: int | None = None  # bytes that that run needed at the same time, at least, this request among it; None if unknown
+    needed: int | None = None  # bytes that this run needed at the same time, at least, this request among it; None if unknown
     is_of_same_inputs: bool = False  # the cell's inputs were the same then: numbers, strings, functions, modules, classes
 
 

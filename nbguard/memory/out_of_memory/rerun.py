@@ -173,7 +173,7 @@ class Rerun:
         return None if same is None else self._fits(after, same, is_new=True)
 
     def _as_before(self, after: After) -> int | None:
-        """Return the bytes that the first run took of the deviceif the next one takes the same steps, or None if it may not.
+        """Return the bytes that the first run took of the device if the next one takes the same steps, or None if it may not.
 
         It does where it begins in the state of the first, with the same bytes in use and reserved, but for whole segments of
         objects that the cell cannot reach. The allocator is deterministic, the first run emptied the cache only when it failed,

@@ -221,7 +221,7 @@ def _frees_nothing(graph: Graph, target: Target, alive: Set[int]) -> bool:
     """Say whether a target has no part in the memory freed by a plan that leaves the nodes `alive` reached.
 
     A name that a library brought has none, as its module keeps the object. Nor has one that leads to an object without memory,
-    such as a transform that has a loss functionbound by a starred import of a library.
+    such as a transform that has a loss function bound by a starred import of a library.
     """
     entries = entries_of(graph, target)
     gone = reach(graph, entries) - alive

@@ -1,4 +1,4 @@
-"""The verdict after the hardest cleanupon the memory still taken and on a restart of the kernel. Pure."""
+"""The verdict after the hardest cleanup on the memory still taken and on a restart of the kernel. Pure."""
 
 from __future__ import annotations
 

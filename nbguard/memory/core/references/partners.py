@@ -133,7 +133,7 @@ class _Search:
         )
 
     def _is_all_of(self, root: Root, carriers: Set[int]) -> bool:
-        """Say whether a root is a list or the like of many things that all lead to the memoryand is named as a whole."""
+        """Say whether a root is a list or the like of many things that all lead to the memory and is named as a whole."""
         entry = self.graph.nodes[root.nodes[0]]
         if entry.type_name not in _COLLECTIONS or len(entry.children) <= _MANY:
             return False

@@ -84,7 +84,7 @@ class RequestLimits:
     is_bound: bool  # a setting rounds requests otherwise: they may have less
 
     def largest(self, free: int | None) -> LargestRequest:
-        """Return the largest requestby each way of serving it while `free` bytes are free, or None if unknown."""
+        """Return the largest request by each way of serving it while `free` bytes are free, or None if unknown."""
         if free is None:
             return LargestRequest(cached=self.cached, now=None, flushed=None, is_bound=self.is_bound)
         now = max(self.cached, self.as_it_is.largest(free))

@@ -1,4 +1,4 @@
-"""Limits of a device's memory that lie below its size, set by CUDA's Multi-Process Serviceor the control group.
+"""Limits of a device's memory that lie below its size, set by CUDA's Multi-Process Service or the control group.
 
 NVIDIA's service reads CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, e.g. `0=1G,1=512M`; Linux from 6.14 on has the controller `dmem`, whose
 files have a line for each region of memory, e.g. `drm/0000:03:00.0/vram0 8514437120`. Neither has been seen on a GPU yet.

@@ -19,7 +19,7 @@ _SIZED = Types((list, tuple, set, dict))
 
 
 def describe(obj: Any, kinds: Kinds, unread: Unread) -> str:
-    """Return a description of `obj`, e.g. `Learner · Sequential · Adam`, `list of 118`or else its type."""
+    """Return a description of `obj`, e.g. `Learner · Sequential · Adam`, `list of 118`, or else its type."""
     return unread.read(obj, partial(_words, kinds=kinds), otherwise=name_of(type(obj)))
 
 

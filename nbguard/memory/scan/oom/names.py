@@ -1,4 +1,4 @@
-"""Names that a cell reads, binds, makes again and may reach at allby its source and the notebook's functions."""
+"""Names that a cell reads, binds, makes again and may reach at all by its source and the notebook's functions."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
             return  # they may make it slower
         evidence += f"; an epoch takes {format_time(now)}, with {workers} workers {format_time(low)} to {format_time(high)}"
         change = f"`num_workers={workers}`; `--tune-workers` measures which number is best"
-        left = max(0, context.wait // workers - rest)  # time that that many workers would not hide
+        left = max(0, context.wait // workers - rest)  # time that so many workers would not hide
         yield _finding(
             "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait - left
         )
