@@ -56,7 +56,7 @@ class CellNames:
 
 @lru_cache(maxsize=4096)
 def cell_names(source: str) -> CellNames | None:
-    """Return the names of a cell, as IPython has transformed it; or None if it is no Python.
+    """Return the names of a cell, as IPython has transformed it, or None if it is no Python.
 
     The code behind a magic that runs it, such as `%time x = f()`, counts as the cell's.
     """

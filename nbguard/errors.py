@@ -57,7 +57,7 @@ class UnpredictableError(NbguardError):
 
 
 class ReachedError(BaseException):
-    """A script whose memory is predicted has come to its fit, which it names. No `except Exception` of its own may catch it."""
+    """A script whose memory is predicted came to its fit, which it names. No `except Exception` of its own may catch it."""
 
 
 class UndiagnosableError(NbguardError, ValueError):

@@ -18,7 +18,7 @@ __all__ = ["command_parser", "main"]
 
 
 _BROKEN_PIPE = 128 + 13
-"""The exit status that a shell gives to a program that SIGPIPE has ended."""
+"""The exit status that a shell gives to a program that SIGPIPE ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Let streams that the shell has closed lead nowhere. The next file to be opened would get their numbers."""
+    """Let streams that the shell closed lead nowhere. The next file to be opened would get their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends

@@ -32,7 +32,7 @@ def show_record(record: CellRecord) -> None:
 
 
 def show_notice(notice: Notice) -> None:
-    """Show what a cell has left in memory, in a line."""
+    """Show what a cell left in memory, in a line."""
     from nbguard.memory.reports.notices.view import notice_line
 
     show_sentence(notice_line(notice))

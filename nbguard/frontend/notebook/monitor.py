@@ -12,7 +12,7 @@ from nbguard.training.profiler.profile import FitProfile
 
 
 class FitMonitor(Callback):  # type: ignore[misc]
-    """Profile each fit of a Learner: `learn.fit(3, cbs=FitMonitor())`. The report is shown when the fit has ended, however.
+    """Profile each fit of a Learner: `learn.fit(3, cbs=FitMonitor())`. The report is shown when the fit ends, however.
 
     The profile begins once the other callbacks have prepared the fit. While another profile runs (`%%profile_fit`), it leaves
     the fit to that one.

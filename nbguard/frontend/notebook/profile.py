@@ -18,7 +18,7 @@ from nbguard.training.ranks.rank import current_rank
 
 
 class CellProfile:
-    """Starts a profile now and hands its report, and the cell's code, to `show` when that has ended, however it does."""
+    """Starts a profile now and hands its report, and the cell's code, to `show` when that ends, however it does."""
 
     def __init__(
         self, shell: Any, profile: FitProfile, show: Callable[[FitReport, str], None], say: Callable[[str], None]

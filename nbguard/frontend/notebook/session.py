@@ -180,7 +180,7 @@ class Session:
             self._hooks.add(self._oom_watch)
 
     def _watch_launches(self) -> None:
-        """Show the errors of the ranks after each cell whose launch of ranks has failed."""
+        """Show the errors of the ranks after each cell whose launch of ranks failed."""
         from nbguard.frontend.notebook.listeners.launch_card import LaunchWatch
 
         if not any(isinstance(listener, LaunchWatch) for listener in self._hooks.listeners):

@@ -40,7 +40,7 @@ class Startup:
     profile: str  # name of the IPython profile
     path: Path  # of the file, whether it is there or not
     state: str  # `on`, `off`, or `other`: there is a file of that name that nbguard has not written
-    before: str = ""  # the state that a change has ended; empty if nothing was changed
+    before: str = ""  # the state that a change ended; empty if nothing was changed
 
     @property
     def sentence(self) -> str:

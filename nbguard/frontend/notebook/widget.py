@@ -87,7 +87,7 @@ class Sidebar(AnyWidget):
         """Send the widget's view, and its picture for where there is no kernel: an export, a notebook opened again.
 
         The extension of JupyterLab goes by the type of its own, and shows the one or the other. While the notebook is open
-        there, it asks for the picture again when cells have ended; where no view is open, `SavedPictures` updates it.
+        there, it asks for the picture again when cells end; where no view is open, `SavedPictures` updates it.
 
         Args:
             picture: HTML.

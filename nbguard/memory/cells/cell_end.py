@@ -1,4 +1,4 @@
-"""The end of the cell that runs now, for actions that a magic in it has begun."""
+"""The end of the cell that runs now, for actions that a magic in it began."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CellEnd:
-    """Calls `act(result)` once, with IPython's result, when the cell that runs now has ended.
+    """Calls `act(result)` once, with IPython's result, when the cell that runs now ends.
 
     It is called before the other listeners at the end of each cell, whose time, as for a scan of the heap, is not the cell's.
     Cells inside this one and cells of other threads (subshells) are not taken for it.
@@ -19,7 +19,7 @@ class CellEnd:
     def __init__(
         self, shell: Any, act: Callable[[Any], None], failed: Callable[[BaseException | None], None] | None = None
     ) -> None:
-        """`failed(error)` is called where the cell has failed, before IPython draws the traceback, which may take seconds."""
+        """`failed(error)` is called where the cell failed, before IPython draws the traceback, which may take seconds."""
         self._shell = shell
         self._failed = failed
         self._show = shell.showtraceback

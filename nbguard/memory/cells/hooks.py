@@ -22,7 +22,7 @@ from nbguard.memory.cells.cell_scan import CellScan
 
 @dataclass(frozen=True, slots=True)
 class CellFact:
-    """One of the user's cells that has ended."""
+    """One of the user's cells that ended."""
 
     number: int  # as IPython counts: In[number]
     raised: bool  # an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result)
@@ -155,7 +155,7 @@ class Hooks:
                 self._report(f"nbguard: {listener.name} failed {when} ({cause}) and tries again later: please report it")
 
     def _rests(self, listener: Listener) -> bool:
-        """Say whether a listener that has failed sits out the cell that begins."""
+        """Say whether a listener that failed sits out the cell that begins."""
         failures = self._failures.get(id(listener))
         if failures is None or not failures.rest:
             return False

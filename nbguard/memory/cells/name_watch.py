@@ -142,7 +142,7 @@ class NameWatch:
         return alias_of(inputs[bound.cell], name) if bound.cell is not None and bound.cell < len(inputs) else ""
 
     def _afterwards(self, bound: _Bound, look: WeakLook) -> WeakHoldings | None:
-        """Return the storages of an object after its name has gone, if it is alive, where no cell's source announced that."""
+        """Return the storages of an object after its name is gone, if it is alive, where no cell's source announced that."""
         obj = None if bound.weak is None else bound.weak()
         return None if obj is None else look.holdings(obj, {other.ref for other in self._names.values()})
 

@@ -31,7 +31,7 @@ class NoticeWatch:
     """Shows a line after a cell that leaves something behind, one for each event, and the next accident is as loud.
 
     The heap is scanned when a name is gone whose memory, at least `least` bytes or a hundredth of all, is alive, when a cell
-    that is run again has left more each time, and when counters say that a cell which failed or took its time has left more
+    that is run again left more each time, and when counters say that a cell which failed or took its time left more
     (`LeftBehind`). One scan is shared by all listeners. Before PyTorch is imported nothing is scanned.
     """
 
@@ -147,7 +147,7 @@ class NoticeWatch:
             self._tell(cell, left)
 
     def _of_names(self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int) -> None:
-        """Tell of the names that have gone; of those that are about what the cell piles up, in the notice on that."""
+        """Tell of the names that are gone; of those that are about what the cell piles up, in the notice on that."""
         from nbguard.memory.reports.notices.judge import judge_departures
 
         made = list(judge_departures(cell.scan.get().analysis, gone, least, self._views()))

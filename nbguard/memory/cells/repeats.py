@@ -26,7 +26,7 @@ class _Runs:
     number: int = 0  # of its runs so far
     held: HeldStorages | None = None  # after the last run, if that left more; None if it did not, or nobody has looked
     cell: int | None = None  # number of the run that left that
-    first: int | None = None  # number of the run since which each has left more, or None while they do not
+    first: int | None = None  # number of the run since which each left more, or None while they do not
 
 
 class Repeats:
@@ -48,7 +48,7 @@ class Repeats:
         self._before = self._counters.read() if self._runs.number else None
 
     def after(self, least: int) -> bool:
-        """Say whether this run, not the first of its cell, has left at least `least` bytes more, which is worth a scan."""
+        """Say whether this run, not the first of its cell, left at least `least` bytes more, which is worth a scan."""
         runs, self._runs = self._runs, None
         if runs is None:
             return False

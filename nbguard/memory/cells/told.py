@@ -66,7 +66,7 @@ class ToldNotices:
         return any(told.alive() for told in self._latest())
 
     def as_of(self, analysis: Analysis | None, least: int, views: Mapping[str, int]) -> Iterator[tuple[Notice, bool]]:
-        """Yield each notice as it holds now, the earliest first, and whether it is about names that have gone.
+        """Yield each notice as it holds now, the earliest first, and whether it is about names that are gone.
 
         `analysis` is of a scan made now, or None where all of its storages are gone.
         """

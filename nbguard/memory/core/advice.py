@@ -274,7 +274,7 @@ def allow_whole_device(device: str) -> Advice:
 
 
 def end_autocast(device: str) -> Advice:
-    """Return the line that ends an autocast which a failed fit has left on."""
+    """Return the line that ends an autocast which a failed fit left on."""
     return Advice(command=f"import torch; torch.set_autocast_enabled('{device}', False)", effect="ends it")
 
 

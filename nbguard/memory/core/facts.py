@@ -52,7 +52,7 @@ OwnEnd = Literal["", "reset", "delete_adapter"]
 """The method of a library's object that clears its collected values."""
 
 DEBUGGER = "ended debugger"
-"""Label of the root that stands for a debugger whose session has ended and that running frames still know."""
+"""Label of the root that stands for a debugger whose session ended and that running frames still know."""
 
 EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
 KEPT_KINDS: frozenset[str] = EXPERIMENT_KINDS | {"pool"}
@@ -259,7 +259,7 @@ class LearnerFact:
     node: int
     is_running: bool
     names: tuple[str, ...]  # of its type, then of its parts: `("Learner", "Sequential", "Adam", "8 workers")`
-    leftovers: tuple[str, ...] = ()  # attributes that its last batch or fit has left on it
+    leftovers: tuple[str, ...] = ()  # attributes that its last batch or fit left on it
 
     @property
     def summary(self) -> str:

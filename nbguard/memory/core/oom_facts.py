@@ -131,6 +131,6 @@ class OomFact:
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running
     fills: tuple[str, ...] = ()  # names of containers that a loop of the user's, around the model where one ran, puts things in
     trains: bool = True  # False: nothing that ran then, nor the cell, calls a backward pass
-    was_released: bool = False  # a cleanup has taken the frames' variables since
+    was_released: bool = False  # a cleanup took the frames' variables since
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

@@ -83,7 +83,7 @@ class DeviceProcess:
     connection: bool | None = None  # the connection file that its command names exists
     is_elsewhere: bool | None = None  # it runs in another container (another namespace of pids)
     is_contained: bool = False  # it runs in a container, whose first process may be any program, or that cannot be told
-    is_defunct: bool = False  # it has ended, and only its entry is left
+    is_defunct: bool = False  # it ended, and only its entry is left
     devices: tuple[tuple[str, int | None], ...] = ()  # (device, bytes) by the driver's count; None if it does not say
     holds_files: bool = False  # it has the device's files open
 
@@ -113,7 +113,7 @@ class Zombies(Result):
     judged: tuple[Judged, ...] = ()  # processes, each with the diagnosis and its reason
     unavailable: str = ""  # why processes could not be listed; empty if they could
     asked: bool = False  # the orphans were told to end
-    ended: tuple[int, ...] = ()  # pids that have ended
+    ended: tuple[int, ...] = ()  # pids that ended
     remaining: tuple[tuple[int, str], ...] = ()  # (pid, why) of those that did not
     interrupted: bool = False  # by the user, in the midst of it
 

@@ -216,7 +216,7 @@ def _not_known(context: OomContext) -> str:
 
 
 def _leftovers(context: OomContext) -> Iterator[Fix]:
-    """Yield the names that the failed run has left, and that its next run makes again."""
+    """Yield the names that the failed run left, and that its next run makes again."""
     if not context.leftovers or context.verdict_after_cleanup is RerunVerdict.RERUN:
         return
     base = context.base

@@ -132,7 +132,7 @@ class _Stop:
                 yield from raise_again
             except GeneratorExit:  # long after
                 return
-            except BaseException as error:  # noqa: BLE001 - a hook has taken it
+            except BaseException as error:  # noqa: BLE001 - a hook took it
                 raised[0] = error.__class__
 
 

@@ -214,7 +214,7 @@ class Simulation:
         )
 
     def reading(self) -> TickReading | None:
-        """Return the device's present figures for a sidebar's tick, from any thread, or None if its figures have ended."""
+        """Return the device's present figures for a sidebar's tick, from any thread, or None if its figures ended."""
         counted = self._device.counted()
         return (
             None

@@ -29,7 +29,7 @@ def no_leftovers() -> Iterator[None]:
 
 
 def _clear(error: BaseException | None) -> None:
-    """Clear the frames that have ended in an error and in those before it."""
+    """Clear the frames that ended in an error and in those before it."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__

@@ -1,4 +1,4 @@
-"""The last value that was not finite, as a profile has met it, and the repair of the model that made it."""
+"""The last value that was not finite, as a profile met it, and the repair of the model that made it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nan_repair(model: Any, subject: str) -> NanRepair:
         subject: it or its Learner, as the notebook writes it; empty where it has no name.
 
     Raises:
-        NbguardError: no profile has met such a value, or it was another model's.
+        NbguardError: no profile met such a value, or it was another model's.
     """
     if _last is None:
         raise NbguardError(

@@ -52,7 +52,7 @@ class FitProfile:
         self._operations = 0  # that autograd had recorded on this thread before the fit
         self._instruments: Instruments | None = None
         self._observations: FitObservations | None = None
-        self._log: PhaseLog | None = None  # of the recording that has ended
+        self._log: PhaseLog | None = None  # of the recording that ended
         self._report: FitReport | None = None
         self._mistakes: list[str] = []  # of steps after the fit, in words for the user
 
@@ -232,7 +232,7 @@ def failure_of(error: BaseException | None) -> Failure:
 
 
 def ending_of(error: BaseException | None) -> Ending:
-    """Return how a fit has ended, by the exception that ended it."""
+    """Return how a fit ended, by the exception that ended it."""
     if error is None:
         return "complete"
     if isinstance(error, KeyboardInterrupt):

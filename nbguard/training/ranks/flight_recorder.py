@@ -18,7 +18,7 @@ _KEPT = 200
 """Calls of a dump that are handed on: ranks that wait for each other are never that far apart."""
 
 Progress = tuple[tuple[str, int, int], ...]
-"""Of each process group its name, how many collectives it has begun and how many have ended."""
+"""Of each process group its name, how many collectives it began and how many ended."""
 
 
 def _dumps(name: str) -> list[Any]:

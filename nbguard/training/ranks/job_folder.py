@@ -108,7 +108,7 @@ def _sweep(place: Folder, name: str, is_own: bool) -> None:
 
 
 def _is_left(folder: Folder, name: str) -> bool:
-    """Say whether a file is a rank's whose process has died."""
+    """Say whether a file is a rank's whose process died."""
     if not name.endswith(SUFFIXES):
         return False
     with os.fdopen(folder.open(name), "rb") as file:

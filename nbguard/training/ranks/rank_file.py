@@ -68,7 +68,7 @@ class RankFile:
         """
         fresh = path.with_suffix(FRESH).name
         with opened(path.parent) as folder:
-            folder.remove(fresh)  # a rank that was killed has left it
+            folder.remove(fresh)  # a rank that was killed left it
             with folder.make(fresh, 0o600) as file:
                 file.write(owner())
                 file.truncate(_SIZE)

@@ -127,7 +127,7 @@ class HangWatchdog:
         return any(begun > ended for _, begun, ended in groups) or self._board.own.calls.waits()
 
     def _lost_one(self) -> bool:
-        """Say whether another rank of this host has died in the watch."""
+        """Say whether another rank of this host died in the watch."""
         return any(file.state == "running" and not file.is_alive for file in self._board.others().values())
 
     def report(

@@ -41,7 +41,7 @@ def collect_seeds(facts: FactCollector, cells: Sequence[str] | None) -> None:
 
 
 def is_chosen(seed: int) -> bool:
-    """Return whether somebody has set this seed."""
+    """Return whether somebody set this seed."""
     return seed != _DEFAULT and abs(seed) < _LARGEST
 
 

@@ -53,7 +53,7 @@ class MemoryLog:
         """Do nothing: the ledger reads the counters."""
 
     def after(self, cell: CellFact) -> None:
-        """Write the figures of a cell, if the ledger has any; say what has failed while it ran."""
+        """Write the figures of a cell, if the ledger has any; say what failed while it ran."""
         for sink, reason in self._clock.failures() if self._clock is not None else ():
             self._take_off(sink, reason)
         records = self._ledger.history.records

@@ -51,7 +51,7 @@ class Busy:
             self._cell, self._parent = stored - is_running, parent
 
     def end(self) -> int | None:
-        """Note that it has ended, and return its number. From here on nothing says `busy`: the kernel has the last word."""
+        """Note that it ended, and return its number. From here on nothing says `busy`: the kernel has the last word."""
         with self._lock:
             ended, self._cell, self._parent = self._cell, None, None
             self._ended = ended

@@ -143,7 +143,7 @@ class Hub:
         self._jobs.proceed()
 
     def after(self, cell: CellFact) -> None:
-        """Note that it has ended; if its listeners scanned its leftovers, the sidebar needs no scan of its own."""
+        """Note that it ended; if its listeners scanned its leftovers, the sidebar needs no scan of its own."""
         if self._handler is not None:
             self._handler.states.offer(cell.scan.last)
             if cell.raised:

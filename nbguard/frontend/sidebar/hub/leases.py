@@ -37,7 +37,7 @@ class _Lease:
 
 
 class Leases:
-    """The views that look, by the names that they have given themselves. Safe to use from any thread."""
+    """The views that look, by the names that they gave themselves. Safe to use from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

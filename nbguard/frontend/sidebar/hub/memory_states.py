@@ -34,7 +34,7 @@ class MemoryStates:
     Args:
         notebook: returns where the names live, and whether a cell runs beside the thread that asks.
         boot: the name of this run of the kernel.
-        cells: returns the numbers of the last cell that has ended, and of the cell that runs.
+        cells: returns the numbers of the last cell that ended, and of the cell that runs.
         notices: returns the notices on objects still in memory.
         recall: tells an analysis the findings on its failure.
         passed: returns the numbers of a cell that ran out of memory and has run through since.

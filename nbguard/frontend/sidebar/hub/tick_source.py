@@ -51,7 +51,7 @@ class TickSource:
         self._line.begin_cell(time.time(), number, cell_id, self._peaks())
 
     def end_cell(self, oom: OomFact | None = None) -> None:
-        """Note that it has ended, and that it ran out of memory, if it is known to have."""
+        """Note that it ended, and that it ran out of memory, if it is known to have."""
         self._line.end_cell(time.time(), self._peaks(), oom)
 
     def call(self, names: dict[int, str]) -> None:

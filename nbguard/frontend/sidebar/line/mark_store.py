@@ -68,7 +68,7 @@ class MarkStore:
             self._observe({device: (point.high, peaks.get(device)) for device, point in points.items()})
 
     def end_cell(self, t: float, after: Mapping[str, AllocatorPeak] | None) -> None:
-        """Note that the cell has ended, with the counters at that moment."""
+        """Note that the cell ended, with the counters at that moment."""
         with self._lock:
             self._observe({device: (each.allocated, each.peak) for device, each in (after or {}).items()})
             self._close(t)

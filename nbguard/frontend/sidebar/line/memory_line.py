@@ -44,7 +44,7 @@ class MemoryLine:
         self._marks.begin_cell(t, number, cell_id, counters)
 
     def end_cell(self, t: float, counters: Mapping[str, AllocatorPeak] | None, oom: OomFact | None) -> None:
-        """Note that it has ended, and the request that failed in it, if one is known."""
+        """Note that it ended, and the request that failed in it, if one is known."""
         self._marks.end_cell(t, counters)
         requested = 0 if oom is None else oom.requested or 0
         if oom is not None and requested:

@@ -51,7 +51,7 @@ class Pictured(NamedTuple):
     """The answer to `picture`."""
 
     rid: str
-    html: str  # the report after the last cell that has ended, dated; every name is escaped
+    html: str  # the report after the last cell that ended, dated; every name is escaped
 
 
 class Planned(NamedTuple):

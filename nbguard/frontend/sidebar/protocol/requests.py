@@ -49,7 +49,7 @@ def does_something(plan: Plan) -> bool:
 
 
 def waits_for_cell(action: ActionName, plan: Plan | None = None) -> str:
-    """Return why `action` waits until the cell that runs has ended; empty if it can be done now.
+    """Return why `action` waits until the cell that runs ends; empty if it can be done now.
 
     Of a plan to clean stale all waits, but for one that was made for it (`while_busy`): taken alone, its steps give back less.
     """

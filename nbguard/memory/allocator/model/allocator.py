@@ -234,7 +234,7 @@ class CachingAllocator:
     # --- the search, and memory from the driver ---------------------------------------------------------------------------
 
     def choose(self, free: FreeSet, index: int, rounded: int) -> int:
-        """Return the index of the free block that serves a request; or -1 if there is none (`get_free_block`).
+        """Return the index of the free block that serves a request, or -1 if there is none (`get_free_block`).
 
         PyTorch considers one candidate only: where that is refused, the search does not go on to the next.
 

@@ -38,7 +38,7 @@ def empty_cache() -> None:
 def note_left_pools(unkept: Collection[PoolId]) -> None:
     """Remember which of the private pools `unkept` have free segments though the cache has just been emptied.
 
-    Nothing known keeps these pools, and they give nothing back: a capture that failed has left them in use for good.
+    Nothing known keeps these pools, and they give nothing back: a capture that failed left them in use for good.
     """
     segments = chain.from_iterable(segments_by_device().values()) if unkept else ()
     remember_left_pools(with_free_segments(segments, unkept))

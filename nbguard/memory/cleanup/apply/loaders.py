@@ -93,7 +93,7 @@ def _insist(processes: Iterable[Process]) -> list[Process]:
         until = time.monotonic() + _PATIENCE
         while left and time.monotonic() < until:
             time.sleep(0.02)
-            multiprocessing.active_children()  # asks after those that have ended, so that their entries go
+            multiprocessing.active_children()  # asks after those that ended, so that their entries go
             left = [process for process in left if is_listed(process)]
     return left
 

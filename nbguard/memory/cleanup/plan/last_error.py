@@ -30,7 +30,7 @@ def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:
 
 
 def variables_of_error(graph: Graph) -> set[int]:
-    """Return the nodes that variables of the last error's frames are: among them the Learner whose fit has failed."""
+    """Return the nodes that variables of the last error's frames are: among them the Learner whose fit failed."""
     entries = [node for root in graph.roots if root.kind == "error" and root.label != DEBUGGER for node in root.nodes]
     return {child for owner in shell_of(graph, entries) for child, _, _ in parts_of_error(graph, owner)}
 

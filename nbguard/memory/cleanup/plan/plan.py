@@ -118,7 +118,7 @@ LEFT_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftHolder:
-    """A holder that a cleanup has left alone."""
+    """A holder that a cleanup left alone."""
 
     label: str  # the user's name for it
     nbytes: int  # bytes that no other holder has; 0 if others have all of them

@@ -115,7 +115,7 @@ def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[
         refs = () if fact.node is None else tuple(graph.nodes[node].ref for node in (fact.node, *fact.loaders))
         host = "" if fact.host is None else f", {format_bytes(fact.host)} of host memory"
         detail = f"{workers.pids}{host}; {_AFTERWARDS[workers.use]}"
-        yielded = (str(fact.yielded),)  # which shows the step whether somebody has gone on with it
+        yielded = (str(fact.yielded),)  # which shows the step whether somebody went on with it
         yield (
             Action(
                 kind="workers",

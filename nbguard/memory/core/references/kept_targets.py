@@ -104,7 +104,7 @@ def kept_targets(state: CleanupState, idle: Collection[Target]) -> Iterator[Kept
 def _release(
     state: CleanupState, storages: Set[int], going: Targets, targets: Targets, free: Set[int], *, has_caches: bool
 ) -> Advice:
-    """Return the command that releases `targets` once `going` have gone, and `free` is free; none where it frees no `storages`.
+    """Return the command that releases `targets` once `going` are gone, and `free` is free; none where it frees no `storages`.
 
     Displayed results that go with the other targets need not be named.
     """

@@ -126,7 +126,7 @@ class _Search:
             cut.add((way[place - 1], way[place]))
 
     def _cache(self, way: tuple[int, ...]) -> int | None:
-        """Return the place of the first function on a way whose cache leads on; or None if there is none."""
+        """Return the place of the first function on a way whose cache leads on, or None if there is none."""
         graph, steps = self.graph, enumerate(pairwise(way))
         return next(
             (n for n, step in steps if is_function_cache(graph, step[0]) and step in cached_edges(graph, step[0])), None

@@ -33,7 +33,7 @@ Way = tuple[int, ...]
 
 ANY = "[*]"
 WAITING = frozenset({"task", "timer"})
-"""Registries of an event loop. A cancelled entry goes only when the cell's own turn has ended."""
+"""Registries of an event loop. A cancelled entry goes only when the cell's own turn ends."""
 HOOK = re.compile(r"_hooks\[\d+\]$")
 """End of the path of a module's or tensor's hook: as a target it goes as often as it is registered."""
 _MOST = 100

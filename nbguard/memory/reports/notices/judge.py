@@ -34,7 +34,7 @@ HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Left:
-    """The remains of one object whose name has gone, and the ways to them."""
+    """The remains of one object whose name is gone, and the ways to them."""
 
     gone: Departure
     storages: frozenset[int]  # numbers of those that are left
@@ -59,7 +59,7 @@ def judge_departures(
 
 
 def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
-    """Return the notice on a name that has gone, or None if all that is left is wanted or goes with the next collection."""
+    """Return the notice on a name that is gone, or None if all that is left is wanted or goes with the next collection."""
     return judge_again(analysis, (gone,), least, views)
 
 
@@ -94,7 +94,7 @@ def _gone_as(why: Why, gone: Departure) -> Why:
 
 
 def _left_of(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> _Left | None:
-    """Return the remains of an object whose name has gone, or None if they are less than `least` bytes.
+    """Return the remains of an object whose name is gone, or None if they are less than `least` bytes.
 
     Memory that the next collection frees is left out, and so is wanted memory: it has a name of its own, or the name's new
     object or the one whose part it was leads to it. Where the object itself is gone, or only referred to the memory of others,

@@ -64,7 +64,7 @@ class Notice:
     is_for_good: bool = field(default=False, metadata={"json": False})  # no line ends it: it goes only with the kernel
     frees: int | None = None  # bytes of tensors that these lines give back together; None without any, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
-    names: tuple[str, ...] = ()  # all names that have gone and left this, those of later cells last
+    names: tuple[str, ...] = ()  # all names that are gone and left this, those of later cells last
     times: int = 1  # how often it has been noticed: by the names, or by the runs of a growth
     is_left: bool = True  # it is still there; False if its memory is gone since, or has become wanted
     storages: frozenset[StorageKey] = field(default=frozenset(), metadata={"json": False})  # that are left

@@ -54,13 +54,13 @@ class RoundsReport(Result):
     view: ClassVar[str] = "nbguard.memory.reports.notices.rounds:rounds_blocks"
 
     action: str  # the expression, or the name of the watch
-    rounds: tuple[int, ...]  # bytes that each round has left and that are still held after the last one
+    rounds: tuple[int, ...]  # bytes that each round left and that are still held after the last one
     left: tuple[LeftByRounds, ...]  # by holder, the most first; the first round, which may fill caches, does not count
-    garbage: tuple[Garbage, ...] = ()  # that each round has left to the collector
+    garbage: tuple[Garbage, ...] = ()  # that each round left to the collector
 
     @property
     def leaks(self) -> bool:
-        """Return whether every round but the first has left something."""
+        """Return whether every round but the first left something."""
         return len(self.rounds) > 1 and all(self.rounds[1:])
 
 

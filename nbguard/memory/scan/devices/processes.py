@@ -59,7 +59,7 @@ def _entry(pid: int) -> Any:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return the process that has `pid` now; None if there is none, or only the entry of one that has ended."""
+    """Return the process that has `pid` now; None if there is none, or only the entry of one that ended."""
     entry = _entry(pid)
     if entry is None or _ask(entry.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return None
@@ -68,7 +68,7 @@ def process_of(pid: int) -> Process | None:
 
 
 def is_alive(process: Process) -> bool:
-    """Say whether this very process still runs: not one that has its pid by now, and not one that has ended."""
+    """Say whether this very process still runs: not one that has its pid by now, and not one that ended."""
     return process_of(process.pid) == process
 
 
@@ -78,7 +78,7 @@ def is_child(process: Process) -> bool:
 
 
 def is_listed(process: Process) -> bool:
-    """Say whether the system still has an entry for this very process, be it one that has ended and was not asked for."""
+    """Say whether the system still has an entry for this very process, be it one that ended and was not asked for."""
     entry = _entry(process.pid)
     return entry is not None and _ask(entry.create_time) == process.started
 
@@ -130,7 +130,7 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
 
     The driver's list counts only where it speaks of the pids that are seen here: in a container it may speak of the host's.
     Own processes that have a device's files open are on it whatever the list says: a forked worker keeps the memory of a
-    kernel that has died without being listed.
+    kernel that died without being listed.
     """
     if psutil is None:
         return (), _NO_PSUTIL
@@ -171,7 +171,7 @@ def _holders_of_device_files() -> Iterator[int]:
 def process_facts(
     pid: int, devices: tuple[tuple[str, int | None], ...] = (), holds_files: bool = False
 ) -> DeviceProcess | None:
-    """Return the facts on a process that it is diagnosed by, or None if it has ended."""
+    """Return the facts on a process that it is diagnosed by, or None if it ended."""
     entry = _entry(pid)
     started = None if entry is None else _ask(entry.create_time)
     if entry is None or started is None:
@@ -208,7 +208,7 @@ def _owner(process: Any) -> tuple[str, ...] | None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Say whether a process has lost its parent: its number belongs to no process, or to one younger than the child.
+    """Say whether a process lost its parent: its number belongs to no process, or to one younger than the child.
 
     A process may be there without being shown to this user.
     """

@@ -2,7 +2,7 @@
 
 From torch 2.13 on at the latest a node of a graph keeps its Python wrapper once anything has asked for it, and a chain of nodes
 with wrappers is freed by recursion: 215 to 340 bytes of stack a node, with or without plain nodes between them, until the
-stack overflows and the process dies. So the longest path of nodes that looks have given wrappers stays under a limit, over
+stack overflows and the process dies. So the longest path of nodes that looks gave wrappers stays under a limit, over
 all looks of the process. (docs/adr/0012-long-graphs.md)
 
 A look asks for wrappers in walks, each from one tensor downwards. A walk that came to the end of its graph knows its height

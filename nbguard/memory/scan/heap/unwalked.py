@@ -21,7 +21,7 @@ _CHUNK = 4096
 
 
 def fill_rest(walk: Walk, nodes: list[Any]) -> None:
-    """Let the rest refer to all that it may hold of the objects and storages that the walk has met, and look into that.
+    """Let the rest refer to all that it may hold of the objects and storages that the walk met, and look into that.
 
     `nodes` are the autograd nodes that gc tracks and no root had led to: contexts of the user's functions, nodes with hooks.
     """
@@ -73,7 +73,7 @@ def _held_in_cpp(walk: Walk) -> set[int]:
 
 
 def _shared_storages(walk: Walk) -> list[int]:
-    """Return the storages that more tensors share than the walk has met."""
+    """Return the storages that more tensors share than the walk met."""
     torch: Any = sys.modules["torch"]
     count = getattr(torch._C, "_storage_Use_Count", None)
     if count is None:

@@ -67,7 +67,7 @@ def gradient_calls(objects: list[tuple[int, Any]]) -> tuple[tuple[int, str], ...
 
 
 def _leftovers(learner: Any) -> tuple[str, ...]:
-    """Return the attributes that a fit has left, of the Learner and of its callbacks; none where it has no loaders any more."""
+    """Return the attributes that a fit left, of the Learner and of its callbacks; none where it has no loaders any more."""
     experiment, attributes = experiment_of(type(learner)), attributes_of(learner) or {}
     if any(part.kind == "loader" and part.attribute not in attributes for part in experiment.parts):
         return ()

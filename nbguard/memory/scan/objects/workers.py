@@ -123,14 +123,14 @@ def _loaders(walk: Walk, running: dict[int, int], numbers: dict[int, int]) -> di
 
 
 def _is_made_since(holder: Any, walk: Walk) -> bool:
-    """Say whether a holder is the attribute dict of an object that the walk has met: CPython makes it when first asked for."""
+    """Say whether a holder is the attribute dict of an object that the walk met: CPython makes it when first asked for."""
     return type(holder) is dict and any(
         id(owner) in walk.number and attributes_of(owner) is holder for owner in gc.get_referrers(holder)
     )
 
 
 def _held_unseen(walk: Walk, at: dict[int, int], own: set[int]) -> set[int]:
-    """Return the ids of the iterators, among these (id: number in the walk), with more referrers than the walk has met.
+    """Return the ids of the iterators, among these (id: number in the walk), with more referrers than the walk met.
 
     The loop that runs over an iterator keeps it where Python shows it to nobody: on the stack of its frame. So does an object
     between the two (`enumerate`, a generator), which then is an object that no root leads to.

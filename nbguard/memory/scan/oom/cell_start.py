@@ -23,7 +23,7 @@ class CellStart:
     names: dict[str, int]  # ids of the values of the namespace
     atoms: frozenset[str]  # the names among them whose values are numbers, strings or None
     devices: dict[str, AllocatorCounts]  # counters by device; none of devices that the process had not used
-    ended: dict[str, int] | None = None  # ids of the values of the namespace at the cell's end, once another cell has begun
+    ended: dict[str, int] | None = None  # ids of the values of the namespace at the cell's end, once another cell begins
 
 
 class _Latest:

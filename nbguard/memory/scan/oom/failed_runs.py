@@ -83,7 +83,7 @@ def earlier_failures(
 
 
 def _inputs_of(source: str, namespace: dict[str, Any], global_names: Names | None) -> set[str] | None:
-    """Return the names that a cell may reach and does not make itself before; or None if it may be any name."""
+    """Return the names that a cell may reach and does not make itself before, or None if it may be any name."""
     reached = reached_by(source, namespace, global_names)
     return None if reached is None else reached - made_by(source, sys.maxsize, global_names)
 
@@ -94,7 +94,7 @@ def _is_same(read: set[str], one: FailedRun, other: FailedRun) -> bool:
 
 
 def hash_of(value: object) -> int | None:
-    """Return a hash of a number, string, function, module or class; or None if it may change inside."""
+    """Return a hash of a number, string, function, module or class, or None if it may change inside."""
     kind = type(value)
     if id(kind) in ATOMS:
         return hash((id(kind), value))

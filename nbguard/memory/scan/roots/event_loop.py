@@ -4,7 +4,7 @@ At its next turn go dropped asynchronous generators, and the result that woke th
 When the last reference to a suspended one goes, a hook of asyncio's puts `loop.create_task(generator.aclose())` into the loop's
 queue (CPython 3.10 to 3.14: `BaseEventLoop._asyncgen_finalizer_hook`). Until then the queue keeps what the generator's
 variables lead to, and nothing can be done about it but to let the loop turn. The entry that runs keeps its arguments until it
-returns: the task that a cell has awaited, with its error, until the cell has ended.
+returns: the task that a cell has awaited, with its error, until the cell ends.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def error_roots(shell: Any) -> list[LiveRoot]:
 
 
 def traced_frames() -> list[types.FrameType]:
-    """Return the running frames of this thread on which a debugger that has ended left its trace function.
+    """Return the running frames of this thread on which a debugger that ended left its trace function.
 
     `set_trace()` puts it on every frame up to the outermost, `continue` takes it off all but that one.
     """

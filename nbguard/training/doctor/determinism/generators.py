@@ -16,7 +16,7 @@ SEEDED: weakref.WeakKeyDictionary[object, set[int]] = weakref.WeakKeyDictionary(
 
 
 def is_seeded(generator: Any) -> bool:
-    """Say whether a generator has its state from a seed that nbguard has set and not undone."""
+    """Say whether a generator has its state from a seed that nbguard set and has not undone."""
     return any(id(generator) in ids for ids in SEEDED.values())
 
 

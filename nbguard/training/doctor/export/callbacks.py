@@ -21,7 +21,7 @@ _SETTERS = ("setattr", "__setattr__")
 _UPDATE, _NAMESPACES = "update", ("__dict__", "vars")
 """Functions that bind an attribute by its name as a text, which no instruction shows."""
 _ENDS = ("POP_TOP", "STORE_", "RETURN_", "FOR_ITER", "LIST_APPEND", "POP_JUMP")
-"""Beginnings of the instructions at which a statement has ended."""
+"""Beginnings of the instructions at which a statement ended."""
 
 
 def batch_changes(subject: TrialSubject) -> tuple[BatchChange, ...]:

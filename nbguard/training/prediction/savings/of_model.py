@@ -20,7 +20,7 @@ def of_model(path: str, model: Any, after: str = "") -> Iterator[Change]:
     Args:
         path: expression that leads to the model.
         model: the user's, which is read.
-        after: a line to run after parameters have gone.
+        after: a line to run after parameters are gone.
     """
     if blocks := _repeated(model):
         kind, count = blocks

@@ -26,7 +26,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSamples:
-    """One fit that has ended."""
+    """One fit that ended."""
 
     title: str  # of its report
     batches: int  # training batches

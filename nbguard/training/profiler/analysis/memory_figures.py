@@ -12,7 +12,7 @@ from nbguard.training.profiler.analysis.figures import Figure
 
 
 def cell_figures(record: CellRecord, devices: Iterable[DeviceFacts] = ()) -> tuple[Figure, ...]:
-    """Return the figures of a cell that has ended: the counters, and the cell's changes to them, by device.
+    """Return the figures of a cell that ended: the counters, and the cell's changes to them, by device.
 
     `devices`: with their segments, where these are known; only then there are stranded bytes and the largest free block.
     """

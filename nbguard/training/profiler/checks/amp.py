@@ -259,7 +259,7 @@ class _Scaler:
     def is_now(self, update: int, is_told: bool, values: tuple[float, ...]) -> None:
         """Take a scale down: `values` after the update of this number.
 
-        `is_told`: which steps were skipped is told otherwise; else the scale has fallen by them, or can fall no further.
+        `is_told`: which steps were skipped is told otherwise; else the scale fell by them, or can fall no further.
         """
         (scale,) = values
         if scale != self.last and len(self.scales) < _KEPT:

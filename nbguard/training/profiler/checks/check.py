@@ -43,7 +43,7 @@ class Instrument(Protocol[Observed]):
         """Subscribe and patch, on the thread of the fit. An exception switches it off, not the fit."""
 
     def stop(self) -> None:
-        """Take everything down again; called once, however the fit has ended, and before anything is shown."""
+        """Take everything down again; called once, however the fit ended, and before anything is shown."""
 
     def observe(self) -> Observed:
         """Return its observations; called after `stop`."""

@@ -25,7 +25,7 @@ _MUCH = 32 * MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopFacts:
-    """The names that a loop has left. Bytes are those of tensors on a device."""
+    """The names that a loop left. Bytes are those of tensors on a device."""
 
     names: tuple[str, ...] = ()  # the largest first
     nbytes: int = 0

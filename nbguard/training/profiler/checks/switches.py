@@ -31,7 +31,7 @@ def unwarned(category: type[Warning] = Warning) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # somebody has set other filters meanwhile
+        with suppress(ValueError):  # somebody set other filters meanwhile
             filters.remove(ignored)
 
 

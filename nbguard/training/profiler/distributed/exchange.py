@@ -49,7 +49,7 @@ class RankExchange:
         self._is_over.set()
 
     def _from_file(self, rank: int) -> str | None:
-        """Return the message that a rank of this host has left for this fit."""
+        """Return the message that a rank of this host left for this fit."""
         file = None if self._board is None else self._board.file(rank)
         fit, _, text = ((file and file.read("message")) or "").partition(" ")
         return text if fit == str(self._fit) else None

@@ -42,7 +42,7 @@ class RankLiveness:
         self._file.write_pulse(self._fit, batch, code, time.monotonic_ns())
 
     def close(self) -> None:
-        """Show no sign of life any more: this rank's fit has ended."""
+        """Show no sign of life any more: this rank's fit ended."""
         self._file.write_pulse(_NO_FIT, 0, _NO_PHASE, 0)
 
 
@@ -104,7 +104,7 @@ class RankWatch:
         recorder.subscribe("loader", self._loads)
 
     def ended(self, error: BaseException | None) -> None:
-        """Say how the fit has ended on this rank, before anything else: others may wait for it in vain."""
+        """Say how the fit ended on this rank, before anything else: others may wait for it in vain."""
         self._hangs.stop(error)
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class RankWatch:
     def exchange(self, row: RankRow) -> RankObservations | None:
         """Send the row of this rank to rank 0; on rank 0 collect the rows of all ranks and return them, else None.
 
-        The numbers of rank and process and the name of the host are filled in. Called once, however the fit has ended; waits
+        The numbers of rank and process and the name of the host are filled in. Called once, however the fit ended; waits
         no longer than `limit`. An interrupt ends the waiting, not the report.
         """
         self._find_rank()
@@ -226,7 +226,7 @@ class RankWatch:
         return {rank: pulse for rank in others if rank not in texts and (pulse := self._pulse(rank))}
 
     def _may_come(self, at: Rank, pulses: dict[int, Pulse], texts: dict[int, str], waited: float) -> bool:
-        """Say whether it is worth waiting: somebody is alive, or has left no sign and may be on another host."""
+        """Say whether it is worth waiting: somebody is alive, or left no sign and may be on another host."""
         if any(pulse.is_alive for pulse in pulses.values()):
             return True
         is_unseen = len(texts) + len(pulses) < at.world - 1

@@ -39,7 +39,7 @@ class RankWatchdog:
     def stop(self) -> None:
         """End the watch with a last check, as an error of this fit may have come of another rank's death."""
         self._is_over = True
-        with suppress(BrokenPipeError):  # it has ended by itself
+        with suppress(BrokenPipeError):  # it ended by itself
             os.write(self._end, b".")
         self._thread.join(1)
         os.close(self._end)
@@ -83,7 +83,7 @@ class RankWatchdog:
 def _wake_at_end(pid: int, wakers: select.poll, until: ExitStack) -> None:
     """Have the end of a process wake the poll, where the system can do that; elsewhere the next poll sees it."""
     if hasattr(os, "pidfd_open"):
-        with suppress(OSError):  # it has ended in this moment
+        with suppress(OSError):  # it ended in this moment
             fd = os.pidfd_open(pid)
             until.callback(os.close, fd)
             wakers.register(fd, select.POLLIN)

@@ -29,7 +29,7 @@ class GpuWatch:
         self._marks: list[GpuMark] = []
         self._pending: deque[tuple[Any, int, str, int]] = deque()
         self._free: list[Any] = []
-        self._last: Any = None  # the latest event that the GPU has come to, and when by its clock
+        self._last: Any = None  # the latest event that the GPU came to, and when by its clock
         self._now = 0
         self._batch = 0
         self._is_chained = False
@@ -57,7 +57,7 @@ class GpuWatch:
             self._close_driver()
 
     def observe(self) -> GpuObservations:
-        """Return the events that the GPU has come to, and the driver's readings."""
+        """Return the events that the GPU came to, and the driver's readings."""
         return GpuObservations(tuple(self._marks), tuple(self._used), self._why_not)
 
     def _on_batch(self, number: int) -> None:
@@ -89,7 +89,7 @@ class GpuWatch:
             self._nvml = NvmlReader().__enter__()
 
     def _record(self, phase: str, batch: int | None = None) -> None:
-        """Put an event into the stream, with the phase that has ended; none while a CUDA graph is recorded."""
+        """Put an event into the stream, with the phase that ended; none while a CUDA graph is recorded."""
         cuda = sys.modules["torch"].cuda
         is_full = len(self._pending) >= _PENDING or len(self._marks) >= _KEPT
         if self._recorder.batches != self._batch or is_full or cuda.is_current_stream_capturing():
@@ -103,7 +103,7 @@ class GpuWatch:
         self._is_chained = True
 
     def _read(self) -> bool:
-        """Read the events that the GPU has come to; say whether there are no others.
+        """Read the events that the GPU came to; say whether there are no others.
 
         None is asked while a CUDA graph is recorded: the question alone would make the recording fail.
         """

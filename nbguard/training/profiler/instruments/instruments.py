@@ -173,7 +173,7 @@ class Instruments:
         return log
 
     def _begin_fit(self, at: LogPosition, iterator: Any) -> None:
-        """Close the observations of the fit that is over, and watch the one that has begun `at` a place of the log.
+        """Close the observations of the fit that is over, and watch the one that began `at` a place of the log.
 
         `iterator`: the one over its loader, if that was asked already.
         """

@@ -55,7 +55,7 @@ _Key = tuple[int, ...]
 
 
 class StackSampler:
-    """Notes which lines the fit's thread is at. Keeps code objects until the fit has ended, and no frame."""
+    """Notes which lines the fit's thread is at. Keeps code objects until the fit ends, and no frame."""
 
     watches = "names of slow code"
 
@@ -209,7 +209,7 @@ def _stack_of_thread(thread: int) -> _Stack:
     """Return the stack of another thread, which does not run meanwhile.
 
     It would run if a garbage collection came between two frames, or if the turn of this thread ended there. CPython 3.11 may
-    crash then: a frame that has ended is walked (python/cpython issue 99110, getsentry/sentry-python issue 2386).
+    crash then: a frame that ended is walked (python/cpython issue 99110, getsentry/sentry-python issue 2386).
     """
     collects, interval = gc.isenabled(), sys.getswitchinterval()
     gc.disable()

@@ -278,7 +278,7 @@ class FiniteWatch:
         self._next_look = now + int((now - start) / _SHARE)
 
     def _has_gradients(self) -> None:
-        """Look at all gradients of a backward pass that has left unusual ones, before anything changes them or adds to them."""
+        """Look at all gradients of a backward pass that left unusual ones, before anything changes them or adds to them."""
         if self._first is None:
             self._were_finite = False
             for alike in by_kind(list(self._usual.parameters())):

@@ -12,7 +12,7 @@ from nbguard.training.profiler.nonfinite.operations.operation_search import Oper
 from nbguard.training.profiler.nonfinite.operations.step_values import StepValues
 
 _PERSISTS = (3, 12)
-"""Steps skipped in a row until the operation is looked for: by the second time a scale has fallen far enough."""
+"""Steps skipped in a row until the operation is looked for: by the second time a scale fell far enough."""
 
 
 class SkippedSteps:

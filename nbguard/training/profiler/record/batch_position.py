@@ -51,7 +51,7 @@ class Body:
 
 
 class Bodies:
-    """Follows the sampled batches. `closed` is called with each one that has ended."""
+    """Follows the sampled batches. `closed` is called with each one that ended."""
 
     watches = "hidden synchronisations"
 

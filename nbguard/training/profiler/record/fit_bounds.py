@@ -16,7 +16,7 @@ _SHORT = 32
 """Losses until a fit without a loader may make another optimizer, unless it makes them as it goes (meta-learning)."""
 
 Begins = Callable[[LogPosition, Any], None]
-"""Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
+"""Is called once another fit begins: with the place where, and the iterator over its loader, None if that comes later."""
 
 
 class FitBounds:

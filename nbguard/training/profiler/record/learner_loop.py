@@ -358,7 +358,7 @@ class LearnerLoop:
             self._recorder.attempt(self, "fit", self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Emit once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
+        """Emit once that a fit ended; a profile that began inside the fit learns it from the events inside."""
         if self._is_fitting:
             self._is_fitting = False
             self._loop.watch_modules()  # before the event: a subscriber may end the profile

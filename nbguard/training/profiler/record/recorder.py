@@ -45,7 +45,7 @@ Event = Literal[
 """Events that instruments may subscribe to. They are emitted on the thread of the fit:
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader), or
-  has begun in a loop that asks no loader: there one begins with the first call of a model after a step or, where no optimizer
+  began in a loop that asks no loader: there one begins with the first call of a model after a step or, where no optimizer
   steps, after a loss; the second of all is the first known one
 - `stretch(begins)`: from this batch on all are sampled, or from this one on only some: patches of frequently called functions
 can be taken out for that time; its end comes in the reverse order, as the patches of several lie on one another - `waited()`:
@@ -56,14 +56,14 @@ first
 - `forward(module, args)`: the outermost module is about to be called; `args` are all its arguments, those given by name, too
 - `output(result)`: the outermost module has returned, unless it is a loss
 - `loss(tensor)`: the loss of a training batch is there, before the backward pass
-- `backward()`: the backward pass has ended: gradients are there
+- `backward()`: the backward pass ended: gradients are there
 - `grad()`: `torch.autograd.grad` is about to go through a graph, under whatever name it is called
 - `gradients()`: those that `usual_gradients` examined after a backward pass are unusual
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
 - `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None if not given
 - `scale(scaler, given, infinite)`: a GradScaler has updated its scale, to a given one if `given`; `infinite` has for each
   optimizer the flag that its gradients were not finite
-- `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
+- `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """
 _RARE = frozenset(("stretch", "gradients", "end", "model", "scale", "learner", "loader", "fit ends"))
@@ -110,7 +110,7 @@ class Recorder:
     """Keeps the log of the thread that creates it, and calls subscribers at events. Holds no object of the user's.
 
     `mark(code)` logs the phase that has gone on since the last mark, as does `add((code, clock()))` without a call. Where one
-    of `phases.STEP_PHASES` has ended, that is emitted, too, if there are subscribers. `current` is the number of the phase that
+    of `phases.STEP_PHASES` ended, that is emitted, too, if there are subscribers. `current` is the number of the phase that
     goes on now; `subscribers` receive the events of this batch.
 
     With slots: every batch reads some of them, and its data is never in the processor's caches.
@@ -279,7 +279,7 @@ class Recorder:
         self.emit("step", optimizer)
 
     def has_gradients(self) -> None:
-        """Emit that a backward pass has left unusual gradients, if it has."""
+        """Emit that a backward pass left unusual gradients, if it did."""
         is_usual = self.usual_gradients
         try:
             if is_usual is None or is_usual():
@@ -342,7 +342,7 @@ class Recorder:
         self.hears = self.looks or has_more or any(always[event] for event in _INSIDE)
 
     def _tell_stretch(self, *, begins: bool) -> None:
-        """Emit that a stretch begins or has ended; never once something is compiled, which patches that change undo."""
+        """Emit that a stretch begins or ended; never once something is compiled, which patches that change undo."""
         if begins != self._is_stretch and (self._stretches < _STRETCHES or not begins) and not has_compiled():
             self._is_stretch = begins
             self._stretches += begins
@@ -366,7 +366,7 @@ class Recorder:
         return self._log.position(entries)
 
     def begin_fit(self, at: LogPosition, keeps: Callable[[Callable[..., None]], bool]) -> None:
-        """Note that another fit has begun, at a place of the log: its batches are counted and looked at from the first one on.
+        """Note that another fit began, at a place of the log: its batches are counted and looked at from the first one on.
 
         Of the subscribers only those stay that `keeps` says.
         """

@@ -155,7 +155,7 @@ class TorchLoop:
         self._recorder.aside(self.fits, "loss", self.fits.trains)
 
     def begins_fit(self) -> None:
-        """Emit the next module that is called, whatever was called before: another fit has begun."""
+        """Emit the next module that is called, whatever was called before: another fit began."""
         self._model = _nothing
 
     def rehearsal(self) -> Rehearsal:

@@ -82,7 +82,7 @@ class MlflowSink:
             self._client.log_batch(run, metrics[start : start + _AT_ONCE])
 
     def _keep(self, run: str, record: RunRecord) -> None:
-        """Keep the record: as parameters, except those that the user has set, as MLflow's own tags, and as a file."""
+        """Keep the record: as parameters, except those that the user set, as MLflow's own tags, and as a file."""
         entities, data = self._mlflow.entities, self._client.get_run(run).data
         names = {_name(name): value[:_VALUE] for name, value in record.flat().items()}
         params = [entities.Param(name, value) for name, value in names.items() if name not in data.params]

@@ -99,7 +99,7 @@ def _absent(kind: FaultKind, late: list[RankFacts], waiting: list[int], waited: 
 
 
 def _ended(ranks: list[int], waiting: list[int], waited: CollectiveCall) -> tuple[list[int], FaultKind, str]:
-    """Return (ranks at fault, kind, sentence) where some have ended and others wait: at fault is the smaller part."""
+    """Return (ranks at fault, kind, sentence) where some ended and others wait: at fault is the smaller part."""
     who, others = ranks_words(ranks), ranks_words(waiting)
     verb, call = wait(waiting), call_at(waited)
     if len(waiting) < len(ranks):
@@ -157,7 +157,7 @@ def _message_words(call: CollectiveCall) -> str:
 
 
 def same_call(groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:
-    """Yield a call that all ranks have come to, and that does not end."""
+    """Yield a call that all ranks came to, and that does not end."""
     for group in groups:
         calls = [call for call in group.at(group.last).values() if call is not None]
         if len(calls) == len(group.calls) > 1 and not any(call.is_done for call in calls):

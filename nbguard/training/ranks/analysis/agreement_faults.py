@@ -196,7 +196,7 @@ def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
 def _past_the_loop(difference: CallDifference) -> tuple[FaultKind, str, str]:
     """Return the diagnosis on ranks that call something of their own while the others are in DistributedDataParallel.
 
-    Where no rank has come to that line before, nothing tells whether they are past the loop, or alone call it in its midst.
+    Where no rank came to that line before, nothing tells whether they are past the loop, or alone call it in its midst.
     """
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting

@@ -26,7 +26,7 @@ class GroupCalls:
 
     @property
     def last(self) -> int:
-        """Return the last position that any rank has come to."""
+        """Return the last position that any rank came to."""
         return max((max(calls, default=0) for calls in self.calls.values()), default=0)
 
     def at(self, position: int) -> dict[int, CollectiveCall | None]:
@@ -51,7 +51,7 @@ class GroupCalls:
         return self._first_shift(made, self.last + 1)
 
     def _made(self) -> dict[int, list[CollectiveCall]]:
-        """Return the calls at each position that all ranks remember and any has come to, in their order."""
+        """Return the calls at each position that all ranks remember and any came to, in their order."""
         made: dict[int, list[CollectiveCall]] = {}
         for calls in self.calls.values():
             for position, call in calls.items():

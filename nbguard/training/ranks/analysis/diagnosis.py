@@ -16,7 +16,7 @@ FaultKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFault:
-    """One reason why ranks wait for each other, or have ended."""
+    """One reason why ranks wait for each other, or ended."""
 
     kind: FaultKind
     ranks: tuple[int, ...]  # at fault; where two of two differ, both, unless one has plainly left something out

@@ -44,7 +44,7 @@ def faults(job: JobFacts) -> Iterator[RankFault]:
 
 
 def _calls(facts: RankFacts) -> int:
-    """Return how many calls a rank has made: of ranks that have died, the others waited for the one with the fewest."""
+    """Return how many calls a rank has made: of ranks that died, the others waited for the one with the fewest."""
     return max((call.position for call in facts.calls), default=0)
 
 

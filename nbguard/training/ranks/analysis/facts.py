@@ -12,7 +12,7 @@ from nbguard.plain_data import Within, from_plain, to_plain
 from nbguard.render.words import clean
 
 RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]
-"""`ended`: it has left the watch without an error; `died`: its process is gone; `unknown`: it was never heard of."""
+"""`ended`: it left the watch without an error; `died`: its process is gone; `unknown`: it was never heard of."""
 
 Caller: TypeAlias = Literal["", "DDP forward", "DDP backward"]
 """The part of DistributedDataParallel that made a call; empty for the user's own code."""

@@ -35,9 +35,9 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
 
 
 def _let_down(facts: RankFacts) -> RankFacts:
-    """Return the facts of a rank, its last collective as one that waits where another rank's end has broken it off.
+    """Return the facts of a rank, its last collective as one that waits where another rank's end broke it off.
 
-    gloo's recorder counts a collective that has failed among those that are complete. The line of a call that has none is the
+    gloo's recorder counts a collective that failed among those that are complete. The line of a call that has none is the
     error's.
     """
     last = next((at for at in range(len(facts.calls) - 1, -1, -1) if not facts.calls[at].is_p2p), None)

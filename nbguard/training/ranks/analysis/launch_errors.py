@@ -56,7 +56,7 @@ class LaunchErrors(Result):
     label: ClassVar[str] = "Errors of the ranks of a launch"
 
     errors: tuple[RankError, ...]  # at least one
-    silent: tuple[int, ...] = ()  # ranks that have left no error, though the launcher waited for one
+    silent: tuple[int, ...] = ()  # ranks that left no error, though the launcher waited for one
     launched: str = ""  # the cell and line that launched the ranks: "In[5], line 1"; empty if unknown
 
     @property

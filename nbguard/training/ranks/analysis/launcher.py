@@ -1,4 +1,4 @@
-"""The launcher of this process by the variables that it has set."""
+"""The launcher of this process by the variables that it set."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _launcher(variables: Mapping[str, str]) -> str:
 
 
 def own_names(launcher: str, variables: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return a launcher's own names for rank and number of ranks, as far as it has set them; None where it has none.
+    """Return a launcher's own names for rank and number of ranks, as far as it set them; None where it has none.
 
     They mean the same as RANK and WORLD_SIZE: not for one of several roles of torchrun, nor for a pod of several ranks.
     """

@@ -1,1 +1,1 @@
-"""Errors of ranks, in words, and brought home from a launch that has failed."""
+"""Errors of ranks, in words, and brought home from a launch that failed."""

@@ -32,7 +32,7 @@ _NONE = "the last error did not come from a launcher; give the folder of its err
 
 
 def launch_errors(source: BaseException | str | PathLike[str] | None = None) -> LaunchErrors:
-    """Return the errors of the ranks of a launch that has failed: the first, and apart from it those that came of it.
+    """Return the errors of the ranks of a launch that failed: the first, and apart from it those that came of it.
 
     Args:
         source: the exception of the launcher (of `notebook_launcher`, `torch.multiprocessing.spawn`), or the folder of the
@@ -64,7 +64,7 @@ def errors_of(error: BaseException) -> LaunchErrors | None:
 
 
 def _of_launcher(error: Any) -> tuple[list[RankError], tuple[int, ...]]:
-    """Return the errors of ranks in one exception, and the ranks that have left none, by its class: nothing is imported."""
+    """Return the errors of ranks in one exception, and the ranks that left none, by its class: nothing is imported."""
     kind = type(error)
     if not kind.__module__.startswith("torch."):
         return [], ()
@@ -108,7 +108,7 @@ def _beside(file: Path) -> dict[int, Path]:
 
 
 def _ended(rank: int, status: int, at: int = 0) -> RankError:
-    """Return the end of a process that has left no error: by a signal, which is a negative status, or by a status."""
+    """Return the end of a process that left no error: by a signal, which is a negative status, or by a status."""
     if status < 0:
         try:
             name = signal.Signals(-status).name

@@ -2,7 +2,7 @@
 
 It sends all messages of a thread in the name of the cell that runs; it fires IPython's `pre_execute` and `post_execute` for
 each message that arrives, also beside a cell, where pyplot then draws what the cell is drawing; and since 7.4 it takes
-messages from a subshell back to the thread that published last, where they wait until the cell has ended.
+messages from a subshell back to the thread that published last, where they wait until the cell ends.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def cublaslt_workspace(torch: Any) -> int | None:
 
 
 def lt_workspace_of(settings: Mapping[str, str], told: int | None, *, keeps: bool, unifies: bool) -> int | None:
-    """Return the bytes of a workspace of cuBLASLt's own (torch's `getCUDABlasLtWorkspace`); or None where there is none.
+    """Return the bytes of a workspace of cuBLASLt's own (torch's `getCUDABlasLtWorkspace`), or None where there is none.
 
     Args:
         settings: environment variables.

@@ -191,7 +191,7 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     """Return the holder that grew most, as deep as one part of it has nearly all the growth, or None where none explains it.
 
     A holder explains the growth if its tensors, with their overhead, grew by at least half of the `expected`
-    bytes. A graph that has lost its tensors
+    bytes. A graph that lost its tensors
     in the backward pass is made of nodes only: there the nodes must be enough. Memory that only libraries hold has grown where
     it had its name at the first scan, too.
     """

@@ -66,7 +66,7 @@ class _Open:
 
     start: int  # nanoseconds, by the clock of the log
     times: dict[str, int] = field(default_factory=dict)  # nanoseconds by phase
-    later: dict[str, int] = field(default_factory=dict)  # the same, after a loop inside it has ended
+    later: dict[str, int] = field(default_factory=dict)  # the same, after a loop inside it ended
     is_disturbed: bool = False  # nbguard looked closer in it
     has_loss: bool = False  # there was a loss in it
     was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
 """`batch`: an iterator over a loader was asked for its next batch. `end`: it had none left. `loss`: there is a loss to train
-on. `step`: an optimizer has stepped. `fit`: a Learner's fit has begun. `disturbed`: in this batch nbguard looked closer: its
+on. `step`: an optimizer has stepped. `fit`: a Learner's fit began. `disturbed`: in this batch nbguard looked closer: its
 times tell nothing of the fit."""
 
 

@@ -46,7 +46,7 @@ class WorkerBoard:
 
     @property
     def is_closed(self) -> bool:
-        """Say whether the fit has stopped reading."""
+        """Say whether the fit stopped reading."""
         return bool(self._memory[:1] == _CLOSED)
 
     def has(self, worker: int) -> bool:

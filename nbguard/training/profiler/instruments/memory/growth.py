@@ -99,7 +99,7 @@ class GrowthWatch:
         self._asked_at = WARM_UP + ENOUGH
         self._has_asked = False
         self._living: tuple[int, int] | None = None  # batch and bytes of the first of two short scans
-        self._left_by_us = 0  # bytes that our looks, short or not, have left allocated
+        self._left_by_us = 0  # bytes that our looks, short or not, left allocated
         self._first: HolderSizes | None = None
         self._looked_at = 0
         self._seconds = 0.0

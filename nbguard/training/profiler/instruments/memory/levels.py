@@ -39,7 +39,7 @@ class Pace:
         return time.thread_time_ns()
 
     def note(self, begun: int, *, inside: bool) -> None:
-        """Note that a reading has ended: `inside` a batch, or at the boundary of one."""
+        """Note that a reading ended: `inside` a batch, or at the boundary of one."""
         self._spent[inside] += time.thread_time_ns() - begun
         self._readings += 1
         self._cost = sum(self._spent) / self._readings

@@ -33,7 +33,7 @@ class DeepWatch:
         self._is_over = False
 
     def boundary(self, training: int, is_training: bool, level: Level) -> None:
-        """Say that a batch has ended; `training` of them so far were for training, this one if `is_training`."""
+        """Say that a batch ended; `training` of them so far were for training, this one if `is_training`."""
         if self.is_recording:
             self._batches += 1
             self.mark(phases.OTHER, level)
@@ -50,7 +50,7 @@ class DeepWatch:
             self._marks = [PhaseEnd(self._recording.position(), phases.OTHER, level.allocated)]
 
     def mark(self, phase: str, level: Level) -> None:
-        """Say that a phase has ended."""
+        """Say that a phase ended."""
         self._marks.append(PhaseEnd(self._recording.position(), phase, level.allocated))
 
     def name(self, stock: Stock, addresses: Addresses) -> None:
