@@ -1,1 +1,1 @@
-"""The health of memory: facts about a process, who holds what, cleanups, errors that ran out of memory, the allocator."""
+"""The health of memory: facts about a process, holders, cleanups, errors that ran out of memory, the allocator."""

@@ -655,7 +655,7 @@ export type Answer =
   | { op: 'queued'; rid: string; why: string }
   /** The answer to `history`. */
   | { op: 'history'; rid: string; history: LineHistory }
-  /** The answer to `picture`. `html`: the report after the last cell that has ended, dated; every name is escaped. */
+  /** The answer to `picture`. `html`: the report after the last cell that ended, dated; every name is escaped. */
   | { op: 'picture'; rid: string; html: string }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }

@@ -62,7 +62,7 @@ _MOST = 20
 def watch(action: str) -> Iterator[Watch]:
     """Watch a block that is run again and again under one name: `with nbguard.watch("predict") as rounds: …`.
 
-    `rounds.report` says after each of them what the rounds so far left in memory, and who holds it.
+    `rounds.report` tells after each of them the memory that the rounds so far left, and its holders.
 
     Raises:
         NoTorchError: PyTorch is not imported yet.

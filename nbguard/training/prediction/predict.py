@@ -63,7 +63,7 @@ def predict(
             uses, with all that is there now, or the one that it would open; where there is none, nothing is said about whether
             it fits.
         settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
-        precision: "bf16" or "fp16": mixed precision besides what is set already, for a Learner or a Lightning module.
+        precision: "bf16" or "fp16": mixed precision besides the present settings, for a Learner or a Lightning module.
         largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
         savings: whether to try changes that would save memory: a trace more for each change, and with `largest` the batch after
         each.

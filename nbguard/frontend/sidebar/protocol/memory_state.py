@@ -125,7 +125,7 @@ def notice_lines(notices: tuple[Notice, ...]) -> tuple[FindingLine, ...]:
 
 
 def key_of_notice(notice: Notice) -> str:
-    """Return the name of a notice in requests: that of its event."""
+    """Return the name of a notice in requests, which is its event's."""
     return _key("notice", *notice.fingerprint)
 
 

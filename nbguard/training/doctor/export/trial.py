@@ -112,7 +112,7 @@ def _program(
 
     Args:
         name: of the attempt.
-        subject: what is exported.
+        subject: the exported model.
         batch: the inputs that are traced.
         options: of `torch.export.export`.
         drafts: also look with PyTorch's draft export for failures that no module can be blamed for.

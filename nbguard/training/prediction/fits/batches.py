@@ -61,7 +61,7 @@ class TensorShape:
 
     @classmethod
     def of(cls, tensor: Any) -> TensorShape:
-        """Return that of `tensor`."""
+        """Return the shape of `tensor`."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, type(tensor))
 
     def cut(self, whole: int, items: int) -> TensorShape:

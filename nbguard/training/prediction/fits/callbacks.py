@@ -98,7 +98,7 @@ class TracedCallbacks:
 
     @classmethod
     def of(cls, callbacks: Iterable[Any]) -> TracedCallbacks:
-        """Return that of the callbacks of a Learner."""
+        """Return the traced callbacks of a Learner."""
         own = cls()
         for callback in callbacks:
             kind = type(callback)

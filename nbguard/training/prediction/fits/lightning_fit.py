@@ -106,7 +106,7 @@ class LightningSource:
 
     @classmethod
     def of(cls, module: Any, batch: Any, precision: str) -> LightningSource:
-        """Return that of a module with the shapes of `batch`."""
+        """Return the fit of a module with the shapes of `batch`."""
         if not module.automatic_optimization:
             raise UnpredictableError(
                 f"{type(module).__name__} optimizes by hand: give its step as a function, as in predict(step, batch)"

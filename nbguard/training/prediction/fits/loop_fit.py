@@ -129,7 +129,7 @@ class LoopSource:
 
     @classmethod
     def of(cls, loop: Callable[[], None]) -> LoopSource:
-        """Return that of a loop, with a batch of the first items of each of its loaders."""
+        """Return the fit of a loop, with a batch of the first items of each of its loaders."""
         loaders = [value for value in values_used(loop) if isinstance(value, torch.utils.data.DataLoader)]
         return cls(loop, tuple((loader, _shapes(loader)) for loader in loaders))
 

@@ -59,7 +59,7 @@ class StepSource:
 
     @classmethod
     def of(cls, step: Callable[..., Any], batch: Any, prepare: Callable[[], Any] | None = None) -> StepSource:
-        """Return that of a step with the shapes of `batch`."""
+        """Return the fit of a step with the shapes of `batch`."""
         return cls(step, BatchShapes.of(batch), unpacks(step, batch), prepare)
 
     @property

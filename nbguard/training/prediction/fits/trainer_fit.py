@@ -98,7 +98,7 @@ class TrainerSource:
 
     @classmethod
     def of(cls, trainer: Any, batch: Any) -> TrainerSource:
-        """Return that of a Trainer with the shapes of `batch`, or of its data set's first items if that is None.
+        """Return the fit of a Trainer with the shapes of `batch`, or of its data set's first items if that is None.
 
         Raises:
             UnpredictableError: no batch can be made, or an engine trains that has memory of its own.

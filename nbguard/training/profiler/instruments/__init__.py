@@ -1,1 +1,1 @@
-"""Instruments, each of which watches one aspect of a fit while it runs."""
+"""Instruments, each watching one aspect of a fit while it runs."""

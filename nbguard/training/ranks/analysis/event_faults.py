@@ -20,7 +20,7 @@ _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 def is_echo(error: str) -> bool:
-    """Say whether an error is that of a rank which waited for another in vain."""
+    """Say whether an error is from a rank that waited for another in vain."""
     return bool(_ECHO.search(error))
 
 
