@@ -12,19 +12,19 @@ MADE = ("docs/api.md", "docs/rules.md", "docs/rooms.md")
 FOR_DEVELOPERS = ("docs/adr/", "docs/architecture.md", "docs/benchmarks.md", "docs/protocol.md", *MADE)
 """Pages that a user seldom reads: the number of hits in them is bounded, and only falls."""
 
-AT_MOST = 290
+AT_MOST = 211
 
 DOCSTRINGS_AT_MOST = {
-    "bare what": 16,
-    "preposition which": 8,
+    "bare what": 12,
+    "preposition which": 7,
     "look": 0,
     "telegram": 1,
-    "inverted": 15,
+    "inverted": 14,
     "idiom": 244,
-    "colon": 212,
-    "has done": 153,
-    "that of": 99,
-    "glued": 967,
+    "colon": 209,
+    "has done": 38,
+    "that of": 91,
+    "glued": 966,
 }
 """Docstrings of the package with each pattern (`python -m tests.prose --docstrings`): the numbers reached, which only fall."""
 

@@ -127,7 +127,7 @@ def test_comments_go_along() -> None:
     assert maker._comments(state.Piece) == {}
     assert maker._comments(state.FixRow)["nbytes"] == "it gives back"
     assert "/** It gives back. */\n  nbytes: number | null;" in TEXT
-    assert "`stale`: Clean stale would\n * cut it." in TEXT
+    assert "`stale`: Clean stale\n * would cut it." in TEXT
 
 
 @dataclass(frozen=True)
