@@ -1,7 +1,7 @@
 """Patterns of English that a reader stumbles over, found in all texts that a user meets: `python -m tests.prose [ROOM...]`.
 
 Texts are the string literals of the package, the golden texts, README, the changelog and the pages of docs/.
-`--docstrings` counts those of the package.
+`--docstrings [ROOM...]` counts those of the package, and lists the hits in the named rooms.
 """
 
 from __future__ import annotations
@@ -154,34 +154,41 @@ def found(texts: Iterator[Text]) -> Iterator[tuple[str, Text, str]]:
                 yield name, text, match[0]
 
 
+def docstring_texts() -> Iterator[Text]:
+    """Yield the docstrings of the package, also those below constants."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                yield Text(str(file.relative_to(ROOT)), node.lineno, node.value.value.strip())
+
+
 def docstrings() -> tuple[int, Counter[str]]:
-    """Return how many docstrings, also those below constants, the package has, and how many have each pattern.
+    """Return how many docstrings the package has, and how many have each pattern.
 
     "glued" counts those whose first line has a colon in its middle.
     """
     patterns = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
-    texts = [
-        node.value.value
-        for file in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_bytes()))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
+    texts = [each.text for each in docstring_texts()]
     counts = Counter(name for text in texts for name, pattern in patterns.items() if pattern.search(" ".join(text.split())))
-    counts["glued"] = sum(bool(re.search(r"\w: \w", text.strip().partition("\n")[0])) for text in texts)
+    counts["glued"] = sum(bool(re.search(r"\w: \w", text.partition("\n")[0])) for text in texts)
     return len(texts), counts
 
 
 def main() -> None:
-    """Print each hit; with names of rooms or files, theirs only; with --docstrings how many docstrings have each pattern."""
+    """Print each hit; with names of rooms or files, theirs only.
+
+    With --docstrings print those in docstrings of the named rooms or files, and how many docstrings have each pattern.
+    """
+    names = [name for name in sys.argv[1:] if name != "--docstrings"]
     if "--docstrings" in sys.argv:
-        print(*docstrings())
-        return
-    texts = [text for file in sorted(PACKAGE.rglob("*.py")) for text in strings_of(file)] + list(pages())
-    chosen = [text for text in texts if not sys.argv[1:] or any(text.file.startswith(name) for name in sys.argv[1:])]
+        texts = [Text(each.file, each.line, " ".join(each.text.split())) for each in docstring_texts() if names]
+    else:
+        texts = [text for file in sorted(PACKAGE.rglob("*.py")) for text in strings_of(file)] + list(pages())
+    chosen = [text for text in texts if not names or any(text.file.startswith(name) for name in names)]
     hits = list(found(iter(chosen)))
     for name, text, words in hits:
         print(f"{text.file}:{text.line}: {name}: {words!r} in {text.text[:200]!r}")
-    print(Counter(name for name, _, _ in hits), len(hits))
+    print(*(docstrings() if "--docstrings" in sys.argv else (Counter(name for name, _, _ in hits), len(hits))))
 
 
 if __name__ == "__main__":
