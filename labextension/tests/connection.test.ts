@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { Connection, type Change, type Progress } from '../src/view/connection';
-import { isAnswer, isMemoryState, isTick, type Answer } from '../src/view/protocol';
+import { PROTOCOL, isAnswer, isMemoryState, isTick, type Answer } from '../src/view/protocol';
 import { FakeModel, outcome, plan, scene, why } from './model';
 
 let model: FakeModel;
@@ -153,7 +153,7 @@ describe('what is told', () => {
   });
 
   it('reads nothing of another version of the protocol', () => {
-    model.set({ tick: { ...scene('idle').tick, v: 5 } });
+    model.set({ tick: { ...scene('idle').tick, v: PROTOCOL + 1 } });
     expect(connection.tick).toBeNull();
     expect(connection.foreign).toBe(true);
   });

@@ -258,7 +258,7 @@ describe('what is shown', () => {
   it('calls other notebooks of the device by name, and guesses at nobody', () => {
     show('idle');
     const { tick } = scene('idle');
-    const neighbours = [['cuda:0', 'k2', 1.76 * 1024 ** 3], ['cuda:0', '', 1024 ** 3], ['cuda:0', 'k9', 1024 ** 3]];
+    const neighbours = [['cuda:0', 'k2', '', 1.76 * 1024 ** 3], ['cuda:0', '', '', 1024 ** 3], ['cuda:0', 'k9', '', 1024 ** 3]];
     model.set({ tick: { ...tick, neighbours } });
     expect(root.textContent).not.toContain('b.ipynb');
     close();
@@ -273,6 +273,14 @@ describe('what is shown', () => {
     expect(root.textContent).toContain('Other notebooks: b.ipynb 1.76 GiB, c.ipynb 170 MiB, 2 other processes 2 GiB');
     control(root, 'go to c.ipynb').click();
     expect(shown).toBe('k3');
+    close();
+    const told = [['cuda:0', 'k2', 'old.ipynb', 5], ['cuda:0', 'k9', 'd.ipynb', 1024 ** 3], ['cuda:0', '', 'train.py', 7], ['cuda:0', '', '', 9]];
+    model = new FakeModel({ tick: { ...tick, neighbours: told }, heap: {} });
+    close();
+    ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null), others: () => others, goToNotebook }));
+    expect(root.textContent).toContain('Other notebooks: d.ipynb 1 GiB, c.ipynb 170 MiB, b.ipynb 5 B, train.py 7 B, 1 other process 9 B');
+    expect(() => control(root, 'go to d.ipynb')).toThrow();
+    expect(control(root, 'go to b.ipynb')).toBeTruthy();
     close();
     ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null) }));
     model.set({ tick: { ...tick, neighbours: [] } });

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.conftest import Notebook
+from nbguard.memory.core.processes import pids_text
+from tests.cuda.conftest import Notebook, report
 from tests.fake_cuda.launch import environment
 from tests.fake_cuda.plugin import fake_settings
+from tests.panels import Panel
 
 MIB = 1 << 20
 CONTEXT = 300 * MIB
@@ -83,13 +85,18 @@ def start(folder: Path, fake_cuda_library: Path) -> Iterator[Start]:
     known: list[int] = []
     children: list[subprocess.Popen[bytes]] = []
 
-    def run(name: str, *argv: object, detached: bool = False) -> int:
+    def run(name: str, *argv: object, detached: bool = False, notebook: str = "") -> int:
         command = [sys.executable, *map(str, argv)]
         if detached:
             command = [sys.executable, "-c", DETACHED, *command]
         # In a session of its own: where the tests are in that of the first process, which adopts orphans, none can be told.
         process = subprocess.Popen(
-            command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command,
+            env={**env, "JPY_SESSION_NAME": notebook},
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         children.append(process)
         _wait(lambda: (folder / name).exists())
@@ -164,6 +171,52 @@ def test_only_orphans_are_ended(notebook: Notebook, start: Start, folder: Path) 
     assert kernel.value("(sorted(done.ended), done.remaining)") == (sorted([orphan, fork]), ())
     assert "nothing to end" in again
     assert kernel.run("%reset_gpu --hard").ok().text.count("left alone: ") >= 5
+
+
+def test_others_are_named_by_their_notebooks(notebook: Notebook, start: Start, folder: Path, fake_cuda_library: Path) -> None:
+    """In the report, the panel, the list, the card, and the terminal: a kernel with its worker, a program, one of its own."""
+    own, other = str(folder / "mine.ipynb"), str(folder / "course" / "the other.ipynb")
+    kernel = notebook(state=folder / "state", context=CONTEXT, bytes=2048 * MIB)
+    kernel.run(f"os.environ['JPY_SESSION_NAME'] = {own!r}; x = mib(1)\n{NO_REAL_DEVICE}").ok()
+    theirs = start("other", *_kernel(folder, "other"), notebook=other)
+    plain = start("plain", "plain.py", "plain")
+    mine = start("mine", "plain.py", "mine", notebook=own)
+    _wait(lambda: (folder / "other-fork").exists())
+    fork = int((folder / "other-fork").read_text())
+
+    (device,) = report(kernel)["devices"]
+    text = kernel.run("%gpumem").ok().text
+    listed = kernel.run("%reset_gpu --zombies").ok().text
+    panel = Panel(kernel)
+    panel.hello()
+    tick = panel.until(lambda tick: tick["neighbours"])
+    panel.stop()
+    kernel.run("with_others = mib(1200)")
+    card = kernel.run("%gpumem oom").ok().text
+    env = environment(fake_settings(state=folder / "state", context=CONTEXT), fake_cuda_library)
+    run = "import os; os.getpid = lambda: next(iter(NvmlReader().__enter__().everybody()))\n"  # as if it were no container
+    code = f"from nbguard.memory.scan.devices.nvml import NvmlReader\n{NO_REAL_DEVICE}\n{run}"
+    code += "from nbguard.frontend.cli import main\nmain(['gpus'])"
+    gpus = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+
+    found = {each["pid"]: (each["used"], each["identity"]) for each in device["others"]}
+    assert {pid: used for pid, (used, _) in found.items()} == dict.fromkeys((theirs, fork, plain, mine), CONTEXT)
+    assert [found[pid][1]["notebook"] for pid in (theirs, fork, plain, mine)] == [other, other, "", own]
+    assert sum(part["nbytes"] for part in device["parts"] if part["name"] == "others") == 4 * CONTEXT
+    who = f"{other} 600 MiB ({pids_text([theirs, fork])})"
+    for said in (text, card):
+        assert who in said
+        assert f"plain.py 300 MiB (pid {plain})" in said
+        assert f"this notebook's own processes 300 MiB (pid {mine})" in said
+    assert f"the other.ipynb in {folder}"[:30] in listed
+    assert {(each[2], each[3]) for each in tick["neighbours"]} == {
+        ("the other.ipynb", 2 * CONTEXT),
+        ("plain.py", CONTEXT),
+        ("this notebook's own processes", CONTEXT),
+    }
+    rows = {row[1]: row for line in gpus.splitlines() if (row := line.split()) and row[0] == "0"}
+    assert {str(pid) for pid in (theirs, fork, plain, mine)} < set(rows)
+    assert "the other.ipynb" in gpus
 
 
 def test_pids_of_another_namespace_are_not_judged(notebook: Notebook, start: Start, folder: Path) -> None:

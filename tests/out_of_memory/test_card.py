@@ -428,7 +428,7 @@ def test_other_processes_where_their_memory_would_be_enough() -> None:
     fix = _fix(_with_others(31 * GiB), "other processes")
 
     assert (fix.nbytes, fix.enough) == (30 * GiB, True)
-    assert "pid 77 (25 GiB), 78 (5 GiB)" in fix.words
+    assert "25 GiB (pid 77), 5 GiB (pid 78)" in fix.words
     assert not [start for start in _starts(_with_others(31 * GiB + 1)) if start.startswith("other")]
 
 

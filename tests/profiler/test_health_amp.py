@@ -175,6 +175,7 @@ def test_a_nan_in_the_loss_is_the_cause_of_the_steps_that_are_skipped() -> None:
     assert first.startswith(
         "the model was not trained: every one of 8 steps was skipped, as the loss is NaN in batch 1 of epoch 1"
     )
+    assert (report.skipped_steps, report.scaled_steps) == (8, 8)
     assert "bfloat16" not in first
     assert [found.kind for found in report.findings if found.severity == "problem"] == ["not trained"]
 

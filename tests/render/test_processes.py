@@ -7,8 +7,9 @@ import json
 from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.memory.cleanup.plan.verdict import verdict
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import DeviceFacts
-from nbguard.memory.core.processes import DeviceProcess, Judged, Process, Zombies
+from nbguard.memory.core.facts import DeviceFacts, ProcessFact
+from nbguard.memory.core.gpus import GpuReading, Gpus
+from nbguard.memory.core.processes import DeviceProcess, Identity, Judged, Process, Zombies
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20
@@ -34,6 +35,28 @@ def test_a_list_says_how_to_end_them() -> None:
     assert "<script>" not in bundle["text/html"]
     assert "<code>!kill 13</code>" in bundle["text/html"]
     assert "<code>%reset_gpu --zombies --yes</code>" in bundle["text/html"]
+
+
+def test_all_processes_of_a_gpu_are_listed_also_those_of_which_only_the_driver_knows() -> None:
+    kernel = DeviceProcess(
+        process=Process(15, 1e9),
+        command=("python", "-m", "ipykernel_launcher", "-f", "/run/kernel.json"),
+        devices=(("GPU 0", MIB), ("GPU 1", MIB)),
+        identity=Identity(notebook="/home/anna/a.ipynb", user="anna"),
+    )
+    driver = (ProcessFact(15, MIB), ProcessFact(99, 2 * MIB), ProcessFact(98, None, Identity(user="anna")))
+    readings = tuple(
+        GpuReading(index=n, name="GPU", total=9 * MIB, used=4 * MIB, capability=None, processes=listed)
+        for n, listed in enumerate((driver, driver[:1]))
+    )
+    text = Gpus(gpus=readings, processes=(Judged(kernel, False, "another user's"), _KEEPER)).mimebundle()["text/plain"]
+
+    rows = [line.split(maxsplit=2) for line in text.splitlines()[-5:]]
+    assert [(gpu, pid) for gpu, pid, _ in rows] == [("0", "99"), ("0", "15"), ("0", "98"), ("1", "15"), ("?", "14")]
+    assert "(not visible here)" in rows[0][2]
+    assert "anna: a.ipynb in /home/anna" in rows[1][2]
+    assert "another user's" in rows[1][2]
+    assert "processes of anna" in rows[2][2]
 
 
 def test_what_became_of_them_is_said_of_each() -> None:

@@ -12,6 +12,7 @@ from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, LearnerFact, NvmlFacts, PoolFact, ProcessFact
+from nbguard.memory.core.processes import Identity
 from nbguard.memory.core.references.explain import explain
 from nbguard.memory.core.target import Target
 from nbguard.memory.core.views.device import holder_rows
@@ -51,6 +52,30 @@ def test_parts_re_add_to_the_device() -> None:
         "free": 60 * GiB,
     }
     assert device.kernel == 12 * GiB
+
+
+def test_others_are_named_once_each_and_their_bytes_add_up() -> None:
+    """Processes of one notebook together, the largest first; five more of which nothing is known are not all listed."""
+    notebook = Identity(notebook="/a/b.ipynb", kernel="k")
+    known = [ProcessFact(2, GiB, notebook), ProcessFact(3, GiB, Identity(program="train.py")), ProcessFact(4, GiB, notebook)]
+    listed = (ProcessFact(1, 12 * GiB), *known)
+    nvml = NvmlFacts(80 * GiB, 20 * GiB, listed)
+    many = replace(nvml, processes=(*listed, *(ProcessFact(pid, MiB) for pid in range(10, 15))))
+
+    for driver, words, note in (
+        (nvml, "/a/b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3)", "b.ipynb 2 GiB, train.py 1 GiB"),
+        (
+            many,
+            "/a/b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3), 1 MiB (pid 10), 1 MiB (pid 11), 3 more 3 MiB (pids 12–14)",
+            "b.ipynb 2 GiB, train.py 1 GiB, pid 10 1 MiB, pid 11 1 MiB, 3 more",
+        ),
+    ):
+        report = build_report(Analysis(_cuda(driver)))
+        (device,) = report.devices
+        others = next(part for part in device.parts if part.name == "others")
+        assert others.nbytes == sum(process.used or 0 for process in device.others)
+        assert others.note == note
+        assert f"others: {words}" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 
 from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.core.facts import NvmlFacts, ProcessFact
+from nbguard.memory.core.processes import Identity
 from nbguard.memory.scan.devices import processes as probe
 from tests.kernels import wait_until
+from tests.other_users import VICTIM, needs_root
 
 linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 
@@ -111,15 +114,84 @@ def test_surroundings_are_this_process() -> None:
     assert around.pid not in around.ancestors
 
 
+_ID = "1b4f4f6e-9d4e-4a7e-8c1d-0123456789ab"
+_SLEEPS = "print('ready', flush=True); __import__('time').sleep(600)"
+Run = Callable[..., Identity]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`run(*command, notebook=…, user=…)` starts a program and returns who that is in NVML's list; this is `mine.ipynb`."""
+    monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
+    monkeypatch.setattr(probe, "_FIRST_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
+    (tmp_path / "train.py").write_text(_SLEEPS)
+    (tmp_path / "ipykernel_launcher.py").write_text(_SLEEPS)
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*command: str, notebook: str = "", user: int | None = None) -> Identity:
+        child = subprocess.Popen(
+            command,
+            env={"JPY_SESSION_NAME": notebook},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            user=user,
+        )
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        driver = NvmlFacts(9, 2, (ProcessFact(os.getpid(), 1), ProcessFact(child.pid, 1), ProcessFact(2**22 + 1, 1)))
+        known = probe.identified(driver)
+        assert known is not None
+        assert known.processes is not None
+        mine, found, gone = known.processes
+        assert mine.identity is gone.identity is None
+        assert found.identity is not None
+        return found.identity
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+@linux
+def test_a_process_is_named_by_its_notebook_else_by_its_program(run: Run, tmp_path: Path) -> None:
+    python = sys.executable
+    kernel = (python, "-m", "ipykernel_launcher", "-f", f"/run/kernel-{_ID}.json")
+    for command, notebook, words, short in (
+        (kernel, "/a/b c.ipynb", "/a/b c.ipynb", "b c.ipynb"),
+        (kernel, "", f"a kernel started in {tmp_path}", f"a kernel started in {tmp_path}"),
+        ((python, "train.py"), "/a/b.ipynb", "/a/b.ipynb", "b.ipynb"),
+        ((python, "train.py", "--lr", "1"), "", "train.py", "train.py"),
+        ((python, "-c", _SLEEPS), "mine.ipynb", "this notebook's own processes", "this notebook's own processes"),
+        ((python, "-c", f"from multiprocessing.spawn import spawn_main; {_SLEEPS}"), "", *["a multiprocessing worker"] * 2),
+    ):
+        found = run(*command, notebook=notebook)
+        assert (found.words, found.short, found.user) == (words, short, "")
+        assert found.kernel == (_ID if command is kernel else "")
+
+
+@linux
+@needs_root
+def test_another_users_process_has_the_name_of_its_user(run: Run) -> None:
+    found = run("/bin/sh", "-c", "echo ready; exec sleep 600", notebook="/home/her/x.ipynb", user=VICTIM)
+
+    assert found.user == str(VICTIM)  # for which this machine has no name
+    assert found.words == f"{found.user}: /home/her/x.ipynb"  # as an administrator may read it
+    assert replace(found, notebook="", program="").words == f"processes of {found.user}"
+
+
 def test_listed_pids_are_believed_only_where_they_are_known_to_be_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe._seen_here({7, 9}, ()) == {7, 9} or not Path("/proc/self/ns").exists()
+    assert probe._seen_here({7, 9}) == {7, 9} or not Path("/proc/self/ns").exists()
     monkeypatch.setattr(probe, "_FIRST_NAMESPACE", 0)
     monkeypatch.setattr(probe, "_MEMORY", str(tmp_path / "absent"))
+    monkeypatch.setattr(probe, "_holds_device_files", lambda pid: pid == 9)
     if Path("/proc/self/ns").exists():
-        assert probe._seen_here({7, 9}, {9}) == set()
-        assert probe._seen_here({7, os.getpid()}, ()) == {7, os.getpid()}
+        assert probe._seen_here({7, 9}) == set()
+        assert probe._seen_here({7, os.getpid()}) == {7, os.getpid()}
         monkeypatch.setattr(probe, "_MEMORY", str(tmp_path))
-        assert probe._seen_here({7, 9, os.getpid()}, {9}) == {9}
+        assert probe._seen_here({7, 9, os.getpid()}) == {9}
 
 
 # --- who has started whom ---------------------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ _SHOWN = "what a session of its own has printed, shown for its form"
 NOT_RUN = {
     "benchmarks.md": "what `make gpu-day` has printed on a GPU",
     "guide/cells.md": _SHOWN,
+    "guide/dashboards.md": "tests/profiler/test_dashboards.py asks a real Prometheus, where one is installed",
     "guide/hosts.md": "installs from an index, and there is no release yet",
     "guide/notices.md": _SHOWN,
+    "guide/processes.md": "several notebooks on one GPU, as tests/cuda/test_zombies.py starts them",
     "guide/profile.md": _SHOWN,
     "guide/ranks.md": "output of several processes; tests/ranks has such from real ones",
     "guide/snapshots.md": "lines of PyTorch's own, which need a GPU",

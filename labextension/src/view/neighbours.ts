@@ -6,6 +6,9 @@ import type { Host, OtherNotebook } from './host';
 import type { Tick } from './protocol';
 import type { Trans } from './words';
 
+/** `isHere`: this server has the notebook, so there is a way to it. */
+type Item = OtherNotebook & { isHere: boolean };
+
 export class Neighbours {
   readonly node = element('div', 'neighbours dim wrap');
   #drawn = '';
@@ -32,21 +35,22 @@ export class Neighbours {
     this.node.replaceChildren(this.#trans.__('Other notebooks:'), ...items, ...(elsewhere === '' ? [] : [`, ${elsewhere}`]));
   }
 
-  /** The others that are known by name: by what they say themselves, else by what the driver says of this kernel's devices. */
-  #notebooks({ neighbours }: Tick): OtherNotebook[] {
-    const others = this.#host.others?.() ?? [];
-    const named = neighbours.flatMap(([, kernel, nbytes]) => {
-      const name = kernel === '' ? null : (this.#host.nameOf?.(kernel) ?? null);
-      return name === null ? [] : [{ kernel, name, nbytes }];
+  /** The others that are known by name, by this server or by their processes: what they say, else what the driver says of them. */
+  #notebooks({ neighbours }: Tick): Item[] {
+    const others = (this.#host.others?.() ?? []).map(each => ({ ...each, isHere: true }));
+    const named = neighbours.filter(([, kernel]) => kernel !== '').flatMap(([, kernel, told, nbytes]) => {
+      const here = this.#host.nameOf?.(kernel) ?? null;
+      const name = here ?? told;
+      return name === '' ? [] : [{ kernel, name, nbytes, isHere: here !== null }];
     });
-    const isNew = ({ kernel }: OtherNotebook): boolean => !named.some(each => each.kernel === kernel);
+    const isNew = ({ kernel }: Item): boolean => !named.some(each => each.kernel === kernel);
     return [...named, ...others.filter(isNew)].sort((a, b) => (b.nbytes ?? 0) - (a.nbytes ?? 0));
   }
 
-  #item({ kernel, name, nbytes }: OtherNotebook): (Node | string)[] {
+  #item({ kernel, name, nbytes, isHere }: Item): (Node | string)[] {
     const size = nbytes === null ? '' : formatBytes(nbytes);
     const { goToNotebook } = this.#host;
-    if (goToNotebook === undefined) {
+    if (goToNotebook === undefined || !isHere) {
       return [`${cut(name, 60)} ${size}`];
     }
     const link = button('link', cut(name, 60), () => {
@@ -57,12 +61,14 @@ export class Neighbours {
   }
 
   #elsewhere({ neighbours }: Tick): string {
-    const rest = neighbours.filter(([, kernel]) => kernel === '' || (this.#host.nameOf?.(kernel) ?? null) === null);
+    const others = neighbours.filter(([, kernel, name]) => kernel === '' || (this.#host.nameOf?.(kernel) ?? name) === '');
+    const rest = others.filter(([, , name]) => name === '');
+    const named = others.filter(([, , name]) => name !== '').map(([, , name, nbytes]) => `${cut(name, 60)} ${formatBytes(nbytes)}`);
     if (rest.length === 0) {
-      return '';
+      return named.join(', ');
     }
-    const nbytes = rest.some(each => each[2] === null) ? null : rest.reduce((sum, each) => sum + (each[2] ?? 0), 0);
+    const nbytes = rest.some(([, , , each]) => each === null) ? null : rest.reduce((sum, [, , , each]) => sum + (each ?? 0), 0);
     const count = rest.length === 1 ? this.#trans.__('1 other process') : this.#trans.__('%1 other processes', rest.length);
-    return `${count} ${formatBytes(nbytes)}`;
+    return [...named, `${count} ${formatBytes(nbytes)}`].join(', ');
   }
 }

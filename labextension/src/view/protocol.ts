@@ -7,7 +7,7 @@
 
 import { boolean, list, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
 
-export const PROTOCOL = 4;
+export const PROTOCOL = 5;
 
 /** Everything that a sidebar can have done. Each is planned first and applied by the plan's token. */
 export type ActionName = 'clean_stale' | 'empty_cache' | 'release' | 'park' | 'unpark' | 'stop_workers';
@@ -350,12 +350,13 @@ export const isJobStatus: Check<JobStatus> = object({
 });
 
 /**
- * Another process on one of the kernel's devices, from NVML. `kernel`: id of the kernel that it is; empty if it is
- * none, or nothing tells. `nbytes`: it has on the device; None if the driver does not say.
+ * Another notebook or program on one of the kernel's devices, with all its processes there, from NVML. `kernel`: id
+ * of the kernel that it is; empty if it is none, or nothing tells. `name`: file name of its notebook, else its
+ * program, else its user; empty if nothing tells. `nbytes`: it has on the device; None if the driver does not say.
  */
-export type Neighbour = [device: string, kernel: string, nbytes: number | null];
+export type Neighbour = [device: string, kernel: string, name: string, nbytes: number | null];
 
-export const isNeighbour: Check<Neighbour> = tuple(text, text, nullable(number));
+export const isNeighbour: Check<Neighbour> = tuple(text, text, text, nullable(number));
 
 /** The counters now. Whole and small: a view that joins late is right at the next one. */
 export interface Tick {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, PoolId
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, PoolId, ProcessFact
+from nbguard.memory.core.processes import pids_text
 from nbguard.memory.core.segments.fragmentation import fragmentation
-from nbguard.units import counted
+from nbguard.units import counted, format_bytes
 
 
 class DevicePart(str, Enum):
@@ -50,6 +51,8 @@ LABELS: dict[str, str] = {
 NOT_OURS = frozenset({DevicePart.OTHERS, DevicePart.OUTSIDE, DevicePart.DRIVER, DevicePart.FREE})
 """The parts that are not this process's."""
 
+_NAMED = 4
+"""Notebooks and programs that are named in one line."""
 _RELEASABLE = "PyTorch's cache: emptying it gives it back"
 _STRANDED = "free, but between live blocks"
 _PENDING = "freed, waiting for another stream"
@@ -130,15 +133,10 @@ def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list
     be told to be. Memory of no process is the driver's own.
     """
     unknown = [Part(DevicePart.OUTSIDE, outside, "other processes and CUDA contexts; the driver does not say which")]
-    processes = None if device.nvml is None else device.nvml.processes
-    if processes is None:
+    told = _told_apart(device, pid)
+    if told is None:
         return unknown
-    mine = [process for process in processes if process.pid == pid]
-    if device.has_context and not mine:
-        if len(processes) != 1:
-            return unknown
-        mine = list(processes)
-    others = [process for process in processes if process not in mine]
+    mine, others = told
     used = [process.used for process in others if process.used is not None]
     if len(used) < len(others):
         return unknown
@@ -150,5 +148,77 @@ def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list
         context = min(context, max(0, mine[0].used - reserved))
     driver = outside - theirs - context
     parts = [Part(DevicePart.CONTEXT, context, "CUDA itself in this kernel")] if mine else []
-    parts.append(Part(DevicePart.OTHERS, theirs, counted(len(others), "other process", "other processes")))
+    parts.append(Part(DevicePart.OTHERS, theirs, _in_brief(others)))
     return [*parts, Part(DevicePart.DRIVER, driver, "in use, but by no process that the driver lists")] if driver else parts
+
+
+def _told_apart(device: DeviceFacts, pid: int) -> tuple[list[ProcessFact], list[ProcessFact]] | None:
+    """Return (this process, the others) of a device, each as the driver lists it; None where they cannot be told apart."""
+    processes = None if device.nvml is None else device.nvml.processes
+    if processes is None:
+        return None
+    mine = [process for process in processes if process.pid == pid]
+    if device.has_context and not mine:
+        if len(processes) != 1:
+            return None
+        mine = list(processes)
+    return mine, [process for process in processes if process not in mine]
+
+
+def other_processes(device: DeviceFacts, pid: int) -> tuple[ProcessFact, ...]:
+    """Return the other processes on a device, the largest first; none where the driver does not tell them apart."""
+    told = _told_apart(device, pid)
+    return () if told is None else tuple(sorted(told[1], key=lambda process: -(process.used or 0)))
+
+
+def by_identity(processes: Sequence[ProcessFact]) -> list[list[ProcessFact]]:
+    """Return the processes by who they are, the largest group first; one of which nothing is known is alone."""
+    groups: dict[str | int, list[ProcessFact]] = {}
+    for process in processes:
+        groups.setdefault(_name(process) or process.pid, []).append(process)
+    return sorted(groups.values(), key=lambda group: -sum(process.used or 0 for process in group))
+
+
+def processes_words(processes: Sequence[ProcessFact]) -> str:
+    """Return who the processes are, with bytes and pids, by notebook or program, the largest first."""
+    groups = by_identity(processes)
+    said = [_group_words(_name(group[0]), group) for group in groups[:_NAMED]]
+    if rest := groups[_NAMED:]:
+        said.append(_group_words(f"{len(rest)} more", [process for group in rest for process in group]))
+    return ", ".join(said)
+
+
+def _in_brief(processes: Sequence[ProcessFact]) -> str:
+    """Return who the processes are by the files' names alone, for a note; their number where nobody knows of any."""
+    if not _is_known(processes):
+        return counted(len(processes), "other process", "other processes")
+    groups = by_identity(processes)
+    names = [group[0].identity.short if group[0].identity else "" for group in groups]
+    if len(groups) == 1:
+        return names[0]
+    rows = zip(names[:_NAMED], groups, strict=False)
+    said = [f"{name or pids_text([each.pid for each in group])} {_bytes_words(group)}" for name, group in rows]
+    return ", ".join([*said, *([f"{len(groups) - _NAMED} more"] if len(groups) > _NAMED else [])])
+
+
+def _name(process: ProcessFact) -> str:
+    return "" if process.identity is None else process.identity.words
+
+
+def others_line(others: Sequence[ProcessFact]) -> str:
+    """Return the line that says who the other processes on a device are; empty where nobody knows of any."""
+    return f"others: {processes_words(others)}" if _is_known(others) else ""
+
+
+def _is_known(processes: Sequence[ProcessFact]) -> bool:
+    """Say whether it is known of any of the processes who it is."""
+    return any(map(_name, processes))
+
+
+def _group_words(name: str, group: Sequence[ProcessFact]) -> str:
+    return f"{name} {_bytes_words(group)} ({pids_text([each.pid for each in group])})".lstrip()
+
+
+def _bytes_words(group: Sequence[ProcessFact]) -> str:
+    known = [process.used for process in group if process.used is not None]
+    return format_bytes(sum(known)) if len(known) == len(group) else "?"

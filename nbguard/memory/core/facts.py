@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nbguard.memory.core.oom_facts import OomFact
-from nbguard.memory.core.processes import WorkersFact
+from nbguard.memory.core.processes import Identity, WorkersFact
 
 RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage", "library"]
 """Where references start. The first three are the user's own; a cleanup may release `out`, `error`, `cache` and `garbage`;
@@ -118,6 +118,7 @@ class ProcessFact:
 
     pid: int
     used: int | None
+    identity: Identity | None = None  # None: of this process, and where the driver's pids mean nobody here
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from nbguard.memory.core.facts import ProcessFact
 from nbguard.memory.core.processes import Judged
 from nbguard.render.result import Result
 
@@ -18,6 +19,7 @@ class GpuReading:
     total: int  # nvmlDeviceGetMemoryInfo(…).total
     used: int  # nvmlDeviceGetMemoryInfo(…).used
     capability: tuple[int, int] | None  # of computing: (8, 0); None if the driver does not say
+    processes: tuple[ProcessFact, ...] = ()  # of all users, as the driver lists them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ A pid alone names nobody for long: each process is known by its pid and the time
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import ClassVar
@@ -22,6 +22,32 @@ class Process:
 
     pid: int
     started: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a process is to people. A field is empty where it does not apply, or where this user may not read it."""
+
+    user: str = ""  # name of its user, if that is another than this process's
+    notebook: str = ""  # path of the notebook whose kernel it is or was started by, as the notebook was called then
+    is_own: bool = False  # that is this process's notebook
+    kernel: str = ""  # id of the Jupyter kernel that it is or was forked from
+    program: str = ""  # what it runs, in a few words: `train.py`, `a kernel started in /home/me`
+
+    @property
+    def short(self) -> str:
+        """Return whose it is by the notebook's file name without its folder, as a panel names notebooks."""
+        return basename(self.notebook) if self.notebook and not self.is_own else self.words
+
+    @property
+    def words(self) -> str:
+        """Return whose it is: the notebook, else the program, else the user; empty where none of them is known."""
+        if self.is_own:
+            return "this notebook's own processes"
+        what = self.notebook or self.program
+        if self.user:
+            return f"{self.user}: {what}" if what else f"processes of {self.user}"
+        return what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +112,7 @@ class DeviceProcess:
     is_defunct: bool = False  # it ended, and only its entry is left
     devices: tuple[tuple[str, int | None], ...] = ()  # (device, bytes) by the driver's count; None if it does not say
     holds_files: bool = False  # it has the device's files open
+    identity: Identity = field(default_factory=Identity)  # what it is to people
 
     @property
     def used(self) -> int | None:
@@ -137,10 +164,14 @@ def pids_text(pids: Sequence[int]) -> str:
 
 # --- command lines: the Python program that one runs, and the connection file of a kernel -----------------------------------
 
+_KERNEL_ID = re.compile(r"kernel-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json$")
+"""The name that Jupyter's server gives a kernel's connection file: the kernel's id is in it."""
+
 PYTHON = re.compile(
     "|".join(("python", "pypy", "ipython", "jupyter", "torchrun", *launchers(), "uv$", "conda", "mamba")), re.IGNORECASE
 )
 """Names of programs that are Python or start Python processes themselves: such a parent may be the real one."""
+_SPAWNED = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
 _KERNELS = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher"})
 _CONNECTION = re.compile(r"^(?:-f=?|--f=|--connection-file=|--IPKernelApp\.connection_file=)(.+\.json)$")
 
@@ -155,6 +186,35 @@ def connection_of(command: tuple[str, ...]) -> str:
     return ""
 
 
+def kernel_id(command: tuple[str, ...]) -> str:
+    """Return the id that Jupyter's server gave the kernel that a command starts, or an empty string."""
+    named = _KERNEL_ID.search(connection_of(command))
+    return "" if named is None else named[1]
+
+
+def session_name(environment: Mapping[str, str]) -> str:
+    """Return the path of the notebook for which Jupyter's server started a kernel with this environment; empty: of none."""
+    return environment.get("JPY_SESSION_NAME", "")
+
+
+def program_words(command: tuple[str, ...], folder: str) -> str:
+    """Return what a command line runs, in a few words; `folder` is where it was started, as far as that is known."""
+    if not command:
+        return ""
+    if is_kernel(command) or kernel_id(command):
+        return f"a kernel started in {folder}" if folder else "a kernel"
+    if not PYTHON.match(basename(command[0])):
+        return basename(command[0])
+    if "-c" in command[1:9]:
+        return "a multiprocessing worker" if any(map(is_spawned, command[1:9])) else f"{basename(command[0])} -c"
+    return module_of(command) or basename(script_of(command)) or basename(command[0])
+
+
+def is_spawned(word: str) -> bool:
+    """Say whether a word is the code that `multiprocessing` gives to the Python that it starts."""
+    return word.startswith(_SPAWNED)
+
+
 def is_kernel(command: tuple[str, ...]) -> bool:
     """Say whether a command is the one that starts a Python kernel with a connection file."""
     python = bool(command) and bool(PYTHON.match(basename(command[0])))
@@ -163,10 +223,12 @@ def is_kernel(command: tuple[str, ...]) -> bool:
 
 def python_program(command: tuple[str, ...]) -> str:
     """Return the module or script that a Python command runs, without folder and suffix."""
-    for option, word in pairwise(command[1:9]):
-        if option == "-m":
-            return word
-    return basename(script_of(command)).removesuffix(".py")
+    return module_of(command) or basename(script_of(command)).removesuffix(".py")
+
+
+def module_of(command: tuple[str, ...]) -> str:
+    """Return the module that a Python command runs by `-m`, or an empty string."""
+    return next((word for option, word in pairwise(command[1:9]) if option == "-m"), "")
 
 
 def script_of(command: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.core.breakdown import DevicePart, Part
+from nbguard.memory.core.breakdown import DevicePart, Part, other_processes, others_line
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.finding import Finding
 from nbguard.memory.core.least_shown import least_of_rows
@@ -163,8 +163,11 @@ def _notes(facts: Facts, rerun: Rerun, parts: tuple[Part, ...]) -> Iterator[str]
     if asked.kind not in HOST_KINDS and request.device is None:
         yield "the error does not say which of the devices it was"
     theirs = next((part.nbytes for part in parts if part.name == DevicePart.OTHERS), 0)
-    if theirs:
+    if theirs and request.device is not None:
+        who = others_line(other_processes(request.device.facts, facts.pid))
         yield (
             f"other processes held {format_bytes(theirs)} of {request.name} just now; these figures assume "
             "that they take no more"
         )
+        if who:
+            yield who

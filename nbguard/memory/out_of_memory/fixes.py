@@ -8,7 +8,7 @@ from functools import cached_property
 
 from nbguard.memory.cleanup.plan.plan import Plan
 from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark
-from nbguard.memory.core.breakdown import DevicePart, Part
+from nbguard.memory.core.breakdown import DevicePart, Part, other_processes, processes_words
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.gradients import gradient_storages, zero_gradients_of
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
@@ -317,9 +317,8 @@ def _others(context: OomContext) -> Iterator[Fix]:
         return
     verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=theirs))
     if verdict is not RerunVerdict.SHORT:
-        listed = () if device.facts.nvml is None else device.facts.nvml.processes or ()
-        pids = [f"{p.pid} ({format_bytes(p.used)})" for p in listed if p.pid != request.facts.pid]
-        words = f"other processes hold {format_bytes(theirs)} of {device.name}: pid {', '.join(pids)}; it is free when they end"
+        who = processes_words(other_processes(device.facts, request.facts.pid))
+        words = f"other processes hold {format_bytes(theirs)} of {device.name}: {who}; it is free when they end"
         yield Fix(words=words, advice=context.base_advice, nbytes=theirs, verdict=verdict, loss=_OTHERS)
 
 

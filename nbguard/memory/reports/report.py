@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_of_device
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.core.breakdown import NOT_OURS, Part
-from nbguard.memory.core.facts import PinnedFacts, Unavailable
+from nbguard.memory.core.breakdown import NOT_OURS, Part, other_processes
+from nbguard.memory.core.facts import PinnedFacts, ProcessFact, Unavailable
 from nbguard.memory.core.finding import Finding
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.pools import Pool
@@ -27,6 +27,7 @@ class DeviceReport:
     parts: tuple[Part, ...]  # add up to `total`, where that is known
     holders: tuple[Holder, ...]  # add up to `allocated`, the largest first
     storages: int  # number of tensors' storages on it
+    others: tuple[ProcessFact, ...] = ()  # other processes on it, the largest first; none where the driver does not list them
     pools: tuple[Pool, ...] = ()  # add up to the allocator's reserved bytes: the parts up to `context`
 
     @property
@@ -87,5 +88,6 @@ def _device(device: DeviceAnalysis) -> DeviceReport:
         parts=device.once(parts_of_device),
         holders=holders,
         storages=sum(storage.device == device.name for storage in device.analysis.facts.graph.storages),
+        others=other_processes(device.facts, device.analysis.facts.pid),
         pools=device.pools,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory.core.breakdown import others_line
 from nbguard.memory.core.facts import PinnedFacts
 from nbguard.memory.core.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.memory.reports.report import DeviceReport, Report
@@ -33,6 +34,8 @@ def _device(device: DeviceReport, limit: int | None) -> Iterator[Block]:
     yield Section(device.device, device.name, figures)
     if len(device.parts) > 1:
         yield parts_bar(device.parts, device.total, figures)
+    if words := others_line(device.others):
+        yield Line(words, "dim")
     if device.holders:
         yield holder_table(holder_rows(device.holders, device.allocated, limit))
     else:

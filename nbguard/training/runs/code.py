@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.files import read_file
+from nbguard.memory.core.processes import session_name
 from nbguard.memory.scan.scan import Notebook
 from nbguard.training.runs.analysis.cell_slice import cells_behind
 from nbguard.training.runs.analysis.record import RunCell
@@ -30,7 +31,7 @@ _NAMES = 5
 
 def notebook_path(namespace: dict[str, Any]) -> Path | None:
     """Return the notebook that this kernel runs, where its server or VS Code tells; None otherwise."""
-    for told in (os.environ.get("JPY_SESSION_NAME"), namespace.get("__vsc_ipynb_file__")):
+    for told in (session_name(os.environ), namespace.get("__vsc_ipynb_file__")):
         if type(told) is str and told.endswith(".ipynb"):
             return Path(told)
     return None

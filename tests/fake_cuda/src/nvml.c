@@ -56,6 +56,11 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Handle *out) {
 int nvmlDeviceGetIndex(Handle handle, unsigned *out) { *out = DEVICE_OF(handle); return OK; }
 int nvmlDeviceGetMinorNumber(Handle handle, unsigned *out) { *out = DEVICE_OF(handle); return OK; }
 int nvmlDeviceGetName(Handle handle, char *out, unsigned n) { snprintf(out, n, "Fake CUDA GPU"); return OK; }
+int nvmlDeviceGetCudaComputeCapability(Handle handle, int *major, int *minor) {
+  *major = fake_settings()->major;
+  *minor = fake_settings()->minor;
+  return OK;
+}
 int nvmlDeviceGetUUID(Handle handle, char *out, unsigned n) { uuid_text(handle, out, n); return OK; }
 int nvmlDeviceGetPciInfo_v3(Handle handle, char *out) { /* short bus id, four ints, then the long bus id */
   memset(out, 0, 68);

@@ -13,7 +13,8 @@ from nbguard.frontend.sidebar.protocol.state import FitTick, JobStatus, LinePoin
 from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.counters import Counted, TickReading
-from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact
+from nbguard.memory.core.processes import Identity
 from nbguard.memory.core.segments.requests import Room
 from nbguard.memory.reports.report import build_report
 from nbguard.units import GiB, MiB
@@ -91,6 +92,23 @@ def test_a_tick_of_eight_devices_in_use_is_bounded() -> None:
     assert _bytes(tick) < 2 * USUAL
     notes = {part.name: part.note for part in tick.devices[0].parts}
     assert (notes["releasable"], notes["others"]) == ("", "1 other process")
+
+
+def test_other_notebooks_are_named_by_the_driver_s_list_and_nobody_is_guessed_at() -> None:
+    mine, theirs = Identity(notebook="/a/mine.ipynb", is_own=True, kernel="k1"), Identity(notebook="/a/b.ipynb", kernel="k2")
+    known = (ProcessFact(2, GiB, mine), ProcessFact(3, 2 * GiB, replace(theirs, kernel="")), ProcessFact(4, 3 * GiB, theirs))
+    nvml = NvmlFacts(80 * GiB, 9 * GiB, (ProcessFact(PID, GiB), *known, ProcessFact(5, None), ProcessFact(6, 4 * GiB)))
+    device = replace(counted(SCENES["training"]().facts.devices[0]), nvml=nvml)
+    tick = _tick(TickReading(tracked="cuda", devices=(device,), pid=PID))
+
+    assert tick.neighbours == (
+        ("cuda:0", "k2", "b.ipynb", 5 * GiB),
+        ("cuda:0", "", "", 4 * GiB),
+        ("cuda:0", "", "this notebook's own processes", GiB),
+        ("cuda:0", "", "", None),
+    )
+    of_a_host = replace(device, nvml=replace(nvml, processes=known))  # in a container, none of the pids is known to be ours
+    assert _tick(TickReading(tracked="cuda", devices=(of_a_host,), pid=PID)).neighbours == ()
 
 
 def test_bounds_are_said_of_many_devices_too() -> None:

@@ -17,6 +17,7 @@ from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, Pr
 from nbguard.memory.scan.devices.counters import Counters, counted_devices
 from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, is_opened, nested_stats, tracked_device
 from nbguard.memory.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.devices.processes import identified
 
 _DRIVER_EVERY = 1.0
 """Seconds between two readings of the driver, which may take milliseconds each."""
@@ -136,7 +137,7 @@ class _Driver:
     def _listen(self, torch: Any, index: int, reserved: int) -> _Reading:
         properties = torch.cuda.get_device_properties(index)
         total, opened = int(properties.total_memory), is_opened(torch, index, reserved)
-        nvml = self._ask().device(properties, index)
+        nvml = identified(self._ask().device(properties, index))
         used = None if nvml is None else min(nvml.used, total)
         if opened:  # elsewhere the question itself would open one
             with contextlib.suppress(RuntimeError):  # after an error that lasts: the driver's own reading remains

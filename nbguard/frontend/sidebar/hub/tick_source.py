@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from nbguard.frontend.sidebar.hub.device_reader import DeviceReader
 from nbguard.frontend.sidebar.hub.fit_progress import FitProgress
-from nbguard.frontend.sidebar.hub.neighbours import Neighbours
 from nbguard.frontend.sidebar.line.mark_store import AllocatorPeak
 from nbguard.frontend.sidebar.line.memory_line import MemoryLine
 from nbguard.frontend.sidebar.protocol.state import JobStatus, LineHistory, Tick
@@ -40,7 +39,6 @@ class TickSource:
         self._line = MemoryLine()
         self._device = DeviceReader()
         self._counters = Counters()
-        self._neighbours = Neighbours()
         self._progress = FitProgress()
         self._tracked = ""
         self._last: dict[str, Any] = {}
@@ -82,7 +80,6 @@ class TickSource:
             fit=fit,
             jobs=jobs,
             marks=self._line.newest_marks(),
-            neighbours=self._tried("other processes", lambda: self._neighbours.of(reading)) or (),
         )
 
     def history(self, seconds: int) -> LineHistory:

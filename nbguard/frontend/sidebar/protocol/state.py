@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from nbguard.memory.core.breakdown import DevicePart as DevicePart
 from nbguard.memory.core.breakdown import Part
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", "stop_workers"]
 """Everything that a sidebar can have done. Each is planned first and applied by the plan's token."""
@@ -132,10 +132,11 @@ class LineHistory:
 
 
 class Neighbour(NamedTuple):
-    """Another process on one of the kernel's devices, from NVML."""
+    """Another notebook or program on one of the kernel's devices, with all its processes there, from NVML."""
 
     device: str
     kernel: str  # id of the kernel that it is; empty if it is none, or nothing tells
+    name: str  # file name of its notebook, else its program, else its user; empty if nothing tells
     nbytes: int | None  # it has on the device; None if the driver does not say
 
 

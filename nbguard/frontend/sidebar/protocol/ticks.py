@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nbguard.frontend.sidebar.protocol.state import (
@@ -16,13 +16,23 @@ from nbguard.frontend.sidebar.protocol.state import (
     TimeMark,
 )
 from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
-from nbguard.memory.core.breakdown import NOT_OURS, DevicePart, Part, bound_of, parts_of
+from nbguard.memory.core.breakdown import (
+    NOT_OURS,
+    DevicePart,
+    Part,
+    bound_of,
+    by_identity,
+    other_processes,
+    parts_of,
+)
 from nbguard.memory.core.counters import Counted, TickReading
-from nbguard.memory.core.facts import DeviceFacts
+from nbguard.memory.core.facts import DeviceFacts, ProcessFact
+from nbguard.memory.core.processes import Identity
 from nbguard.memory.core.segments.requests import RequestLimits
 
 _TALKATIVE = 2
 """Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
+_NEIGHBOURS = 8
 _SOURCES = {"malloc": "in use by malloc", "resident": "resident"}
 _OTHERS = NOT_OURS - {DevicePart.FREE}
 """The parts that are neither this process's nor free."""
@@ -75,7 +85,6 @@ def build_tick(
     fit: FitTick | None = None,
     jobs: tuple[JobStatus, ...] = (),
     marks: tuple[TimeMark, ...] = (),
-    neighbours: tuple[Neighbour, ...] = (),
 ) -> Tick:
     """Return the `n`-th tick of the kernel `boot`, at time `t`: `devices` and `points` are those of `reading`."""
     brief = len(devices) > _TALKATIVE
@@ -92,7 +101,29 @@ def build_tick(
         fit=fit,
         jobs=jobs,
         marks=marks,
-        neighbours=neighbours,
+        neighbours=_neighbours(reading),
+    )
+
+
+def _neighbours(reading: TickReading) -> tuple[Neighbour, ...]:
+    """Return who else is on the devices of a reading, the largest first."""
+    found = [
+        _neighbour(device.device, group)
+        for device in reading.devices
+        for group in by_identity(other_processes(device, reading.pid))
+    ]
+    return tuple(sorted(found, key=lambda each: -(each.nbytes or 0))[:_NEIGHBOURS])
+
+
+def _neighbour(device: str, group: Sequence[ProcessFact]) -> Neighbour:
+    identity = group[0].identity or Identity()
+    used = [each.used for each in group if each.used is not None]
+    kernels = (each.identity.kernel for each in group if each.identity is not None and not each.identity.is_own)
+    return Neighbour(
+        device=device,
+        kernel=next(filter(None, kernels), ""),
+        name=truncate_utf8(identity.short, 100),
+        nbytes=sum(used) if len(used) == len(group) else None,
     )
 
 

@@ -18,12 +18,12 @@ from nbguard.memory.core.processes import (
     basename,
     connection_of,
     is_kernel,
+    is_spawned,
     script_of,
 )
 
 _INITS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
 """Programs that start no workers of Python's. Another one as the machine's first process may have started them itself."""
-_SPAWNED = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
 _JOBLIB = "joblib.externals.loky.backend.popen_loky_posix"
 _MODULES = frozenset({_JOBLIB, "torch._inductor.compile_worker"})
 
@@ -124,7 +124,7 @@ def _leftover_kind(command: tuple[str, ...]) -> str:
     if not command or not PYTHON.match(basename(command[0])):
         return ""
     for option, word in pairwise(command[1:9]):
-        if option == "-c" and word.startswith(_SPAWNED):
+        if option == "-c" and is_spawned(word):
             return "a multiprocessing worker"
         if option == "-m" and word in _MODULES:
             return "a worker process"

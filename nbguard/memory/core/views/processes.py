@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from nbguard.memory.core import advice
-from nbguard.memory.core.processes import Judged, Zombies, pids_text
+from nbguard.memory.core.processes import DeviceProcess, Judged, Zombies, basename, connection_of, pids_text
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.units import counted, format_bytes
 
@@ -22,9 +22,20 @@ def process_row(judged: Judged) -> TableRow:
     """Return a process with its diagnosis as a row."""
     process = judged.found
     started = datetime.fromtimestamp(process.process.started).strftime("%Y-%m-%d %H:%M")
-    command = " ".join(process.command) or "(command not readable)"
     judgement = f"{'orphan' if judged.is_orphan else 'left alone'}: {judged.reason}"
-    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", command, _bytes(judged), judgement))
+    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", who(process), _bytes(judged), judgement))
+
+
+def who(process: DeviceProcess) -> str:
+    """Return whose a process is: the notebook of a kernel, else the command; the user in front where it is another one.
+
+    A cell that is too narrow loses its end: the notebook's folder stands behind its name.
+    """
+    path = process.identity.notebook if connection_of(process.command) else ""
+    name = basename(path)
+    folder = path.removesuffix(name).rstrip("/\\")
+    words = f"{name} in {folder}" if folder else name or " ".join(process.command) or "(command not readable)"
+    return f"{process.identity.user}: {words}" if process.identity.user else words
 
 
 def _bytes(judged: Judged) -> str:

@@ -18,6 +18,7 @@ from nbguard.memory.scan.devices.amd import AmdReader
 from nbguard.memory.scan.devices.kept_memory.workspaces import cublas_workspace, cublaslt_workspace
 from nbguard.memory.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.segments import read_segments
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -124,7 +125,7 @@ def _cuda_device(
         peak_reserved=stats.get("reserved_bytes.all.peak", 0),
     )
     properties = torch.cuda.get_device_properties(index)
-    driver = nvml.device(properties, index)
+    driver = identified(nvml.device(properties, index))
     has_context = is_opened(torch, index, allocator.reserved)
     total = int(properties.total_memory)
     free = None if driver is None else total - min(driver.used, total)
@@ -161,7 +162,12 @@ def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
                 free = driver.total - min(driver.used, driver.total)
                 facts.append(
                     DeviceFacts(
-                        device=f"cuda:{index}", name=name, total=driver.total, free=free, nvml=driver, has_context=False
+                        device=f"cuda:{index}",
+                        name=name,
+                        total=driver.total,
+                        free=free,
+                        nvml=identified(driver),
+                        has_context=False,
                     )
                 )
     return tuple(facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nbguard.memory.core.gpus import GpuReading
 from nbguard.memory.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.devices.processes import identified
 
 
 def read_gpus() -> tuple[tuple[GpuReading, ...], str, str]:
@@ -17,6 +18,15 @@ def read_gpus() -> tuple[tuple[GpuReading, ...], str, str]:
         for index, (name, capability) in enumerate(capabilities):
             reading = nvml.at(index)
             if reading is not None:
-                facts = reading[1]
-                gpus.append(GpuReading(index=index, name=name, total=facts.total, used=facts.used, capability=capability))
+                facts = identified(reading[1]) or reading[1]
+                gpus.append(
+                    GpuReading(
+                        index=index,
+                        name=name,
+                        total=facts.total,
+                        used=facts.used,
+                        capability=capability,
+                        processes=facts.processes or (),
+                    )
+                )
         return tuple(gpus), f"driver {version}, CUDA up to {major}.{minor}", nvml.reason or ""

@@ -10,6 +10,8 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +20,20 @@ try:
 except ImportError:  # there are no wheels of it for this platform (Pyodide): then no process is known
     psutil = None
 
+from nbguard.memory.core.facts import NvmlFacts
 from nbguard.memory.core.processes import (
     PYTHON,
     DeviceProcess,
+    Identity,
     Kernel,
     Process,
     Surroundings,
     basename,
     connection_of,
     is_kernel,
+    kernel_id,
+    program_words,
+    session_name,
 )
 from nbguard.memory.scan.devices.nvml import NvmlReader
 
@@ -137,15 +144,47 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
     with NvmlReader() as nvml:
         everybody = nvml.everybody()
         reason = nvml.reason or ""
-    holding = set(_holders_of_device_files())
-    listed = {pid: everybody[pid] for pid in _seen_here(everybody, holding)}
+    holding = {other.pid for other in psutil.process_iter() if _holds_device_files(other.pid)}
+    listed = {pid: everybody[pid] for pid in _seen_here(everybody)}
     if len(listed) < len(everybody):
         reason = "the driver lists processes by pids of another namespace (a container's host): they are not judged"
     processes = (process_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
     return tuple(process for process in processes if process is not None), reason
 
 
-def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
+def identified(driver: NvmlFacts | None) -> NvmlFacts | None:
+    """Return the driver's readings of a device with the identity of each process but this one, as far as it can be known."""
+    if driver is None or not driver.processes or psutil is None:
+        return driver
+    others = _seen_here({process.pid for process in driver.processes}) - {os.getpid()}
+    known = (replace(each, identity=identity_of(each.pid)) if each.pid in others else each for each in driver.processes)
+    return replace(driver, processes=tuple(known))
+
+
+def identity_of(pid: int) -> Identity | None:
+    """Return what the process that has this pid is to people; None if there is none."""
+    entry = _entry(pid)
+    started = None if entry is None else _ask(entry.create_time)
+    return None if started is None else _identity(Process(pid, started))
+
+
+@lru_cache(256)
+def _identity(process: Process) -> Identity:
+    entry = _entry(process.pid)
+    if entry is None:
+        return Identity()
+    command = tuple(_ask(entry.cmdline) or ())
+    notebook = session_name(_ask(entry.environ) or {})
+    return Identity(
+        user="" if _owner(entry) == _owner(psutil.Process()) else str(_ask(entry.username) or "another user"),
+        notebook=notebook,
+        is_own=bool(notebook) and notebook == session_name(os.environ),
+        kernel=kernel_id(command),
+        program=program_words(command, _ask(entry.cwd) or ""),
+    )
+
+
+def _seen_here(listed: Collection[int]) -> set[int]:
     """Return the listed pids that are known to be pids of this namespace.
 
     In the machine's own namespace all of them; in another those that are seen to have the device open. Where there are no
@@ -154,18 +193,14 @@ def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
     if not _is_contained():
         return set(listed)
     if Path(_MEMORY).exists():
-        return {pid for pid in listed if pid in holding}
+        return {pid for pid in listed if _holds_device_files(pid)}
     return set(listed) if os.getpid() in listed else set()
 
 
-def _holders_of_device_files() -> Iterator[int]:
-    """Yield the pids of own processes that have a GPU and CUDA's memory device open (Linux)."""
-    if not _PROC.joinpath("self", "fd").exists():
-        return
-    for other in psutil.process_iter():
-        names = {name for name, _ in _open_files(other.pid)}
-        if _MEMORY in names and any(map(_DEVICE.match, names)):
-            yield other.pid
+def _holds_device_files(pid: int) -> bool:
+    """Say whether a process is seen to have a GPU and CUDA's memory device open (Linux)."""
+    names = {name for name, _ in _open_files(pid)}
+    return _MEMORY in names and any(map(_DEVICE.match, names))
 
 
 def process_facts(
@@ -195,6 +230,7 @@ def process_facts(
         is_defunct=_ask(entry.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
         devices=devices,
         holds_files=holds_files,
+        identity=_identity(Process(pid, started)),
     )
 
 

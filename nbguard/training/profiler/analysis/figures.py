@@ -37,7 +37,7 @@ class Figure:
 
 def figures(report: FitReport) -> tuple[Figure, ...]:
     """Return all figures that are known; an unknown one is left out, never 0."""
-    return (*_whole(report), *_phases(report), *_memory(report), *_epochs(report))
+    return (*_whole(report), *_phases(report), *_memory(report), *_epochs(report), *_ranks(report))
 
 
 def _whole(report: FitReport) -> Iterator[Figure]:
@@ -64,6 +64,9 @@ def _whole(report: FitReport) -> Iterator[Figure]:
         if report.loader.reading is not None:
             yield Figure(name="loader_read_per_second", value=report.loader.reading.per_second, unit="bytes")
             yield Figure(name="loader_read_from_storage", value=report.loader.reading.from_storage, unit="ratio")
+    if report.scaled_steps:
+        yield Figure(name="scaled_steps", value=report.scaled_steps)
+        yield Figure(name="skipped_steps", value=report.skipped_steps)
     yield Figure(name="overhead", value=report.overhead.share, unit="ratio")
     yield Figure(name="findings", value=len(report.findings))
     yield Figure(name="problems", value=sum(finding.severity == "problem" for finding in report.findings))
@@ -122,6 +125,21 @@ def _epochs(report: FitReport) -> Iterator[Figure]:
                 unused = last.reserved - last.allocated
                 yield Figure(name="epoch_memory_reserved", value=last.reserved, unit="bytes", of=kind, epoch=epoch.number)
                 yield Figure(name="epoch_memory_unused", value=unused, unit="bytes", of=kind, epoch=epoch.number)
+
+
+def _ranks(report: FitReport) -> Iterator[Figure]:
+    """Yield the figures of each rank. Ranks wait for each other in the backward pass, which is shortest on the slowest one."""
+    rows = () if report.ranks is None else report.ranks.rows
+    backward = [row.backward for row in rows if row.backward is not None]
+    for row in rows:
+        times = {"step_median": row.step, "wait_for_data": row.wait, "backward_median": row.backward}
+        if row.backward is not None and len(backward) > 1:
+            times["wait_for_ranks"] = row.backward - min(backward)
+        for name, value in times.items():
+            if value is not None:
+                yield Figure(name=f"rank_{name}", value=value / _NS, unit="seconds", of=f"rank {row.rank}")
+        if row.peak is not None:
+            yield Figure(name="rank_memory_peak", value=row.peak, unit="bytes", of=f"rank {row.rank}")
 
 
 def epoch_memory(report: FitReport) -> dict[tuple[str, int], tuple[MemoryPoint, ...]]:

@@ -203,6 +203,8 @@ class FitAnalysis:
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),
             missed=observed.subject.missed,
+            scaled_steps=sum(scaler.updates for scaler in amp.scalers),
+            skipped_steps=sum(len(scaler.skipped) for scaler in amp.scalers),
             earlier=tuple(map(build_fit_report, observed.earlier)),
             record=observed.record,
         )

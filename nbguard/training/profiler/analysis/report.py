@@ -372,6 +372,8 @@ class FitReport(Result):
     notes: tuple[str, ...] = ()  # limits of the profile and mistakes of nbguard, in words
     files: tuple[str, ...] = ()  # written by --trace, --json and --log
     missed: int = 0  # batches that were over when the profile began
+    scaled_steps: int = 0  # that a GradScaler decided on
+    skipped_steps: int = 0  # of these, skipped as their gradients were not finite
     earlier: tuple[FitReport, ...] = ()  # of the fits before this one in the same cell, the first one first
     record: RunRecord | None = field(default=None, metadata={"json": False}, repr=False)  # of the run, with --log
 
