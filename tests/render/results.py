@@ -31,7 +31,7 @@ from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.deterministic import Deterministic, StepTimes
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
-from nbguard.training.doctor.analysis.repairs import RepairedModel
+from nbguard.training.doctor.analysis.serving import RepairedModel
 from nbguard.training.profiler.analysis.health.float32 import Float32Trial
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 from nbguard.training.profiler.analysis.health.nonfinite import Origin

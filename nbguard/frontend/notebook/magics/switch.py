@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.switches import Switches
     from nbguard.training.doctor.analysis.deterministic import Deterministic
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
-    from nbguard.training.doctor.analysis.repairs import RepairedModel
+    from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
     from nbguard.training.profiler.analysis.memory_log import MemoryLogState
     from nbguard.training.runs.analysis.comparison import RunComparison
