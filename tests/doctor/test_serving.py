@@ -65,6 +65,13 @@ class Super(Added):
         return x if 0 < x.sum() < 1e9 else super().extra_repr() or -x * scale  # the branch
 
 
+class Mixed(nn.Module):
+    """With a bool of Python's in the condition."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 3 if not self.training and x.sum() > 0 else -x  # the branch
+
+
 class Chosen(nn.Module):
     def forward(self, x: Any) -> Any:
         return x * 2 if bool((x > 0).any()) else x - 1  # the branch
@@ -82,6 +89,7 @@ BRANCHES = {
     Assigned: "x = torch.where(x.sum() > 0, x * 2, x - 1)",
     Added: "y = torch.where(~(x.mean() <= 0), y + scale, y)",
     Returned: "return torch.where((x.max() > 100) & (x.min() < 0), x, torch.where(x.sum() > 0, self.layer(x), -x))",
+    Mixed: "return torch.where((self.training == 0) & (x.sum() > 0), x * 3, -x)",
     Chosen: "return torch.where((x > 0).any(), x * 2, x - 1)",
 }
 
@@ -121,10 +129,10 @@ def test_the_line_that_is_printed_exports_in_its_place() -> None:
     for kind, line in BRANCHES.items():
         model = kind()
         assert exported_statically(subject_of(model), trial_batch(subject_of(model, batch))).failures[0].rewrite == line
-        written = _with_line(kind, line)()
+        written = _with_line(kind, line)().eval()
         written.load_state_dict(model.state_dict())
         program = torch.export.export(written, (batch,)).module()
-        assert torch.equal(program(-batch.abs()), model(-batch.abs()))
+        assert torch.equal(program(-batch.abs()), model.eval()(-batch.abs()))
 
     checks = checks_of(Assigned(), batch.abs(), name="model", batch_name="xb")
     for way in ("torch.export", "dynamic batch", "jit.trace"):

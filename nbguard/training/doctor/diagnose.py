@@ -61,9 +61,9 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
         determinism: whether to try whether a step repeats: some ten steps are run.
         export: whether to try to export the model: seconds, and the first time some more for PyTorch's compiler.
         environment: whether to check the machine, the libraries and the settings.
-        golden: a file with outputs of the model for one batch, which its outputs of now are compared with, and whose batch the
-            exports are tried with; it is written where there is none. None: nothing is compared.
-        max_latency: what a call of an exported model may take, at the 95th percentile: "20ms", or seconds. None: any time.
+        golden: a file with a batch and the outputs of the model for it. The exports are tried with this batch, and the outputs
+            compared with the model's own. A file that is not there is written.
+        max_latency: the limit for the p95 of a call of an exported model, as "20ms" or in seconds.
 
     Raises:
         NbguardError: an argument cannot be used; nothing has been changed.

@@ -147,7 +147,7 @@ def _rewritten(function: ast.FunctionDef, numbers: Collection[int]) -> list[ast.
 def _places(function: ast.FunctionDef, number: int) -> Iterator[_Place]:
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
+            block: Any = getattr(node, name, None)
             for index, each in enumerate(block if isinstance(block, list) else ()):
                 end = (each.test.end_lineno if isinstance(each, ast.If) else each.end_lineno) or each.lineno
                 is_simple = isinstance(each, (ast.Assign, ast.Return, ast.AugAssign, ast.AnnAssign, ast.Expr))
@@ -239,18 +239,24 @@ def _where(condition: ast.expr, yes: ast.expr, no: ast.expr) -> ast.Call:
 def _condition(node: ast.expr) -> ast.expr:
     """Return a condition as a tensor of booleans: read by no `bool()` or `.item()`, and put together by `&`, `|` and `~`."""
     if isinstance(node, ast.BoolOp):
-        operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        return functools.reduce(lambda one, other: ast.BinOp(one, operator, other), map(_condition, node.values))  # type: ignore[arg-type, return-value]
+        return _joined(ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), list(map(_condition, node.values)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ast.UnaryOp(ast.Invert(), _condition(node.operand))
+        inner = _unread(node.operand)
+        if isinstance(inner, (ast.Name, ast.Attribute)):  # it may be a bool of Python's, as self.training, which ~ makes -2
+            return ast.Compare(inner, [ast.Eq()], [ast.Constant(0)])
+        return ast.UnaryOp(ast.Invert(), _condition(inner))
     if isinstance(node, ast.Compare):
         sides = [_unread(each) for each in (node.left, *node.comparators)]
         parts = [ast.Compare(sides[place], [each], [sides[place + 1]]) for place, each in enumerate(node.ops)]
-        return functools.reduce(lambda one, other: ast.BinOp(one, ast.BitAnd(), other), parts[1:], parts[0])  # a < b < c
+        return _joined(ast.BitAnd(), list(parts))  # of a < b < c
     inner = _unread(node)
     if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in ("any", "all", "gt", "lt"):
         return inner
     return ast.Compare(inner, [ast.NotEq()], [ast.Constant(0)])
+
+
+def _joined(operator: ast.operator, parts: list[ast.expr]) -> ast.expr:
+    return functools.reduce(lambda one, other: ast.BinOp(one, operator, other), parts)
 
 
 def _unread(node: ast.expr) -> ast.expr:
