@@ -148,14 +148,14 @@ def _export(
     from nbguard.training.doctor.export.trial import exported
     from nbguard.training.doctor.fit_device import on_fit_device
 
-    with on_fit_device(subject):
-        kept = None if golden is None else golden_of(golden, subject.model)
-        try:
-            batch = trial_batch(subject) if kept is None else kept.batch
+    kept = None if golden is None else golden_of(golden)
+    try:
+        with on_fit_device(subject):
+            batch = trial_batch(subject) if kept is None else kept.batch_of(subject.model)
             facts = exported(subject, batch, *() if limit is None else (_WELL,))
             compared = None if golden is None else golden_facts(subject, batch, golden, kept)
-        except UndiagnosableError as error:
-            return no_export(str(error), limit=limit, golden=str(golden or "")), ()
+    except UndiagnosableError as error:
+        return no_export(str(error), limit=limit, golden=str(golden or "")), ()
     given = batch_name or ("batch" if subject.batch is not None else "")
     return export_checks(facts, name, given, limit=limit, golden=compared), facts.notes
 

@@ -36,9 +36,14 @@ class Golden:
     weights: str  # a hash of them; empty: not known
     torch: str  # version that wrote it
 
+    def batch_of(self, model: Any) -> TrialBatch:
+        """Return the batch where a model is."""
+        device = next((each.device for each in (*model.parameters(), *model.buffers())), None)
+        return self.batch if device is None else self.batch.each(lambda tensor: tensor.to(device))
 
-def golden_of(path: str | Path, model: Any) -> Golden | None:
-    """Return the content of a file, its batch where the model is; None if there is no such file.
+
+def golden_of(path: str | Path) -> Golden | None:
+    """Return the content of a file, in host memory; None if there is no such file.
 
     It is read as `torch.load(…, weights_only=True)` reads: no code of its own runs.
 
@@ -56,12 +61,9 @@ def golden_of(path: str | Path, model: Any) -> Golden | None:
         if data["kind"] != _KIND:
             raise ValueError("of another kind")
         batch = TrialBatch(inputs=data["inputs"], named_inputs=data["named_inputs"])
-        found = Golden(batch=batch, outputs=data["outputs"], weights=data["weights"], torch=data["torch"])
+        return Golden(batch=batch, outputs=data["outputs"], weights=data["weights"], torch=data["torch"])
     except Exception:  # noqa: BLE001 - a file of anything raises anything
         raise UndiagnosableError(f"{path} holds no golden outputs: name a new file, and it is written") from None
-    device = next((each.device for each in (*model.parameters(), *model.buffers())), None)
-    moved = found.batch if device is None else found.batch.each(lambda tensor: tensor.to(device))
-    return Golden(batch=moved, outputs=found.outputs, weights=found.weights, torch=found.torch)
 
 
 def golden_facts(subject: TrialSubject, batch: TrialBatch, path: str | Path, found: Golden | None) -> GoldenFacts:
