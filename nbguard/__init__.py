@@ -6,11 +6,11 @@ then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `p
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
 before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
-`run_record` returns the parts of a run, and `compare` the differences of two. `%%profile_fit`, in Python `profile_fit` and
-`FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its last report. `watch_ranks` says which rank of a
-distributed job hangs, in which collective and at which line; `load_ranks` says the same from dumps of PyTorch's flight
-recorder, `launch_errors` whose error came first when a launch failed. `engines` shows the memory of the engines of an
-ipyparallel cluster in one table.
+what a run was made of: `run_record`, what differs between two: `compare`; `apply_record` sets one again. `%%profile_fit`, in
+Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its last report.
+`watch_ranks` says which rank of a distributed job hangs, in which collective and at which line; `load_ranks` says the same
+from dumps of PyTorch's flight recorder, `launch_errors` whose error came first when a launch failed. `engines` shows the
+memory of the engines of an ipyparallel cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nbguard.training.ranks.errors.launch_errors import launch_errors
     from nbguard.training.ranks.load import load_ranks
     from nbguard.training.ranks.watch import watch_ranks
+    from nbguard.training.runs.applying import apply_record
     from nbguard.training.runs.comparing import compare
     from nbguard.training.runs.run_record import run_record
 
@@ -56,6 +57,7 @@ _API = ("end_zombies", "memory_map", "oom", "park", "plan", "release", "report",
 _HOMES = {
     "FitMonitor": "nbguard.frontend.notebook.monitor",
     "Sidebar": "nbguard.frontend.notebook.widget",
+    "apply_record": "nbguard.training.runs.applying",
     "compare": "nbguard.training.runs.comparing",
     "deterministic": "nbguard.training.doctor.deterministic",
     "diagnose": "nbguard.training.doctor.diagnose",
@@ -95,6 +97,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, 
     "SnapshotError",
     "StoppedAtNaN",
     "TargetError",
+    "apply_record",
     "compare",
     "deterministic",
     "diagnose",

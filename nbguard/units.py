@@ -145,6 +145,18 @@ def format_time(ns: float, of: int | None = None) -> str:
     return _time(rounded, rounded if of is None else of, digits)
 
 
+def parse_time(text: str) -> int:
+    """Return the nanoseconds that a time such as `20ms`, `1.5 s` or `300us` means.
+
+    Raises:
+        ValueError: it is no time, or has no unit.
+    """
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ns|us|µs|ms|s)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time; write it as 20ms")
+    return round(float(match[1]) * {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}[match[2]])
+
+
 def re_adding_times(values: Sequence[int]) -> list[int]:
     """Return `values` (nanoseconds) rounded as `format_time` shows them with `of` their sum, so that they add up to it."""
     step = _time_step(sum(values), _COLUMN_DIGITS)

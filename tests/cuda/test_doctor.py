@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from nbguard.training.doctor.analysis.determinism import WAYS
 from tests.cuda.conftest import Notebook
 
 _PRELUDE = """
@@ -164,3 +168,75 @@ def test_the_mode_that_only_warns_comes_after_the_one_that_raises(notebook: Note
     kernel.run("with learn.no_bar(), learn.no_logging(): learn.fit(1)").ok()
     kernel.run("%nbguard doctor learn --determinism -o found").ok()
     assert kernel.value("[each.command for each in found.findings if 'determinism' in each.command]") == []
+
+
+_PLANES, _VOLUMES = "x = randn(2, 3, 8, 8)", "x = randn(2, 3, 8, 8, 8); n = 4; k = s = 2"
+_POOLS = f"{_PLANES}; n = 4"
+_ORIGINALS = {
+    "adaptive_max_pool2d": (_POOLS, "nn.AdaptiveMaxPool2d(n)(x)"),
+    "adaptive_avg_pool2d": (_POOLS, "nn.AdaptiveAvgPool2d(n)(x)"),
+    "adaptive_avg_pool3d": (_VOLUMES, "nn.AdaptiveAvgPool3d(n)(x)"),
+    "max_pool3d": (_VOLUMES, "nn.MaxPool3d(k, s)(x)"),
+    "avg_pool3d": (_VOLUMES, "nn.AvgPool3d(k, s)(x)"),
+    "reflection_pad1d": ("x = randn(2, 3, 8); p = 2", "nn.ReflectionPad1d(p)(x)"),
+    "reflection_pad3d": ("x = randn(2, 3, 8, 8, 8); p = 2", "nn.ReflectionPad3d((p, p, 0, 0, 0, 0))(x)"),
+    "upsample_linear1d": ("x = randn(2, 3, 8); s = 2", "nn.Upsample(scale_factor=s, mode='linear')(x)"),
+    "nll_loss2d": (f"{_PLANES}; target = torch.zeros_like(x[:, 0]).long() + 1", "nn.CrossEntropyLoss()(x, target)"),
+    "max_unpooling2d": (f"{_PLANES}; x, i = nn.MaxPool2d(2, return_indices=True)(x); h = w = 8", "nn.MaxUnpool2d(2)(x, i)"),
+    "embedding_bag_backward_cuda_max": (
+        "x = torch.zeros_like(randn(2, 3)).long(); weight = randn(4, 5)",
+        "torch.nn.functional.embedding_bag(x, weight, mode='max')",
+    ),
+    "median CUDA": ("x = randn(2, 3, 7)", "x.median(-1).values"),
+    "put_": ("x = randn(2, 3); i = torch.zeros_like(x[0]).long()[:1]; values = x[0, :1] * 2", "x.put(i, values)"),
+    "_bincount_cuda": (
+        "x = torch.zeros_like(randn(4)).long(); n = 1; weights = torch.ones_like(randn(4))",
+        "torch.bincount(x, weights)",
+    ),
+}
+
+
+def test_the_deterministic_ways_give_the_same_values_and_are_taken_in_deterministic_mode(
+    fake_cuda_run: Callable[..., str],
+) -> None:
+    """Each way is compared here, and run in both passes on a GPU's own code, where its operation is refused."""
+    cases = [(way.operation, *_ORIGINALS[way.operation], way.code) for way in WAYS]
+    assert len(cases) == len(_ORIGINALS)
+    torch.manual_seed(3)
+    for operation, given, original, code in cases:
+        space: dict[str, Any] = {"torch": torch, "nn": nn, "randn": torch.randn}
+        exec(given, space)
+        assert torch.allclose(eval(code, space), eval(original, space), atol=1e-5), operation
+
+    printed = fake_cuda_run(
+        f"import torch\nfrom torch import nn\ncases = {cases!r}\n"
+        "def randn(*shape):\n    return torch.randn(*shape, device='cuda').requires_grad_()\n"
+        "torch.use_deterministic_algorithms(True)\n"
+        "for operation, given, original, code in cases:\n"
+        "    for each in (original, code):\n"
+        "        space = {'torch': torch, 'nn': nn, 'randn': randn}\n"
+        "        try:\n"
+        "            exec(given, space)\n"
+        "            result = eval(each, space)\n"
+        "            result.sum().backward() if result.requires_grad else None\n"
+        "        except RuntimeError as error:\n"
+        "            print(operation, each is original, str(error).partition(' does not')[0].split()[-1])\n"
+    )
+    refused = [line.split() for line in printed.splitlines()]
+    assert [line for line in refused if "False" in line] == []
+    assert len(refused) == len(cases), printed
+
+
+def test_the_layer_of_a_refused_operation_of_the_backward_pass_is_named(fake_cuda_run: Callable[..., str]) -> None:
+    """Seen with a `vision_learner`: the operation was named, but not the pooling layer of fastai's head that calls it."""
+    printed = fake_cuda_run(
+        "import torch, nbguard\nfrom torch import nn\n"
+        "head = nn.Sequential(nn.AdaptiveMaxPool2d(2), nn.Flatten())\n"
+        "model = nn.Sequential(nn.Conv2d(3, 4, 3), head, nn.Linear(16, 2)).cuda()\n"
+        "batch = (torch.randn(4, 3, 10, 10, device='cuda'), torch.zeros(4, dtype=torch.long, device='cuda'))\n"
+        "found = nbguard.diagnose(model, batch, loss_func=nn.CrossEntropyLoss(), environment=False, export=False)\n"
+        "print([(each.what, each.command) for each in found.findings if 'adaptive' in each.what])\n"
+    )
+    assert "adaptive_max_pool2d_backward_cuda has no deterministic implementation: `model[1][0]`" in printed
+    assert f"# {WAYS[0].code}   computes the same, if the output n divides the input" in printed
+    assert "%nbguard fix determinism learn --warn-only" in printed

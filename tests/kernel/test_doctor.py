@@ -83,7 +83,8 @@ def fixes(kernel: Kernel) -> set[str]:
     """Return the fixes of determinism that the doctor advises now."""
     kernel.run("%nbguard doctor learn --determinism -o found").ok()
     assert kernel.value("[check.name for check in found.checks if check.state == 'not checked']") == []
-    return set(kernel.value("[each.command for each in found.findings if 'determinism' in each.command]"))
+    lines = kernel.value("[line for each in found.findings for line in each.command.splitlines() if 'determinism' in line]")
+    return set(lines)
 
 
 _REFUSED = """

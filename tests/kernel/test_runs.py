@@ -101,6 +101,13 @@ def test_a_record_is_read_back_from_saved_notebooks(kernel: Kernel, tmp_path: Pa
     kernel.run(f"again = nbguard.compare({str(notebooks['C'])!r}, nbguard.run_record(model))").ok()
     assert kernel.value("[each for each in again.differences if each.topic in ('seeds', 'model', 'data')]") == []
 
+    kernel.run("import random; random.seed(5); torch.manual_seed(6); torch.backends.cudnn.benchmark = True").ok()
+    kernel.run("%nbguard record model -o before").ok()
+    kernel.run("drawn = random.random(), torch.rand(1).item()\ntorch.backends.cudnn.benchmark = False").ok()
+    applied = kernel.run("%nbguard apply before model -o applied").ok()
+    assert "set again" in applied.text
+    assert kernel.value("(random.random(), torch.rand(1).item()) == drawn, torch.backends.cudnn.benchmark") == (True, True)
+
 
 @left_out_by_ci
 def test_a_record_is_read_back_from_notebooks_that_nbclient_ran_and_saved(kernel: Kernel, tmp_path: Path) -> None:
@@ -129,6 +136,8 @@ def test_a_record_is_read_back_from_notebooks_that_nbclient_ran_and_saved(kernel
         ("compare size", "the following arguments are required: AFTER"),
         ("compare absent.json size", "there is no file absent.json"),
         ("compare size size", "this int is not a run"),
+        ("apply", "the following arguments are required: RUN"),
+        ("apply size", "this int is not a run"),
     ],
 )
 def test_a_mistake_is_one_line(kernel: Kernel, line: str, message: str) -> None:

@@ -31,13 +31,14 @@ from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.deterministic import Deterministic, StepTimes
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
-from nbguard.training.doctor.analysis.repairs import RepairedModel
+from nbguard.training.doctor.analysis.serving import RepairedModel
 from nbguard.training.profiler.analysis.health.float32 import Float32Trial
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 from nbguard.training.profiler.analysis.health.nonfinite import Origin
 from nbguard.training.profiler.analysis.memory_log import MemoryLogState
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError
+from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord
 from nbguard.training.runs.analysis.comparison import compare_records
 from tests.profiler.fit_reports import rich
 from tests.render.test_history import _afternoon as _history
@@ -130,6 +131,11 @@ EXAMPLES: tuple[Result, ...] = (
     ),
     run(),
     compare_records(run(), run(("seeds", "torch", "43"))),
+    AppliedRecord(
+        source="Learner of Linear of 2026-01-02T03:04:05+00:00",
+        done=(AppliedFact(topic="seeds", name="torch", recorded="42", before="43"),),
+        left=(AppliedFact(topic="versions", name="numpy", recorded="2.4", before="2.5", action="pip install numpy==2.4"),),
+    ),
     Deterministic(is_on=True, seed=4, mode="on", times=StepTimes(plain=10, deterministic=12)),
     NanRepair(
         subject="learn",

@@ -13,7 +13,7 @@ from nbguard.memory.core.gpu_models import gpu_size
 from nbguard.printable import printable
 from nbguard.spelling import none_of
 from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
-from nbguard.units import parse_bytes
+from nbguard.units import parse_bytes, parse_time
 
 _SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
 _LINES = "one JSON object per line; bytes as integers"
@@ -62,7 +62,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 _EPILOG = """nbguard COMMAND --help shows the options of one, nbguard --version the version.
 Exit status: 0 done; 1 there is something to do, as a fit that may not fit; 2 a file or an option cannot be used;
-3 doctor --strict has found a problem; 130 interrupted; 141 the reader of the output is gone."""
+3 doctor has found a problem (--strict, --golden, --max-latency); 130 interrupted; 141 the reader of the output is gone."""
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -111,6 +111,8 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         doctor.add_argument(
             f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
         )
+    doctor.add_argument("--golden", metavar="FILE", help="compare the model's outputs with those in FILE, or write it")
+    doctor.add_argument("--max-latency", type=_time, metavar="TIME", help="the p95 that an exported model may have: 20ms")
     doctor.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
     doctor.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
     doctor.add_argument("--all", action="store_true", help="show each check with its figures")
@@ -205,6 +207,14 @@ def _items(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text):
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of items")
+
+
+def _time(text: str) -> str:
+    try:
+        parse_time(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _gpu(text: str) -> str:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from nbguard.training.prediction.code.target import Made
 
 _STATUS = {"problem": 3, "advice": 1}
-"""Exit status of `doctor --strict` by the severity of its gravest finding; a note is no reason to fail."""
+"""Exit status of `doctor` by the severity of the gravest finding; a note is no reason to fail.
+
+With `--strict` all findings count, without it those of what `--golden` and `--max-latency` ask for.
+"""
 
 
 def startup(options: argparse.Namespace) -> int:
@@ -53,6 +56,7 @@ def predict(options: argparse.Namespace) -> int:
 def doctor(options: argparse.Namespace) -> int:
     """Diagnose this environment, and a script's model. PyTorch is imported, unless that would end the process."""
     from nbguard.training.doctor.analysis.diagnosis import chosen
+    from nbguard.training.doctor.analysis.serving import is_asked
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.diagnose_launch import diagnose_launch
     from nbguard.training.doctor.target import import_torch
@@ -69,7 +73,8 @@ def doctor(options: argparse.Namespace) -> int:
     else:
         made = _made(options.target)
         with shown_stages():
-            diagnosis = diagnose(made and made.subject, made and made.batch, **chosen(options.topics))  # type: ignore[arg-type]
+            asked = chosen(options.topics, options.golden, options.max_latency)
+            diagnosis = diagnose(made and made.subject, made and made.batch, **asked)
         if made is not None and made.stopped:
             note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
@@ -79,7 +84,8 @@ def doctor(options: argparse.Namespace) -> int:
         show_json(diagnosis.to_data())
     else:
         show_blocks(diagnosis.blocks(whole=options.all), where="terminal")
-    return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
+    judged = tuple(each for each in diagnosis.checks if options.strict or is_asked(each))
+    return _STATUS.get(replace(diagnosis, checks=judged).worst or "", 0)
 
 
 def _refuse_without_module(target: str) -> None:

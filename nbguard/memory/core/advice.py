@@ -397,6 +397,12 @@ RECORD_RUN_AS = Advice(command=f"{_SWITCH} record learn -o run", call=f"run = {R
 SAVE_RECORD = Advice(command=f"{_SWITCH} record learn --save run.json", effect="writes its record to a file")
 
 
+def apply_record(source: str, name: str = "") -> Advice:
+    """Return the advice that sets again what a record says, a file or a variable; `name` is that of a Learner or a model."""
+    call = _call("apply_record", (source,), *filter(None, (name,)))
+    return Advice(command=" ".join(filter(None, (f"{_SWITCH} apply", source, name))), call=call, effect="sets it again")
+
+
 def repair_nan(name: str = "", rest: str = "") -> Advice:
     """Return the advice that shows which layers have to compute in float32, and the line that makes them.
 

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
@@ -26,6 +27,7 @@ from nbguard.training.doctor.learner_facts import learner_facts
 from nbguard.training.doctor.subject import TrialSubject, subject_of
 from nbguard.training.doctor.toolkit import toolkit_facts
 from nbguard.training.runs.analysis.cell_seeds import seeds_in
+from nbguard.units import parse_time
 
 
 def diagnose(  # noqa: PLR0913 - a public function with keywords
@@ -40,6 +42,8 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
     determinism: bool = True,
     export: bool = True,
     environment: bool = True,
+    golden: str | Path | None = None,
+    max_latency: str | float | None = None,
 ) -> Diagnosis:
     """Return whether this machine is set up for a fit, whether its steps repeat bit by bit, and whether its model exports.
 
@@ -57,12 +61,18 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
         determinism: whether to try whether a step repeats: some ten steps are run.
         export: whether to try to export the model: seconds, and the first time some more for PyTorch's compiler.
         environment: whether to check the machine, the libraries and the settings.
+        golden: a file with a batch and the outputs of the model for it. The exports are tried with this batch, and the outputs
+            compared with the model's own. A file that is not there is written.
+        max_latency: the limit for the p95 of a call of an exported model, as "20ms" or in seconds.
 
     Raises:
         NbguardError: an argument cannot be used; nothing has been changed.
     """
     started = time.perf_counter()
+    limit = None if max_latency is None else _nanoseconds(max_latency)
     subject = None if learn is None else subject_of(learn, batch, loss_func, optimizer)
+    if subject is None and (golden is not None or limit is not None):
+        raise UndiagnosableError("golden outputs and a limit are of a model: name one, as in  " + advice.diagnose().command)
     checks: list[Check] = []
     notes: list[str] = []
     has_gpu = None
@@ -78,7 +88,7 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
         notes += left_out
     if export:
         stage("trying whether the model exports")
-        made, left_out = _export(subject, name, batch_name)
+        made, left_out = _export(subject, name, batch_name, golden, limit)
         checks += made
         notes += left_out
         gc.collect()  # exporters leave cycles that lead to the parameters: a report would show them as the user's
@@ -127,18 +137,43 @@ def _determinism(
     return (*step_checks(facts, name), *seeds), facts.notes
 
 
-def _export(subject: TrialSubject | None, name: str, batch_name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of export, and the parts they left out."""
+def _export(
+    subject: TrialSubject | None, name: str, batch_name: str, golden: str | Path | None, limit: int | None
+) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of export, and what they left out."""
     if subject is None:
         return no_export(_NOTHING), ()
     from nbguard.training.doctor.determinism.batch import trial_batch
+    from nbguard.training.doctor.export.golden import golden_facts, golden_of
     from nbguard.training.doctor.export.trial import exported
     from nbguard.training.doctor.fit_device import on_fit_device
 
+    kept = None if golden is None else golden_of(golden)
     try:
         with on_fit_device(subject):
-            facts = exported(subject, trial_batch(subject))
+            batch = trial_batch(subject) if kept is None else kept.batch_of(subject.model)
+            facts = exported(subject, batch, *() if limit is None else (_WELL,))
+            compared = None if golden is None else golden_facts(subject, batch, golden, kept)
     except UndiagnosableError as error:
-        return no_export(str(error)), ()
+        return no_export(str(error), limit=limit, golden=str(golden or "")), ()
     given = batch_name or ("batch" if subject.batch is not None else "")
-    return export_checks(facts, name, given), facts.notes
+    return export_checks(facts, name, given, limit=limit, golden=compared), facts.notes
+
+
+_WELL = 5_000_000_000
+"""Nanoseconds for which calls are timed that a limit was given for."""
+
+
+def _nanoseconds(limit: str | float) -> int:
+    """Return a limit in nanoseconds.
+
+    Raises:
+        UndiagnosableError: it is no time above zero.
+    """
+    try:
+        given = parse_time(limit) if isinstance(limit, str) else round(limit * 1e9)
+        if given > 0:
+            return given
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise UndiagnosableError(f"{limit!r} is not a time: write it as 20ms, or give seconds")

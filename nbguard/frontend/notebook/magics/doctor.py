@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nbguard.frontend.notebook.session import Session
     from nbguard.training.doctor.analysis.deterministic import Deterministic, Mode, StepTimes
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
-    from nbguard.training.doctor.analysis.repairs import RepairedModel
+    from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.doctor.subject import TrialSubject
     from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 
@@ -28,6 +28,8 @@ def add_doctor(options: MagicArgumentParser) -> None:
     options.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
     options.add_argument("--loss", metavar="NAME", help="the loss function of a model without a Learner")
     options.add_argument("--all", action="store_true", help="show each check with its figures")
+    options.add_argument("--golden", metavar="FILE", help="compare the model's outputs with those in FILE, or write it")
+    options.add_argument("--max-latency", metavar="TIME", help="the p95 that an exported model may have: 20ms")
     for topic in DIAGNOSE_TOPICS:
         options.add_argument(f"--{topic}", action="store_true", help=f"check {topic}; without any of these, all are checked")
 
@@ -47,7 +49,8 @@ def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
     learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
     topics = [topic for topic in DIAGNOSE_TOPICS if getattr(options, topic)]
     cells, name = shell.user_ns.get("In", ()), options.name or "learn"
-    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, batch_name=options.batch or "", **chosen(topics))
+    asked = chosen(topics, options.golden and options.golden.strip("'\""), options.max_latency)
+    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, batch_name=options.batch or "", **asked)
 
 
 def add_fix(options: MagicArgumentParser) -> None:
@@ -93,8 +96,8 @@ def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Determin
 
 
 def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
-    """Put a copy of a model that exports into the variable of `-o`, and return its replacements."""
-    from nbguard.training.doctor.analysis.repairs import RepairedModel
+    """Put a copy of a model that exports into the variable of `-o`, and return what was replaced in it."""
+    from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.doctor.export.repair import repaired
     from nbguard.training.doctor.subject import subject_of
 

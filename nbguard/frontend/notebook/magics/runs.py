@@ -1,4 +1,4 @@
-"""`%nbguard record` and `%nbguard compare`: the parts of a run, and the differences of two."""
+"""`%nbguard record`, `compare` and `apply`: what a run is made of, what differs between two, and one set again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nbguard.frontend.notebook.magics.doctor import named
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
+    from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
 
@@ -31,6 +32,27 @@ def add_compare(options: MagicArgumentParser) -> None:
             metavar=name.upper(),
             help="a variable with a record or a report, a JSON file, a notebook, or the id of a run of MLflow's",
         )
+
+
+def add_apply(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard apply`."""
+    options.add_argument(
+        "run", metavar="RUN", help="a variable with a record or a report, a JSON file, a notebook, or an id of MLflow's"
+    )
+    options.add_argument(
+        "name", nargs="?", metavar="LEARN", help="a Learner or a model whose settings to set (default: seeds and switches only)"
+    )
+
+
+def applied(shell: Any, options: argparse.Namespace) -> AppliedRecord:
+    """Set what a record says, and return this and what cannot be set.
+
+    Raises:
+        NbguardError: there is no record, or the name stands for no Learner and no model.
+    """
+    from nbguard.training.runs.applying import apply_record
+
+    return apply_record(_run(shell, options.run), named(shell, options.name), name=options.name or "learn")
 
 
 def recorded(shell: Any, options: argparse.Namespace) -> RunRecord:

@@ -10,7 +10,7 @@ from nbguard.frontend.notebook.magics.command_line import guarded, show
 from nbguard.frontend.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed
 from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.frontend.notebook.magics.log import add_log, logged
-from nbguard.frontend.notebook.magics.runs import add_compare, add_record, compared, recorded
+from nbguard.frontend.notebook.magics.runs import add_apply, add_compare, add_record, applied, compared, recorded
 from nbguard.frontend.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -20,14 +20,24 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.switches import Switches
     from nbguard.training.doctor.analysis.deterministic import Deterministic
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
-    from nbguard.training.doctor.analysis.repairs import RepairedModel
+    from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
     from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+    from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
 
     Shown = (
-        Switches | Notices | Diagnosis | Deterministic | RepairedModel | NanRepair | MemoryLogState | RunRecord | RunComparison
+        Switches
+        | Notices
+        | Diagnosis
+        | Deterministic
+        | RepairedModel
+        | NanRepair
+        | MemoryLogState
+        | RunRecord
+        | RunComparison
+        | AppliedRecord
     )
 
 
@@ -97,6 +107,12 @@ GRAMMAR = Grammar(
             advice="name two runs, as in  %nbguard compare run.json fit",
             add=add_compare,
         ),
+        "apply": Word(
+            usage="apply RUN [LEARN]",
+            help="set the seeds, switches and settings of a run again, and say what of its record cannot be set",
+            advice="name a run, and a Learner for its settings, as in  %nbguard apply run.json learn",
+            add=add_apply,
+        ),
         "log": Word(
             usage="log [LOG...|off]",
             help="write the memory after each cell to CSV, TensorBoard, W&B, MLflow or a file for Prometheus",
@@ -147,6 +163,8 @@ class SwitchMagics(Magics):
                 return show(self.shell, options, guarded("%nbguard record", recorded, self.shell, options))
             case "compare":
                 return show(self.shell, options, guarded("%nbguard compare", compared, self.shell, options))
+            case "apply":
+                return show(self.shell, options, guarded("%nbguard apply", applied, self.shell, options))
             case "log":
                 return show(self.shell, options, guarded("%nbguard log", logged, session.recording, options))
             case "notices":

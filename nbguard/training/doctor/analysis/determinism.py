@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.memory.core.advice import make_deterministic
+from nbguard.texts import joined
 from nbguard.training.doctor.analysis.deterministic import Mode, StepTimes, slow_down
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.training.doctor.analysis.step_trace import StepDifference, module_name
@@ -30,6 +31,56 @@ class OperationFact:
     name: str  # such as aten.index_put_, or as PyTorch's message names it
     module: str = ""  # path of the module whose forward pass ran; empty if none did, as in the backward pass
     line: str = ""  # the user's line that called it, as In[7], line 3 in forward()
+    layers: tuple[str, ...] = ()  # paths of the layers that call it in the backward pass, by their class
+    is_default: bool = False  # it has a deterministic implementation, which only the strict mode takes
+
+    @property
+    def way(self) -> DeterministicWay | None:
+        """Return what computes the same in a deterministic way; None if nothing is known."""
+        return next((way for way in WAYS if self.name.startswith(way.operation)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeterministicWay:
+    """What computes the same as an operation that has no deterministic implementation on a GPU."""
+
+    operation: str  # the beginning of its name
+    layer: str  # class of torch.nn that calls it; empty: a function does
+    code: str  # of Python, with x for the input
+    where: str = ""  # it computes the same; empty: everywhere
+
+
+_WINDOWS = "x.unfold(2, k, s).unfold(3, k, s).unfold(4, k, s)"
+_PARTS = "x.unflatten(-1, (n, -1)).unflatten(-3, (n, -1))"
+_DIVIDES = "if the output n divides the input"
+_REFLECTED = "torch.cat([x[..., 1:p + 1].flip(-1), x, x[..., -p - 1:-1].flip(-1)], -1)"
+WAYS = (
+    DeterministicWay("adaptive_max_pool2d", "AdaptiveMaxPool2d", f"{_PARTS}.amax((-3, -1))", _DIVIDES),
+    DeterministicWay("adaptive_avg_pool2d", "AdaptiveAvgPool2d", f"{_PARTS}.mean((-3, -1))", _DIVIDES),
+    DeterministicWay(
+        "adaptive_avg_pool3d", "AdaptiveAvgPool3d", f"{_PARTS}.unflatten(-5, (n, -1)).mean((-5, -3, -1))", _DIVIDES
+    ),
+    DeterministicWay("max_pool3d", "MaxPool3d", f"{_WINDOWS}.amax((-3, -2, -1))", "without padding"),
+    DeterministicWay("avg_pool3d", "AvgPool3d", f"{_WINDOWS}.mean((-3, -2, -1))", "without padding"),
+    DeterministicWay("reflection_pad1d", "ReflectionPad1d", _REFLECTED),
+    DeterministicWay("reflection_pad3d", "ReflectionPad3d", _REFLECTED, "done for each dimension"),
+    DeterministicWay(
+        "upsample_linear1d",
+        "Upsample",
+        'torch.nn.functional.interpolate(x.unsqueeze(-2), scale_factor=(1, s), mode="bilinear").squeeze(-2)',
+    ),
+    DeterministicWay("nll_loss2d", "", "torch.nn.functional.cross_entropy(x.movedim(1, -1).flatten(0, -2), target.flatten())"),
+    DeterministicWay(
+        "max_unpooling2d",
+        "MaxUnpool2d",
+        "x.new_zeros(*x.shape[:2], h * w).scatter(-1, i.flatten(-2), x.flatten(-2)).unflatten(-1, (h, w))",
+    ),
+    DeterministicWay("embedding_bag_backward_cuda_max", "EmbeddingBag", "torch.nn.functional.embedding(x, weight).amax(1)"),
+    DeterministicWay("median CUDA", "", "x.sort().values[..., (x.shape[-1] - 1) // 2]", "along the last dimension"),
+    DeterministicWay("put_", "", "x.flatten().index_put((i,), values).view_as(x)"),
+    DeterministicWay("_bincount_cuda", "", "torch.zeros(n, device=x.device).index_add(0, x, weights)", "with n bins"),
+)
+"""Tried with PyTorch 2.13: each gives the same values, and in deterministic mode none of them warns in either pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +177,9 @@ def _command(facts: DeterminismFacts, learn: str) -> str:
         return "torch.set_num_threads(1)"
     if facts.refused:
         line = facts.operation.line if facts.operation is not None else ""
-        return f"# replace {facts.refused}{f' at {line}' if line else ''} by a deterministic operation"
+        way = OperationFact(name=facts.refused).way
+        by = way.code if way is not None else "a deterministic operation"
+        return f"# replace {facts.refused}{f' at {line}' if line else ''} by {by}"
     line = facts.operation.line if facts.operation is not None else ""
     return f"# draw it from torch's generator, which a seed reaches{f': {line}' if line else ''}"
 
@@ -137,15 +190,34 @@ def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
     if facts.mode == "warn only":
         return  # the possible remedies are applied
     for fact in facts.known:
-        where = ", ".join(part for part in (fact.module and f"`{module_name(fact.module)}`", fact.line) if part)
+        layers = [f"`{module_name(path)}`" for path in fact.layers[:3]]
+        where = ", ".join(part for part in (fact.module and f"`{module_name(fact.module)}`", fact.line, *layers) if part)
+        if fact.is_default and facts.mode == "on":
+            continue
+        if fact.is_default:
+            yield CheckFinding(
+                severity="note",
+                what=f"{fact.name} takes a nondeterministic algorithm" + (f": {where}" if where else ""),
+                evidence="its bits agreed here, and deterministic mode takes another algorithm",
+                command=make_deterministic(learn).command,
+            )
+            continue
         yield CheckFinding(
             severity="problem" if facts.mode == "on" else "advice",
             what=f"{fact.name} has no deterministic implementation" + (f": {where}" if where else ""),
             evidence="deterministic mode is on, so each fit raises here"
             if facts.mode == "on"
             else "its bits agreed here, but PyTorch does not promise that and raises in deterministic mode",
-            command=make_deterministic(learn, warn_only=True).command,
+            command=_instead(fact, make_deterministic(learn, warn_only=True).command),
         )
+
+
+def _instead(fact: OperationFact, otherwise: str) -> str:
+    """Return what computes the same in a deterministic way, if it is known, and the command that lets the operation pass."""
+    if fact.way is None:
+        return otherwise
+    where = f", {fact.way.where}" if fact.way.where else ""
+    return joined("\n", (f"# {fact.way.code}   computes the same{where}", otherwise))
 
 
 def _hidden(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from nbguard.render.result import Result
 
@@ -20,9 +20,15 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 """From the gravest down."""
 
 
-def chosen(topics: Collection[str]) -> dict[str, bool]:
-    """Return the topics of `nbguard.diagnose` as its arguments: on are those that are named, all where none is."""
-    return {topic: topic in (topics or DIAGNOSE_TOPICS) for topic in DIAGNOSE_TOPICS}
+def chosen(topics: Collection[str], golden: str | None = None, max_latency: str | None = None) -> dict[str, Any]:
+    """Return the topics of `nbguard.diagnose` as its arguments: on are those that are named, all where none is.
+
+    With `golden` or `max_latency`, which are about exports, these are on, and alone where no topic is named.
+    """
+    asked = {"golden": golden, "max_latency": max_latency}
+    default = ("export",) if any(asked.values()) else DIAGNOSE_TOPICS
+    named = {*(topics or default), *(default if any(asked.values()) else ())}
+    return {**{topic: topic in named for topic in DIAGNOSE_TOPICS}, **asked}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,22 @@ from typing import Literal
 
 from nbguard.libraries import ExportRepair, module_repair, output_repair
 from nbguard.memory.core.advice import repair_export
+from nbguard.texts import joined
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
+from nbguard.training.doctor.analysis.serving import (
+    EAGER,
+    GOLDEN,
+    LATENCY,
+    TOLERANCE,
+    CallTimes,
+    GoldenFacts,
+    golden_check,
+    latency_check,
+    ungated,
+)
 from nbguard.training.doctor.analysis.step_trace import module_name
-from nbguard.units import counted, format_time
+from nbguard.units import counted
 
-TOLERANCE = 1e-4
-"""Of the largest output: from here on values of an exported model are other ones."""
 FORMATS = ("torch.export", "dynamic batch", "strict", "jit.trace", "jit.script", "ONNX")
 """The export methods, in the order of their trial."""
 OUTDATED = ("jit.trace", "jit.script")
@@ -33,6 +43,19 @@ class ExportFailure:
     code: str = ""  # that line's text
     output: str = ""  # class of an output that no program can return, such as transformers.cache_utils.DynamicCache
     refused: int | None = None  # items of a batch that the exported model does not take; then it was exported
+    site: tuple[str, int, str] = ("", 0, "")  # (file, number of the line, function) of `line`
+    where: str = ""  # the statement with torch.where that computes the same as the branch at that line
+    cond: str = ""  # a call of torch.cond for it, whose sides are still to be written
+
+    @property
+    def rewrite(self) -> str:
+        """Return the statement that cures it: with torch.where, if it is a branch on values."""
+        return self.where if self.is_branch else ""
+
+    @property
+    def is_branch(self) -> bool:
+        """Say whether the path depends on values there."""
+        return any(mark in f"{self.error} {self.message}" for mark in _ON_VALUES)
 
     @property
     def repair(self) -> ExportRepair | None:
@@ -56,7 +79,8 @@ class FrozenValue:
     kind: Literal["branch", "number", "size", "value"]  # the last: the line is not known
     line: str = ""  # as In[7], line 3 in forward()
     code: str = ""  # that line's text
-    batch: str = ""  # a batch that the trace computes something else for, as in: with the signs turned; empty if none did
+    rewrite: str = ""  # the statement with torch.where that computes the same as the branch there
+    batch: str = ""  # a batch for which the trace computes something else, as in: with the signs turned; empty: none did
     largest: float | None = None  # the largest difference for that batch; infinite where the trace fails
 
 
@@ -70,7 +94,7 @@ class ExportAttempt:
     failures: tuple[ExportFailure, ...] = ()
     differences: tuple[ValueDifference, ...] = ()
     frozen: tuple[FrozenValue, ...] = ()  # of a trace
-    latency: int | None = None  # nanoseconds of a call of the exported model; the least of some
+    times: CallTimes | None = None  # of calls of the exported model; None: there were none
     reason: str = ""  # why it was not tried; then it neither passes nor fails
 
 
@@ -88,35 +112,50 @@ class ExportFacts:
     """All attempts, and the things outside of the model that belong to it."""
 
     attempts: tuple[ExportAttempt, ...]
-    eager: int  # nanoseconds of a call of the eager model
+    eager: CallTimes  # of calls of the eager model
     items: int  # of the batch
     preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
+    prepares: str = ""  # the call of something of the Learner's that does these steps to an item; empty: none is known
+    inputs: tuple[str, ...] = ()  # that the model is called with, as in: float32 4×3×32×32 from -2.12 to 2.64
     changes: tuple[BatchChange, ...] = ()  # by callbacks, which no export has
     is_learner: bool = True  # a model without a Learner is not written by `learn.export()`
     unpicklable: tuple[str, ...] = ()  # objects that `learn.export()` writes by name, and a server lacks
     notes: tuple[str, ...] = ()
 
 
-def export_checks(facts: ExportFacts, learn: str = "learn", batch: str = "") -> tuple[Check, ...]:
-    """Return a check for each attempt, and checks of the model's surroundings.
+def export_checks(
+    facts: ExportFacts,
+    learn: str = "learn",
+    batch: str = "",
+    *,
+    limit: int | None = None,
+    golden: GoldenFacts | None = None,
+) -> tuple[Check, ...]:
+    """Return a check for each attempt, and those of what surrounds the model.
 
     Args:
         facts: results of the attempts.
         learn: name of the Learner or the model, for commands.
-        batch: likewise of the batch; "" for the loader's.
+        batch: likewise of the batch; empty where it is the loader's.
+        limit: nanoseconds that a call may take; None: none was given.
+        golden: what came of comparing outputs with those of a file; None: no file was given.
     """
     repair = repair_export(learn, batch).command
-    checks = [_attempt(attempt, facts, repair) for attempt in facts.attempts]
+    checks = [_attempt(attempt, repair) for attempt in facts.attempts]
     callbacks = (_callbacks(facts),) if facts.is_learner else ()
-    return (*checks, _preprocessing(facts), *callbacks, _pickled(facts))
+    times = {EAGER: facts.eager, **{each.name: each.times for each in facts.attempts if each.times is not None}}
+    compared = () if golden is None else (golden_check(golden),)
+    served = (latency_check(times, facts.items, limit), *compared)
+    return (*checks, *served, _preprocessing(facts, learn), *callbacks, _pickled(facts))
 
 
-def no_export(reason: str) -> tuple[Check, ...]:
-    """Return the checks of an export that could not be tried."""
-    return tuple(not_checked("export", name, reason) for name in FORMATS)
+def no_export(reason: str, *, limit: int | None = None, golden: str = "") -> tuple[Check, ...]:
+    """Return the checks of an export that could not be tried; with a limit or a file, that it could not is a problem."""
+    asked = [name for name, given in ((LATENCY, limit), (GOLDEN, golden)) if given]
+    return (*(not_checked("export", name, reason) for name in FORMATS), *(ungated(name, reason) for name in asked))
 
 
-def _attempt(attempt: ExportAttempt, facts: ExportFacts, repair: str) -> Check:
+def _attempt(attempt: ExportAttempt, repair: str) -> Check:
     if attempt.reason:
         return not_checked("export", attempt.name, attempt.reason)
     if not attempt.passes:
@@ -125,10 +164,9 @@ def _attempt(attempt: ExportAttempt, facts: ExportFacts, repair: str) -> Check:
     sizes = ", ".join(f"{each.items}" for each in attempt.differences)
     worst = max((each.largest for each in attempt.differences), default=0.0)
     values = f"; batches of {sizes}: values differ by {worst:.2g} at most" if sizes else ""
-    speed = f"; {format_time(attempt.latency)} a call, eager {format_time(facts.eager)}" if attempt.latency else ""
     until = "; PyTorch is retiring TorchScript" if attempt.name in OUTDATED else ""
-    evidence = f"passes in {attempt.seconds:.1f} s{values}{speed}{until}"
-    return checked("export", attempt.name, evidence, *_values(attempt), *_frozen(attempt))
+    evidence = f"passes in {attempt.seconds:.1f} s{values}{until}"
+    return checked("export", attempt.name, evidence, *_values(attempt), *_frozen(attempt, repair))
 
 
 def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> CheckFinding:
@@ -148,22 +186,49 @@ def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> Che
         severity="note" if attempt.name in ("strict", *OUTDATED) else "advice",
         what=what,
         evidence=f"{failure.error}: {failure.message}{code}{_sizes(attempt) if failure.refused is not None else ''}",
-        command=repair if is_repaired else _advice(attempt, failure),
+        command=repair if is_repaired else _advice(attempt, failure, repair),
     )
 
 
-def _advice(attempt: ExportAttempt, failure: ExportFailure) -> str:
+def _rewritten(statement: str, line: str, repair: str) -> str:
+    """Return the lines that cure a branch: the statement in its place, and the command that makes a copy with it."""
+    return joined("\n", (f"{statement}   # instead of the branch at {line}", repair))
+
+
+def refusal(failure: ExportFailure, model: str) -> str:
+    """Return why no copy of a model exports, with the line and what to do there."""
+    name = failure.module_class.rpartition(".")[2] or model
+    if failure.repair is not None:
+        return f"{name} cannot be replaced: {failure.repair.reason}"
+    place = f" at {failure.line}: `{failure.code}`" if failure.line else ""
+    return f"{name} cannot be replaced: {failure.message}{place}; {_cure(failure)}"
+
+
+def _advice(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> str:
     """Return what to do about a failure that no replacement cures."""
     if attempt.name in OUTDATED:
         return "# PyTorch is retiring TorchScript: use torch.export's program instead"
     if failure.repair is not None:
         return f"# {failure.repair.reason}"
-    for mark, advice in _BY_MESSAGE:
-        if mark in f"{failure.error} {failure.message}":
-            return f"# {advice}"
-    return "# export the model without this module, or replace it with PyTorch's own modules"
+    return _rewritten(failure.rewrite, failure.line, repair) if failure.rewrite else f"# {_cure(failure)}"
 
 
+def _cure(failure: ExportFailure) -> str:
+    """Return what to write instead of the line that fails, in words."""
+    if failure.is_branch and failure.cond:
+        return f"the path depends on values: {failure.cond}"
+    known = (advice for mark, advice in _BY_MESSAGE if mark in f"{failure.error} {failure.message}")
+    return next(known, "export the model without this module, or replace it with PyTorch's own modules")
+
+
+_ON_VALUES = (
+    "GuardOnDataDependent",
+    "DATA_DEPENDENT",
+    "Data-dependent branching",
+    "Could not guard on data-dependent",
+    "depends on the value of",
+)
+"""In the messages of exporters about a path that depends on values."""
 _FIXED = "a size is fixed in the code: use x.shape[0] instead of a number or len(x)"
 _BY_MESSAGE = (
     (
@@ -199,8 +264,8 @@ def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
             return
 
 
-def _frozen(attempt: ExportAttempt) -> Iterator[CheckFinding]:
-    """Yield the frozen values of one batch in a trace, the branches that are known to matter first."""
+def _frozen(attempt: ExportAttempt, repair: str) -> Iterator[CheckFinding]:
+    """Yield what a trace holds of one batch's values, the branches that are known to matter first."""
     for value in attempt.frozen:
         if value.kind == "size":
             continue
@@ -219,7 +284,7 @@ def _frozen(attempt: ExportAttempt) -> Iterator[CheckFinding]:
             severity="problem",
             what=f"{attempt.name}: {where} is frozen for this batch",
             evidence=f"{code}for a batch {value.batch} {wrong}",
-            command=_UNFROZEN[value.kind],
+            command=_rewritten(value.rewrite, value.line, repair) if value.rewrite else _UNFROZEN[value.kind],
         )
 
 
@@ -237,14 +302,14 @@ def _sizes(attempt: ExportAttempt) -> str:
     return f"; a size becomes a number at {', '.join(sizes[:3])}" if sizes else ""
 
 
-def _preprocessing(facts: ExportFacts) -> Check:
+def _preprocessing(facts: ExportFacts, learn: str) -> Check:
     if not facts.preprocessing:
-        return not_checked("export", "preprocessing", "there are no fastai loaders with transforms to read")
+        return not_checked("export", "preprocessing", "there are no loaders with transforms to read")
     finding = CheckFinding(
         severity="note",
         what="no export includes the loaders' transforms, so a server has to repeat them",
-        evidence="; ".join(facts.preprocessing),
-        command="learn.dls.test_dl([item])   # gives the batch that the exported model wants",
+        evidence=f"{'; '.join(facts.preprocessing)}; after them the model gets {', '.join(facts.inputs)}",
+        command=f"{learn}.{facts.prepares}   # does them to an item" if facts.prepares else "# do the same on the server",
     )
     return checked("export", "preprocessing", counted(len(facts.preprocessing), "step"), finding)
 

@@ -71,7 +71,8 @@ def warned_operations(paths: dict[int, str], seen: list[OperationFact]) -> Itera
         text = str(message)
         match = _NAME.search(text) or _DEFAULT.search(text)
         if match is not None:
-            fact = OperationFact(name=match[1].strip(), module=stack.innermost, line=_users_line())
+            is_default = _NAME.search(text) is None
+            fact = OperationFact(name=match[1].strip(), module=stack.innermost, line=_users_line(), is_default=is_default)
             if fact not in seen:
                 seen.append(fact)
 

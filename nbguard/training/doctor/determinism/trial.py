@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.memory.scan.devices.generators import LibraryGenerators
+from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.doctor.analysis.determinism import Cure, DeterminismFacts, HiddenState, OperationFact
 from nbguard.training.doctor.analysis.deterministic import Mode, StepTimes
 from nbguard.training.doctor.analysis.step_trace import StepDifference, StepEvent, first_difference
@@ -117,7 +118,7 @@ class _Trial:
         cure, refused = self._cure() if difference is not None else (None, "")
         operation, is_pythons = self._operation() if difference is not None else (None, False)
         hidden = self._hidden(plain.traces[0]) if difference is None else ()
-        lacking = {fact.name for fact in known} | ({refused} if refused else set())
+        lacking = {fact.name for fact in known if not fact.is_default} | ({refused} if refused else set())
         times = self._times("on", tuple(sorted(lacking)), _QUICKLY)
         suspects = [place.name for place in self._kept.changed()] + self._kept.opaque if is_pythons else []
         return DeterminismFacts(
@@ -141,7 +142,7 @@ class _Trial:
         """Return the times of a step, without and in a deterministic mode."""
         with unrefused():
             known = () if mode == "warn only" else self._known()
-            return self._times(mode, tuple(sorted({fact.name for fact in known})), _WELL)
+            return self._times(mode, tuple(sorted({fact.name for fact in known if not fact.is_default})), _WELL)
 
     def _run_once(self, observe: Callable[[], Any] | None = None, *, restores: bool = True) -> list[StepEvent]:
         """Run the step from the state at the beginning; with `restores` False from the state that the last run left."""
@@ -195,7 +196,14 @@ class _Trial:
         """Return the operations of the step that have no deterministic implementation in PyTorch."""
         seen: list[OperationFact] = []
         self._run_once(lambda: warned_operations(self._runner.paths, seen))
-        return tuple(seen)
+        return tuple(replace(fact, layers=self._layers(fact)) for fact in seen)
+
+    def _layers(self, fact: OperationFact) -> tuple[str, ...]:
+        """Return the paths of the layers that call an operation of the backward pass, in which no module is known to run."""
+        if fact.module or fact.way is None or not fact.way.layer:
+            return ()
+        modules = self._model.named_modules()
+        return tuple(path for path, module in modules if name_of(type(module)) == fact.way.layer)
 
     def _hidden(self, expected: list[StepEvent]) -> tuple[HiddenState, ...]:
         """Return the state that a step leaves changed so that the next step differs, as the last run just left it."""

@@ -17,6 +17,7 @@ from torch import nn
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.render.words import clean, line_words
 from nbguard.training.doctor.analysis.export import ExportFailure
+from nbguard.training.doctor.export.branches import cond_call, where_statement
 
 _FROM_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 """As the strict export writes its lines; TorchScript, which has the innermost first, writes no function."""
@@ -80,6 +81,9 @@ def _failure(kind: str, message: str, module: tuple[str, Any] | None, line: Line
         module_class=name,
         line="" if line is None else words_of(line),
         code="" if line is None else code_at(line[0], line[1]),
+        site=line or ("", 0, ""),
+        where="" if line is None else where_statement(line[0], line[1]),
+        cond="" if line is None else cond_call(line[0], line[1]),
     )
 
 
@@ -111,7 +115,8 @@ def is_inner(file: str) -> bool:
     parts = Path(file).parts
     if "site-packages" in parts:
         return parts[len(parts) - 1 - parts[::-1].index("site-packages") + 1].removesuffix(".py") in _INNER
-    return file.startswith("<") or "/nbguard/training/doctor/" in file or "contextlib" in file
+    is_no_file = file.startswith("<") and not file.startswith("<ipython-input")  # a cell in a terminal
+    return is_no_file or "/nbguard/training/doctor/" in file or "contextlib" in file
 
 
 def _owner(line: Line, model: nn.Module) -> Any:

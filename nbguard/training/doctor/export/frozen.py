@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nbguard.training.doctor.analysis.export import TOLERANCE, ExportAttempt, FrozenValue
+from nbguard.training.doctor.analysis.export import ExportAttempt, FrozenValue
+from nbguard.training.doctor.analysis.serving import TOLERANCE
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import digest, tensors_in
+from nbguard.training.doctor.export.branches import where_statement
 from nbguard.training.doctor.export.difference import difference
 from nbguard.training.doctor.export.failures import Line, code_at, is_inner, words_of
 from nbguard.training.doctor.export.model_copy import shared_copy
@@ -118,7 +120,7 @@ def with_frozen(
         return replace(attempt, frozen=sizes)
     proven: dict[Line | None, FrozenValue] = {}
     started = time.perf_counter()
-    for number, (what, other) in enumerate(_others(batch)):
+    for number, (what, other) in enumerate(other_batches(batch)):
         if (number >= _ALWAYS and not reads) or time.perf_counter() - started > _SECONDS:
             break
         proven = _differing(subject, other, what, made, called[1]) | proven
@@ -127,7 +129,8 @@ def with_frozen(
 
 
 def _frozen(line: Line) -> FrozenValue:
-    return FrozenValue(kind=_kind(line), line=words_of(line), code=code_at(*line[:2]))
+    kind, rewrite = _kind(line), where_statement(*line[:2])
+    return FrozenValue(kind=kind, line=words_of(line), code=code_at(*line[:2]), rewrite=rewrite if kind == "branch" else "")
 
 
 def _differing(
@@ -166,8 +169,8 @@ def _kind(line: Line) -> Any:
     return "branch" if _BRANCH.search(code_at(*line[:2])) else "number"
 
 
-def _others(batch: TrialBatch) -> Iterator[tuple[str, TrialBatch]]:
-    """Yield (description, batch) of batches of the same shapes with other values, none beyond the range of integers' own."""
+def other_batches(batch: TrialBatch) -> Iterator[tuple[str, TrialBatch]]:
+    """Yield (what it is, batch) of batches of the same shapes with other values, none beyond the range of integers' own."""
 
     def each(floats: Callable[[torch.Tensor], torch.Tensor], others: Callable[[torch.Tensor], torch.Tensor]) -> TrialBatch:
         return replace(batch.each(lambda tensor: (floats if tensor.is_floating_point() else others)(tensor)), targets=())

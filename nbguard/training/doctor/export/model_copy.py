@@ -1,4 +1,4 @@
-"""A copy of a model whose parameters share the original's memory, so that exporters may do with it as they like."""
+"""A copy of a model whose parameters share the original's memory, for exporters to do with as they like; cures of one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from nbguard.errors import UndiagnosableError, in_one_line
+from nbguard.libraries import ExportRepair
+from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.objects.module_hooks import hooks_of
 
@@ -63,3 +65,16 @@ def _function_hooks(model: nn.Module) -> list[Any]:
 
 def _is_function(hook: Any) -> bool:
     return types.FunctionType in mro_of(type(hook))
+
+
+def apply_repair(model: nn.Module, path: str, repair: ExportRepair) -> None:
+    """Replace a part of a model by another module, or change the setting of all of its parts."""
+    if repair.replacement:
+        parent, _, name = path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = getattr(nn, repair.replacement)()
+    elif repair.setting is not None:
+        name, value = repair.setting
+        for module in model.modules():
+            config: Any = attribute_of(module, "config")
+            if attribute_of(config, name) is not None:
+                setattr(config, name, value)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFailure, ValueDifference
+from nbguard.training.doctor.analysis.serving import CallTimes
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import tensors_in
 from nbguard.units import GiB
@@ -24,7 +25,7 @@ _BYTES = 16 * GiB
 """Of the converter's address space; PyTorch alone takes some of it."""
 
 _CONVERTER = """
-import json, resource, sys, warnings
+import json, resource, sys, time, warnings
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), int(sys.argv[3])))
 warnings.filterwarnings("ignore")
 import torch
@@ -43,14 +44,30 @@ else:
     outputs = torch.utils._pytree.tree_leaves(program.module()(*args, **named))
     scale = max((float(each.abs().max()) for each in outputs if isinstance(each, torch.Tensor) and each.numel()), default=0.0)
     result["relative"] = result["largest"] / scale if scale else result["largest"]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(sys.argv[4])
+    given = [each for each in torch.utils._pytree.tree_leaves((args, named)) if isinstance(each, torch.Tensor)]
+    try:
+        session = onnxruntime.InferenceSession(converted.model_proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        feed = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), given, strict=True)}
+        times, ends = [], time.perf_counter_ns() + int(sys.argv[5])
+        session.run(None, feed)
+        while len(times) < 5 or (len(times) < 200 and time.perf_counter_ns() < ends):
+            start = time.perf_counter_ns()
+            session.run(None, feed)
+            times.append(time.perf_counter_ns() - start)
+        result["times"] = times
+    except Exception:  # above 2 GiB, or without some of the inputs, it is not timed
+        pass
 json.dump(result, open(sys.argv[2], "w"))
 """
 
 
-def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure, ...]) -> ExportAttempt:
+def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure, ...], budget: int) -> ExportAttempt:
     """Return an attempt to convert an exported program, which is in host memory afterwards.
 
-    It is not tried without the packages. Without a program it fails where the export did: `failures`.
+    It is not tried without the packages. Without a program it fails where the export did: `failures`. Calls are timed on the
+    CPU for a fifth of `budget`, in nanoseconds, with as many threads as PyTorch has.
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
@@ -66,11 +83,12 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nbguard-onnx-") as folder:
         saved, answer = Path(folder, "program.pt2"), Path(folder, "answer.json")
+        limits = map(str, (_BYTES, torch.get_num_threads(), budget // 5))
         own = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": folder}  # onnxruntime leaves a file in the folder for temporary ones
         try:
             torch.export.save(program, saved)
             run = subprocess.run(  # noqa: S603 - this Python, a program of ours
-                [sys.executable, "-c", _CONVERTER, str(saved), str(answer), str(_BYTES)],
+                [sys.executable, "-c", _CONVERTER, str(saved), str(answer), *limits],
                 capture_output=True,
                 text=True,
                 timeout=_SECONDS,
@@ -89,7 +107,9 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
     differences: tuple[ValueDifference, ...] = ()
     if "largest" in result:
         differences = (ValueDifference(items=batch.items or 0, largest=result["largest"], relative=result["relative"]),)
-    return ExportAttempt(name="ONNX", passes=True, seconds=time.perf_counter() - started, differences=differences)
+    times = CallTimes.of(result["times"]) if "times" in result else None
+    seconds = time.perf_counter() - started
+    return ExportAttempt(name="ONNX", passes=True, seconds=seconds, differences=differences, times=times)
 
 
 def _on_the_host(program: Any) -> Any:

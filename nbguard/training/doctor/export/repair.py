@@ -12,13 +12,15 @@ from torch.utils import _pytree as pytree
 from nbguard.errors import UndiagnosableError
 from nbguard.libraries import module_repair
 from nbguard.memory.scan.devices.generators import LibraryGenerators
+from nbguard.training.doctor.analysis.export import refusal
 from nbguard.training.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.training.doctor.determinism.kept_state import KeptState
-from nbguard.training.doctor.export.apply_repair import apply_repair
+from nbguard.training.doctor.export.branches import with_branches_rewritten
 from nbguard.training.doctor.export.difference import difference, plain
-from nbguard.training.doctor.export.model_copy import shared_copy
+from nbguard.training.doctor.export.frozen import other_batches
+from nbguard.training.doctor.export.model_copy import apply_repair, shared_copy
 from nbguard.training.doctor.export.outputs import unknown_output
-from nbguard.training.doctor.export.trial import exported
+from nbguard.training.doctor.export.trial import exported_statically
 from nbguard.training.doctor.export.write_watch import own_if_written
 from nbguard.training.doctor.fit_device import on_fit_device
 from nbguard.training.doctor.subject import TrialSubject, subject_of
@@ -55,17 +57,33 @@ def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, st
     with on_fit_device(subject, own):
         batch = trial_batch(subject)
         replaced += _without_caches(own, batch)
-        facts = exported(_of_copy(subject, own), batch)
-        first = facts.attempts[0]
-        if not first.passes:
-            failure = first.failures[0]
-            repair = failure.repair
-            raise UndiagnosableError(
-                f"{failure.module_class.rpartition('.')[2] or subject.name} cannot be replaced: "
-                f"{repair.reason if repair else failure.message}"
-            )
-        _compare(subject, own, batch.each(lambda tensor: plain(tensor)))
-    return own, tuple(replaced)
+        branches = _without_branches(subject, own, batch)
+        ours = batch.each(lambda tensor: plain(tensor))
+        _compare(subject, own, ours)
+        for _, other in other_batches(ours) if branches else ():  # for each side of a branch
+            _compare(subject, own, other)
+    return own, (*replaced, *branches)
+
+
+def _without_branches(subject: TrialSubject, own: nn.Module, batch: TrialBatch) -> list[tuple[str, str, str]]:
+    """Write the branches of a copy that no exporter can follow with `torch.where`, until it exports; return them.
+
+    Raises:
+        UndiagnosableError: something else is in the way, or a branch cannot be written so.
+    """
+    lines: dict[tuple[str, str], set[int]] = {}
+    rewritten: list[tuple[str, str, str]] = []
+    while not (attempt := exported_statically(TrialSubject(model=own, name=subject.name), batch)).passes:
+        failure = next((each for each in attempt.failures if each.rewrite), attempt.failures[0])
+        _, number, function = failure.site
+        numbers = lines.setdefault((failure.module, function), set())
+        if not failure.rewrite or number in numbers:
+            raise UndiagnosableError(refusal(failure, subject.name))
+        numbers.add(number)
+        if not with_branches_rewritten(own, lines):
+            raise UndiagnosableError(refusal(failure, subject.name))
+        rewritten.append((failure.module, f"`{failure.code}` at {failure.line}", f"`{failure.rewrite}`"))
+    return rewritten
 
 
 def _without_caches(model: nn.Module, batch: TrialBatch) -> list[tuple[str, str, str]]:
@@ -84,12 +102,8 @@ def _without_caches(model: nn.Module, batch: TrialBatch) -> list[tuple[str, str,
     return [(f"config.{name}", str(not value), str(value))]
 
 
-def _of_copy(subject: TrialSubject, model: nn.Module) -> TrialSubject:
-    return TrialSubject(model=model, name=subject.name)
-
-
 def _compare(subject: TrialSubject, model: nn.Module, batch: Any) -> None:
-    """Compare a repaired copy with the user's model on the batch.
+    """Compare a repaired copy with the user's model on a batch that this one takes.
 
     Raises:
         UndiagnosableError: the values differ.
@@ -99,11 +113,17 @@ def _compare(subject: TrialSubject, model: nn.Module, batch: Any) -> None:
     try:
         eager, _ = shared_copy(own_if_written(subject, batch).model)
         with torch.no_grad():
-            outputs = [_tensors(each(*batch.inputs, **(batch.named_inputs or {}))) for each in (eager, model)]
+            try:
+                mine = _tensors(eager(*batch.inputs, **(batch.named_inputs or {})))
+            except Exception:  # noqa: BLE001 - a batch of other values, which the user's own model refuses
+                return
+            own = _tensors(model(*batch.inputs, **(batch.named_inputs or {})))
     finally:
         state.restore()
         generators.restore()
-    if (gap := difference(batch.items or 0, *outputs).largest) > 0:
+    if [tensor.dtype for tensor in mine] != [tensor.dtype for tensor in own]:
+        raise UndiagnosableError("the repaired copy would return tensors of another dtype")
+    if (gap := difference(batch.items or 0, mine, own).largest) > 0:
         raise UndiagnosableError(f"the repaired copy would compute different values; they differ by up to {gap:.3g}")
 
 

@@ -12,8 +12,10 @@ import torch
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.memory.scan.heap.kinds import mro_of, name_of, namespace_of
 from nbguard.render.words import line_words
+from nbguard.training.doctor.determinism.batch import TrialBatch
+from nbguard.training.doctor.determinism.digest import tensors_in
 from nbguard.training.doctor.determinism.seeds import loaders_of
 from nbguard.training.doctor.subject import TrialSubject
 
@@ -24,13 +26,50 @@ _MOST = 64 * 1024**2
 _NOTEBOOK = ("__main__", "__mp_main__", None)
 
 
-def preprocessing(subject: TrialSubject) -> tuple[str, ...]:
-    """Return the transforms of the validation loader with their settings, which a server has to apply before the model."""
+def preprocessing(subject: TrialSubject) -> tuple[tuple[str, ...], str]:
+    """Return (the transforms of the validation loader with their settings, what of the Learner does them to an item).
+
+    A server has to do the same before the model. Those of torch's own loaders are their data set's, and a function that puts
+    items together. What changes batches in training alone is left out.
+    """
     loaders = loaders_of(subject)
     if subject.learn is None or not loaders:
-        return ()
-    steps = [_described(step) for name in _PIPELINES for step in _steps(attribute_of(loaders[-1], name))]
-    return tuple(step for step in steps if step)
+        return (), ""
+    loader = loaders[-1]
+    steps = [step for name in _PIPELINES for step in _steps(attribute_of(loader, name))]
+    call = "dls.test_dl([item])" if steps else ""
+    dataset = attribute_of(loader, "dataset")
+    transform = attribute_of(dataset, "transform") or attribute_of(attribute_of(dataset, "transforms"), "transform")
+    if transform is not None:
+        several = attribute_of(transform, "transforms")
+        steps += several if type(several) is list else [transform]
+        call = "dls.valid.dataset.transform(item)"
+    collate = attribute_of(loader, "collate_fn")
+    if types.FunctionType in mro_of(type(collate)) and not str(collate.__module__).startswith("torch."):
+        steps.append(collate)
+    return tuple(_described(step) for step in steps if not _is_for_training(step)), call
+
+
+def _is_for_training(step: Any) -> bool:
+    """Say whether a transform of fastai's leaves the validation set as it is: an augmentation, unless it also resizes."""
+    attributes = attributes_of(step) or {}
+    bases = mro_of(type(step))
+    split = next((names["split_idx"] for names in (attributes, *map(namespace_of, bases)) if "split_idx" in names), None)
+    is_random = any(cls.__name__ == "RandTransform" for cls in bases) and attributes.get("size") is None
+    return is_random or (type(split) is int and split == 0)
+
+
+def inputs_of(batch: TrialBatch) -> tuple[str, ...]:
+    """Return the tensors that a model is called with, as in `float32 4×3×32×32 from -2.12 to 2.64`."""
+    return tuple(map(_input, tensors_in((batch.inputs, batch.named_inputs or {}))))
+
+
+def _input(tensor: torch.Tensor) -> str:
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} {'×'.join(map(str, tensor.shape))}".strip()
+    if not tensor.numel() or tensor.is_complex():
+        return kind
+    low, high = (float(each) for each in tensor.detach().double().aminmax())
+    return f"{kind} from {low:.3g} to {high:.3g}"
 
 
 def _steps(pipeline: Any) -> Iterator[Any]:
@@ -41,6 +80,8 @@ def _steps(pipeline: Any) -> Iterator[Any]:
 
 def _described(step: Any) -> str:
     """Return a transform as it is shown: `Normalize(mean=0.485 0.456 0.406, std=…)`."""
+    if types.FunctionType in mro_of(type(step)):
+        return f"{step.__name__}()"
     attributes = attributes_of(step) or {}
     settings = [f"{name}={text}" for name in _SETTINGS if (text := _setting(attributes.get(name)))]
     return f"{name_of(type(step))}({', '.join(settings)})" if settings else name_of(type(step))
@@ -51,8 +92,10 @@ def _setting(value: Any) -> str:
         return " ".join(f"{number:.4g}" for number in value.detach().flatten().tolist()[:4])
     if type(value) in (int, float, str, bool):
         return f"{value}"
-    if type(value) is tuple and all(type(part) in (int, float) for part in value):
-        return "×".join(map(str, value))
+    if {tuple, list} & set(mro_of(type(value))):
+        parts = list(tuple.__iter__(value) if tuple in mro_of(type(value)) else list.__iter__(value))[:4]
+        if all(type(part) in (int, float) for part in parts):
+            return ("×" if all(type(part) is int for part in parts) else " ").join(f"{part:.4g}" for part in parts)
     return ""
 
 

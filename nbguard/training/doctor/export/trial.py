@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,25 +22,26 @@ from nbguard.libraries import ExportRepair
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.progress import stage
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure
+from nbguard.training.doctor.analysis.serving import EAGER, CallTimes
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import tensors_in
 from nbguard.training.doctor.determinism.kept_state import KeptState
-from nbguard.training.doctor.export.apply_repair import apply_repair
 from nbguard.training.doctor.export.callbacks import batch_changes
 from nbguard.training.doctor.export.difference import difference, plain
 from nbguard.training.doctor.export.draft import drafted_failures
 from nbguard.training.doctor.export.failures import failure_of
 from nbguard.training.doctor.export.frozen import tracer_warnings, with_frozen
-from nbguard.training.doctor.export.left_globals import left_globals_removed
-from nbguard.training.doctor.export.model_copy import shared_copy
+from nbguard.training.doctor.export.model_copy import apply_repair, shared_copy
 from nbguard.training.doctor.export.onnx import onnx_attempt
 from nbguard.training.doctor.export.outputs import unknown_output
-from nbguard.training.doctor.export.surroundings import pickled_by_name, preprocessing
+from nbguard.training.doctor.export.surroundings import inputs_of, pickled_by_name, preprocessing
 from nbguard.training.doctor.export.write_watch import own_if_written
 from nbguard.training.doctor.subject import TrialSubject
 
-_CALLS = 5
-"""Calls for a latency, which is the least of their times."""
+_CALLS = (5, 200)
+"""Calls for the times of one way to call a model: at least, and at most."""
+_QUICKLY = 200_000_000
+"""Nanoseconds in which all ways are timed together, where no limit was given."""
 _REPAIRS = 10
 """Failures that are cured one after the other to find the next."""
 _TRACE = "torch.__trace"
@@ -48,51 +50,96 @@ _LEAST = 2
 """Items of the batch that is exported: a batch of one counts as a size that never changes."""
 
 
-def exported(subject: TrialSubject, batch: TrialBatch) -> ExportFacts:
-    """Return the result of each attempt to export a model.
+def exported(subject: TrialSubject, batch: TrialBatch, budget: int = _QUICKLY) -> ExportFacts:
+    """Return what came of trying to export a model, whose calls are then timed for `budget` nanoseconds.
 
     Raises:
         UndiagnosableError: the model cannot be copied or called.
     """
+    with untouched(subject):
+        return _exported(subject, exportable(batch), budget)
+
+
+def exported_statically(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
+    """Return what came of `torch.export` alone, for a batch of one size.
+
+    Raises:
+        UndiagnosableError: the model cannot be copied.
+    """
+    with untouched(subject):
+        batch = exportable(batch)
+        return _program("torch.export", own_if_written(subject, batch), batch, {}, {}, drafts=True)[0]
+
+
+@contextlib.contextmanager
+def untouched(subject: TrialSubject) -> Iterator[None]:
+    """Put everything back that trials change, and keep to themselves what exporters say."""
     generators = LibraryGenerators()
     state = KeptState([("model", subject.model)], [*subject.model.parameters(), *subject.model.buffers()])
     try:
-        with _quiet(), torch.no_grad(), left_globals_removed():
-            return _exported(subject, _plain(batch))
+        with _quiet(), torch.no_grad(), _left_globals_removed():
+            yield
     finally:
         state.restore()
         generators.restore()
 
 
-def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
-    batch = batch.resized(max(batch.items or _LEAST, _LEAST))
+@contextlib.contextmanager
+def _left_globals_removed() -> Iterator[None]:
+    """Take away the programs that strict exports leave in PyTorch's globals; those that were there before stay.
+
+    PyTorch 2.13 keeps each of them, with the model's parameters.
+    """
+
+    def space() -> dict[str, Any]:
+        module = sys.modules.get("torch._dynamo.functional_export")
+        return {} if module is None else vars(module)
+
+    before = set(space())
+    try:
+        yield
+    finally:
+        for name in [name for name in space() if name.startswith("__compiled_fn_") and name not in before]:
+            del space()[name]
+
+
+def _exported(given: TrialSubject, batch: TrialBatch, budget: int) -> ExportFacts:
     subject = own_if_written(given, batch)
     model, left_out = shared_copy(subject.model)
+    calls: dict[str, Callable[..., Any]] = {EAGER: model}
     try:
-        eager = _latency(lambda: model(*batch.inputs, **(batch.named_inputs or {})))
+        model(*batch.inputs, **(batch.named_inputs or {}))
     except Exception as error:
         reason = in_one_line(error)
         raise UndiagnosableError(f"{subject.name} cannot be called: {reason}") from error
     stage("trying torch.export")
-    static, program = _program("torch.export", subject, batch, {}, drafts=True)
+    static, program = _program("torch.export", subject, batch, {}, calls, drafts=True)
     stage("trying torch.export with batches of any size")
-    dynamic, dynamic_program = _of_any_batch(subject, batch)
+    dynamic, dynamic_program = _of_any_batch(subject, batch, calls)
     stage("trying torch.export, strict")
-    strict, _ = _program("strict", subject, batch, {"strict": True})
+    strict, _ = _program("strict", subject, batch, {"strict": True}, calls)
     stage("trying ONNX")
-    onnx = onnx_attempt(dynamic_program or program, batch, static.failures)
-    attempts = (static, dynamic, strict, _traced(subject, batch), _scripted(subject, batch), onnx)
+    onnx = onnx_attempt(dynamic_program or program, batch, static.failures, budget)
+    scripts = _traced(subject, batch, calls), _scripted(subject, batch, calls)
+    stage("timing calls of each")
+    times = _times(calls, batch, budget)
+    attempts = tuple(
+        replace(each, times=times.get(each.name, each.times)) for each in (static, dynamic, strict, *scripts, onnx)
+    )
     notes = [f"{left_out} hooks that are functions are not part of the exported copy"] if left_out else []
     if subject.is_compiled:
         notes.append("the export is of the model before torch.compile")
     if subject is not given:
         notes.append("a call of the model writes into its parameters, so it was tried on a copy with separate memory")
+    steps, prepares = preprocessing(subject)
     return ExportFacts(
         attempts=attempts,
-        eager=eager,
+        eager=times[EAGER],
         items=batch.items or 0,
         is_learner=subject.learn is not None,
-        preprocessing=preprocessing(subject),
+        preprocessing=steps,
+        prepares=prepares,
+        inputs=inputs_of(batch),
         changes=batch_changes(subject),
         unpicklable=pickled_by_name(subject),
         notes=tuple(notes),
@@ -104,6 +151,7 @@ def _program(
     subject: TrialSubject,
     batch: TrialBatch,
     options: dict[str, Any],
+    calls: dict[str, Callable[..., Any]],
     *,
     drafts: bool = False,
     of_any_batch: bool = False,
@@ -115,6 +163,7 @@ def _program(
         subject: the exported model.
         batch: the inputs that are traced.
         options: of `torch.export.export`.
+        calls: gets the program if it passes, to be called.
         drafts: also look with PyTorch's draft export for failures that no module can be blamed for.
         of_any_batch: compare the program's outputs with batches of other sizes, too.
     """
@@ -144,17 +193,18 @@ def _program(
     if failures:
         return attempt, None
     sizes = (batch.items, (batch.items or 1) + 1, 1) if of_any_batch else (batch.items,)
-    return _compared(attempt, subject, batch, program.module(), [size for size in sizes if size]), program
+    calls[name] = program.module()
+    return _compared(attempt, subject, batch, calls[name], [size for size in sizes if size]), program
 
 
-def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttempt, Any]:
-    """Return an attempt that allows any batch size, of each input by itself, or else all of them the same."""
+def _of_any_batch(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[..., Any]]) -> tuple[ExportAttempt, Any]:
+    """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
     shapes = _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)
-    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes}, of_any_batch=True)
+    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes}, calls, of_any_batch=True)
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
         return each
     shared = _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))
-    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared}, of_any_batch=True)
+    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared}, calls, of_any_batch=True)
     if same[0].passes:
         return same
     lines = drafted_failures(_copy_with(subject, {}), batch, shapes)
@@ -202,7 +252,7 @@ def _dynamic(model: nn.Module, batch: TrialBatch, size: Any) -> dict[str, Any]:
     return {name: spec(value) for name, value in arguments.items()}
 
 
-def _traced(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
+def _traced(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[..., Any]]) -> ExportAttempt:
     """Return an attempt with TorchScript's tracer, which fixes the branches that the batch takes."""
     inputs = {"example_inputs": batch.inputs} if batch.named_inputs is None else {"example_kwarg_inputs": batch.named_inputs}
     warned: list[tuple[str, int]] = []
@@ -211,13 +261,14 @@ def _traced(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
         with tracer_warnings(warned):
             return torch.jit.trace(model, **inputs, check_trace=False, strict=False)
 
-    return _torchscript("jit.trace", subject, batch, make, partial(with_frozen, subject=subject, batch=batch, warned=warned))
+    judge = partial(with_frozen, subject=subject, batch=batch, warned=warned)
+    return _torchscript("jit.trace", subject, batch, make, calls, judge)
 
 
-def _scripted(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
+def _scripted(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[..., Any]]) -> ExportAttempt:
     """Return an attempt with TorchScript's compiler, which knows a part of Python."""
     with _forgetting_classes():
-        return _torchscript("jit.script", subject, batch, torch.jit.script)
+        return _torchscript("jit.script", subject, batch, torch.jit.script, calls)
 
 
 def _torchscript(
@@ -225,6 +276,7 @@ def _torchscript(
     subject: TrialSubject,
     batch: TrialBatch,
     make: Callable[[nn.Module], Any],
+    calls: dict[str, Callable[..., Any]],
     judge: Callable[..., ExportAttempt] | None = None,
 ) -> ExportAttempt:
     started = time.perf_counter()
@@ -236,6 +288,7 @@ def _torchscript(
     except Exception as error:  # noqa: BLE001 - an exporter raises what it likes
         failure = failure_of(error, model)
         return ExportAttempt(name=name, passes=False, seconds=time.perf_counter() - started, failures=(failure,))
+    calls[name] = made
     return attempt if judge is None else judge(attempt, made=made)
 
 
@@ -254,7 +307,7 @@ def _forgetting_classes() -> Iterator[None]:
 def _compared(attempt: ExportAttempt, subject: TrialSubject, batch: TrialBatch, call: Any, sizes: list[int]) -> ExportAttempt:
     """Return an attempt with its values against those of the eager model, each for batches of some sizes."""
     differences = []
-    for size in sizes if _repeats(subject, batch) else ():
+    for size in sizes if repeats(subject, batch) else ():
         other = batch if size == batch.items else batch.resized(size)
         named = other.named_inputs or {}
         mine = _eager(subject, other)
@@ -270,11 +323,10 @@ def _compared(attempt: ExportAttempt, subject: TrialSubject, batch: TrialBatch, 
             )
             return replace(attempt, passes=False, failures=(failure,))
         differences.append(difference(size, mine, theirs))
-    latency = _latency(lambda: call(*batch.inputs, **(batch.named_inputs or {})))
-    return replace(attempt, differences=tuple(differences), latency=latency)
+    return replace(attempt, differences=tuple(differences))
 
 
-def _repeats(subject: TrialSubject, batch: TrialBatch) -> bool:
+def repeats(subject: TrialSubject, batch: TrialBatch) -> bool:
     """Say whether two calls of a model give the same: of one that draws random numbers no values can be compared."""
     model, _ = shared_copy(subject.model)
     one, other = (list(tensors_in(model(*batch.inputs, **(batch.named_inputs or {})))) for _ in range(2))
@@ -290,21 +342,35 @@ def _eager(subject: TrialSubject, batch: TrialBatch) -> list[torch.Tensor] | Non
         return None
 
 
-def _latency(call: Callable[[], Any]) -> int:
-    """Return the nanoseconds of the quickest of some calls."""
-    times = []
-    for _ in range(_CALLS):
-        start = time.perf_counter_ns()
-        call()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter_ns() - start)
-    return min(times)
+def _times(calls: dict[str, Callable[..., Any]], batch: TrialBatch, budget: int) -> dict[str, CallTimes]:
+    """Return how long each way to call a model takes: they take turns, so that what slows the machine slows all of them.
+
+    A way that fails the batch is left out. The first calls, in which TorchScript compiles, are not counted.
+    """
+    named, times = batch.named_inputs or {}, {name: list[int]() for name in calls}
+    least, most = _CALLS
+    started = time.perf_counter_ns()
+    for number in range(-2, most):
+        if number >= least and time.perf_counter_ns() - started > budget:
+            break
+        for name in list(times):
+            start = time.perf_counter_ns()
+            try:
+                calls[name](*batch.inputs, **named)
+            except Exception:  # noqa: BLE001 - an exported model raises what it likes; the attempt tells of it
+                del times[name]
+                continue
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            if number >= 0:
+                times[name].append(time.perf_counter_ns() - start)
+    return {name: CallTimes.of(each) for name, each in times.items()}
 
 
-def _plain(batch: TrialBatch) -> TrialBatch:
-    """Return a batch of plain tensors: an exported program must not know a library's classes."""
-    return batch.each(lambda tensor: plain(tensor).detach().clone())
+def exportable(batch: TrialBatch) -> TrialBatch:
+    """Return a batch of two items at least, of plain tensors: an exported program must not know a library's classes."""
+    whole = batch.each(lambda tensor: plain(tensor).detach().clone())
+    return whole.resized(max(whole.items or _LEAST, _LEAST))
 
 
 @contextlib.contextmanager
