@@ -358,6 +358,17 @@ def diagnose(name: str = "learn", batch: str = "") -> Advice:
     )
 
 
+CHECK_LAUNCH = Advice(
+    command=f"{_SWITCH} doctor --ranks",
+    call=_call("diagnose_launch"),
+    terminal="nbguard doctor --ranks",
+    effect="checks whether ranks can be launched here",
+)
+CHECK_RANKS = Advice(
+    command="%%profile_fit --check-ranks 100",
+    call=_call("profile_fit", (), "check_ranks=100"),
+    effect="compares the ranks' models bit by bit at each 100th step",
+)
 SELF_TEST = Advice(
     command=f"{_SWITCH} doctor --ranks --self-test",
     call=_call("diagnose_launch", (), "self_test=True"),

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nbguard.memory.core.advice import CHECK_RANKS
 from nbguard.plain_data import from_plain, to_plain
+from nbguard.texts import Text, joined
 from nbguard.training.profiler.analysis.distributed.agreement import RankDigests, disagreements
 from nbguard.training.profiler.analysis.distributed.skew import skews
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
@@ -14,6 +16,7 @@ from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 from nbguard.units import format_time
 
+_UNCOMPARED = Text("The ranks' models were not compared; ") + CHECK_RANKS.code + " does so bit by bit."
 _PERIOD = 1_000_000_000
 """Nanoseconds without progress before a rank is said to make none, and never less than half of the time waited for it."""
 
@@ -84,7 +87,10 @@ def rank_report(observed: RankObservations) -> RankReport:
         findings.insert(0, _finding("problem", fault.what, "; ".join(fault.evidence), fault.remedy))
     digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
-    note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
+    unheard = world - len(heard)
+    words = [Text(f"{unheard} of {world} ranks did not report; waited {format_time(waited)}.")] if unheard else []
+    words += [] if digests else [_UNCOMPARED]
+    note = joined(" ", words)
     return RankReport(world=world, rows=tuple(rows), findings=gravest_first(findings), note=note, launch=observed.launch)
 
 
