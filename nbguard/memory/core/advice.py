@@ -329,6 +329,9 @@ SNAPSHOT = Advice(
 SNAPSHOT_FILE = Advice(
     command=f"{_REPORT} snapshot FILE", call=_call("save_snapshot", ["FILE"]), effect="writes a snapshot to a file"
 )
+PREDICT_CELL = Advice(
+    command="%%profile_fit --predict", effect="above a cell predicts each of its fits, of `learn.fine_tune` both stages"
+)
 LAST_FIT = Advice(command="%profile_fit --last", call=_call("last_fit"), effect="shows all figures of the last profile")
 STOP_ON_NAN = Advice(
     command="%%profile_fit --stop-on-nan", call="nbguard.profile_fit(stop_on_nan=True)", effect="stops a fit at its first NaN"
