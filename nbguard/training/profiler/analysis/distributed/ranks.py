@@ -10,6 +10,7 @@ from nbguard.memory.core.advice import CHECK_RANKS
 from nbguard.plain_data import from_plain, to_plain
 from nbguard.texts import Text, joined
 from nbguard.training.profiler.analysis.distributed.agreement import RankDigests, disagreements
+from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.distributed.skew import skews
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
 from nbguard.training.profiler.analysis.time import phases
@@ -66,6 +67,7 @@ class RankObservations:
     pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
     waited: int = 0  # nanoseconds that rank 0 waited for messages
     launch: str = ""  # launcher, rank and number of ranks, in words
+    sums: GradientSums | None = None  # of rank 0's gradients, where DistributedDataParallel has timed them
     hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
 
 
@@ -87,6 +89,8 @@ def rank_report(observed: RankObservations) -> RankReport:
         findings.insert(0, _finding("problem", fault.what, "; ".join(fault.evidence), fault.remedy))
     digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
+    if observed.sums is not None:
+        findings.append(sums_finding(observed.sums, len({row.host for row in rows if row.host}), rows[0].step))
     unheard = world - len(heard)
     words = [Text(f"{unheard} of {world} ranks did not report; waited {format_time(waited)}.")] if unheard else []
     words += [] if digests else [_UNCOMPARED]
