@@ -7,8 +7,8 @@ the list with which the project began, and what is lacking. A line with ## begin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "complaints.md"
@@ -22,8 +22,7 @@ and the test that shows it. ● is answered, ◐ in part, with what is lacking a
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
+class Complaint(NamedTuple):
     """A complaint in a user's words."""
 
     state: str  # ●: answered, ◐: in part, ○: not

@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbguard.errors import StoppedAtNaN
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.objects.compiled import has_compiled
-from nbguard.memory.scan.objects.learners import cancel_of_learners
 from nbguard.training.profiler import nan_repair
 from nbguard.training.profiler.analysis.health.nonfinite import (
     FiniteFacts,
@@ -22,14 +20,12 @@ from nbguard.training.profiler.analysis.health.nonfinite import (
     LossJump,
     NotFinite,
     Origin,
-    evidence_of,
-    what_of,
 )
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.instruments.memory.growth import operations_so_far
 from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
-from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of
+from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of, stopped_by
 from nbguard.training.profiler.nonfinite.loss_history import LossHistory, largest_parameter, peak_of
 from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
@@ -124,10 +120,14 @@ class FiniteWatch:
     def _look_at_untrained(self, loss: Any) -> None:
         if self._first is None and type(loss) is self._torch.Tensor and not loss.dim():
             stops, self._stops, self._is_untrained = self._stops, False, True  # the fit is over: there is nothing to stop
-            is_late, turned = self._arriving.is_late(loss), len(self._recorder)
+            is_late = self._arriving.is_late(loss)
             self._broken_loss = None if is_late else loss
-            self._arriving.read(loss.detach(), lambda value: math.isfinite(*value) or self._loss_is(turned, is_late, value))
+            self._arriving.read(loss.detach(), partial(self._untrained_is, len(self._recorder), is_late))
             self._broken_loss, self._stops, self._is_untrained = None, stops, False
+
+    def _untrained_is(self, turned: int, is_late: bool, values: tuple[float, ...]) -> None:
+        if not all(map(math.isfinite, values)):
+            self._loss_is(turned, is_late, values)
 
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
@@ -361,7 +361,7 @@ class FiniteWatch:
         self._recorder.unsubscribe("forward", self._forward)
         self._is_counting = False
         if stops:
-            raise StopFit(self._error(self._first))
+            raise StopFit(stopped_by(self._first, is_of_learner=self._learner is not None))
 
     def _look_for_operation(self, origin: Origin, *, stops: bool, is_late: bool) -> None:
         """Find the operation where only the kind of code is known."""
@@ -391,9 +391,3 @@ class FiniteWatch:
                 origin = replace(before, operation=origin.operation)  # with the parameter
             if before.kind != "input" or origin.operation is not None:
                 self._first = replace(self._first, origin=replace(origin, trial=origin.trial or before.trial))
-
-    def _error(self, first: NotFinite) -> Exception:
-        words = f"{what_of(first)}: {evidence_of(first.origin)}"
-        if self._learner is not None:
-            return cancel_of_learners()(words)
-        return StoppedAtNaN(f"{words}. The parameters have their values from before this step")

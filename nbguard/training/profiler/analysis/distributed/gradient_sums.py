@@ -44,6 +44,6 @@ def sums_finding(sums: GradientSums, hosts: int, step: int | None) -> FitFinding
         severity="note",
         what=f"{format_bytes(sums.nbytes)} of gradients are summed between the ranks in each step",
         evidence=f"{counted(sums.calls, 'all-reduce')} {over}; {format_time(sums.time)} per step, "
-        f"{format_time(sums.overlap)} of it beside the backward pass; waiting for the slowest rank is in it{tree}",
+        f"{format_time(sums.overlap)} of it during the backward pass; waiting for the slowest rank is in it{tree}",
         change=_COMPRESS if share >= _MUCH else "",
     )

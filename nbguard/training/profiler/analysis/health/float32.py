@@ -49,7 +49,7 @@ def words_of(trial: Float32Trial) -> str:
         return ""
     if trial.note:
         return f"it was not tried in float32: {trial.note}"
-    if trial.is_in_vain:
+    if trial.largest is None:
         return f"in float32 it is not finite either, so {trial.dtype} is not the cause"
     limit = LARGEST[trial.dtype]
     beyond = f", more than {trial.dtype} can hold ({limit:g})" if trial.largest > limit else ""
