@@ -77,3 +77,13 @@ def test_every_result_stands_in_the_reference_with_all_of_its_fields() -> None:
         untold = [name for name, field in fields.items() if not field.get("description")]
         assert untold == ["schema", "kind"], f"{file.name}: a comment at the field in the source says what it is, and its unit"
         assert f"<!-- fields: {file.stem} -->" in reference
+
+
+def test_the_page_of_complaints_is_current_and_each_wish_is_in_it_once() -> None:
+    """To make it anew: python docs/make_complaints.py. That each test is there, all documents are asked."""
+    program = docs_program("make_complaints")
+    complaints = [each for of_section in program.sections().values() for each in of_section]
+
+    assert program.PAGE.read_text(encoding="utf-8") == program.page()
+    assert sorted(number for each in complaints for number in each.wishes) == list(range(1, program.WISHES + 1))
+    assert [each.words for each in complaints if (each.state == "●") == bool(each.lacking)] == []

@@ -310,15 +310,21 @@ x, classes = torch.ones(1024, 512, device="cuda"), torch.zeros(1024, dtype=torch
 large = 16 * 2**20
 def train(weight):
     for _ in range(8):
-        loss = functional.cross_entropy(model(x), classes) + 0 * weight()
+        shares = model(x).softmax(1)  # named, and saved for the backward pass
+        loss = functional.nll_loss(shares.log(), classes) + 0 * weight()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 def at_once():
     together = torch.stack([torch.ones(large, device="cuda") for _ in range(4)])
     return together.sum()
+def by_name():
+    global named
+    named = torch.empty(4 * large, device="cuda")  # until the next batch
+    return 1.0
 found = []
-for weight in (at_once, lambda: 1.0):
+for weight in (at_once, by_name, lambda: 1.0):
+    named = None
     with nbguard.profile_fit(show=False, memory=True) as profile:
         train(weight)
     found.append([[each.what, each.nbytes, each.evidence] for each in profile.report.findings if each.kind == "temporaries"])
@@ -329,10 +335,12 @@ print(json.dumps(found))
 
 def test_large_temporary_tensors_of_each_batch_are_named_by_their_line(fake_cuda_run: Run) -> None:
     """What a loss keeps for its backward pass, and what the model and the optimizer take, is none."""
-    found, without = json.loads(fake_cuda_run(_PASSING).splitlines()[-1])
+    found, by_name, without = json.loads(fake_cuda_run(_PASSING).splitlines()[-1])
 
     [(words, nbytes, evidence)] = found
     assert nbytes == 4 * 4 * 16 * MiB, "the four, or the one that torch.stack makes of them; the other is named besides"
     assert "256 MiB at " in evidence
     assert "in at_once()" in words + evidence
+    [(words, nbytes, _)] = by_name
+    assert (nbytes, "in by_name()" in words) == (2 * 4 * 4 * 16 * MiB, True), "the one before lives until the name has the next"
     assert without == []

@@ -201,6 +201,10 @@ def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
         kernel.run("fine = torch.ones(4, 4)\n%nbguard fix nan model --batch fine").error
     )
     kernel.run("ctx.__exit__(None, None, None)").ok()
+    vain = "from torch import nn\nvain = nn.Sequential(nn.Linear(4, 4), Overflows())\nlarge = torch.full((4, 4), 1e30)"
+    kernel.run(vain).ok()
+    assert "so there is no copy to make" in kernel.run("%nbguard fix nan vain --batch large -o cured").text
+    assert kernel.value("'cured' in globals()") is False
     refused = kernel.run("%nbguard fix determinism model --batch bad").error
     assert "--batch works with nan and export, as in   %nbguard fix nan learn --batch xb" in str(refused)
 

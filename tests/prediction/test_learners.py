@@ -98,3 +98,11 @@ def test_recurrent_layers_have_a_band(kind: Any, more: dict[str, Any]) -> None:
     assert (short.fits, long.fits) == (True, True)
     assert long.band > short.band > 0.05 * short.peak_reserved
     assert "measured on an H200" in long.assumptions[-1]
+
+
+def test_of_a_frozen_model_both_stages_are_a_cells_to_predict() -> None:
+    learn = make("frozen", "cpu", 4)
+    (found,) = [text for text in predict(learn).assumptions if "frozen" in text]
+    assert "`%%profile_fit --predict`" in found
+    learn.unfreeze()
+    assert not any("frozen" in text for text in predict(learn).assumptions)

@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, dataloader
 from torch.utils.data._utils import fetch, worker
 
+from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.loader.fetches import PythonRows, reading, slowest, training_loader
 from nbguard.training.profiler.instruments.loader import own_memory
 from nbguard.training.profiler.instruments.loader.fetching import FetchTimer
@@ -527,3 +528,50 @@ def test_what_workers_copy_of_python_objects_is_measured(monkeypatch: pytest.Mon
         fit(torch_loader(Listed(held), 0))
     (facts,) = watch.observe()
     assert (facts.copied, facts.rows) == (0, None)  # the fit's own process has them once
+
+
+class Slow:
+    """A dataset whose items take a while, and that counts how many were made."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.made += 1
+        time.sleep(0.002)
+        return torch.ones(256), torch.ones(1)
+
+
+@pytest.mark.parametrize("is_learners", [False, True])
+def test_items_that_are_kept_take_what_was_said_and_are_made_once(is_learners: bool) -> None:
+    from fastai.basics import DataLoader as LearnersLoader
+    from fastai.basics import DataLoaders
+
+    data, model = Slow(), nn.Linear(256, 1)
+    fastais = LearnersLoader(data, bs=BATCH, num_workers=0)
+    learn = Learner(DataLoaders(fastais, []), model, loss_func=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def fit(rows: Any) -> None:
+        if is_learners:
+            with learn.no_bar(), learn.no_logging():
+                learn.fit(2, lr=1e-4)
+            return
+        for _ in range(2):
+            for x, y in DataLoader(rows, batch_size=BATCH):
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with profile_fit(show=False) as profile:
+        fit(data)
+    (found,) = [finding for finding in profile.report.loader.advice if finding.kind == "items"]
+    assert found.nbytes == 32 * 4 * (256 + 1)
+    names = {"learn": learn, "data": data}
+    exec(found.change.split("`")[1], names)
+    before = data.made
+    fit(names.get("items"))
+    assert data.made - before == (32 if is_learners else 0)

@@ -105,6 +105,7 @@ def test_what_is_not_finite_in_float32_either_is_said() -> None:
     (finding,) = nan_findings(watch.observe())
     assert "in float32 it is not finite either" in finding.evidence
     assert "fix nan" not in finding.change
+    assert "compute in float32" not in finding.change
     repair = nan_repair(None, "")
     assert not repair.layers
     assert not repair.line

@@ -7,6 +7,7 @@ import gc
 import inspect
 import math
 import re
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,8 @@ class Watched:
                 run()
             except StoppedAtNaN as error:
                 self.message = str(error)
+            except ValueError as error:
+                watch.ended(error)
         first = watch.observe().first
         assert first is not None
         self.first, self.operation = first, first.origin.operation
@@ -382,7 +385,12 @@ def callbacks() -> list[Any]:
         def after_pred(self) -> None:
             self.learn.pred = (self.pred.abs() * -1 - 1).sqrt()  # here
 
-    return [DividesInput, LogsPrediction, RootsPrediction]
+    class ScalesPrediction(Callback):  # type: ignore[misc]
+        def after_pred(self) -> None:
+            if self.training and self.iter >= 2:
+                self.learn.pred = self.pred * math.nan  # here
+
+    return [DividesInput, LogsPrediction, RootsPrediction, ScalesPrediction]
 
 
 def fitted(learn: Any, epochs: int) -> Callable[[], None]:
@@ -393,7 +401,19 @@ def fitted(learn: Any, epochs: int) -> Callable[[], None]:
     return fit
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "div"), (1, "log"), (2, "sqrt")])
+def checks_for_nan(ending: type[Exception]) -> Any:
+    """Return a callback, as many write one, that ends a fit before the backward pass of a loss that is NaN."""
+    from fastai.vision.all import Callback
+
+    class NaNDetector(Callback):  # type: ignore[misc]
+        def after_loss(self) -> None:
+            if self.loss.isnan().any():
+                raise ending("the loss is NaN")
+
+    return NaNDetector()
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "div"), (1, "log"), (2, "sqrt"), (3, "mul")])
 def test_an_operation_of_a_callback_is_named_with_it(number: int, name: str) -> None:
     seed()
     callback = callbacks()[number]
@@ -402,6 +422,47 @@ def test_an_operation_of_a_callback_is_named_with_it(number: int, name: str) -> 
     assert operation is not None
     assert (operation.name, line_of(operation)) == (name, marked_line(callback))
     assert callback.__name__ in operation.line
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_loss_that_a_callback_checks_before_its_backward_pass_is_looked_at(is_cancelled: bool) -> None:
+    from fastai.vision.all import CancelFitException
+
+    seed()
+    check = checks_for_nan(CancelFitException if is_cancelled else ValueError)
+    fit = Watched(fitted(learner(net(), nn.functional.mse_loss, callbacks()[3](), check), 1))
+
+    assert fit.operation is not None
+    assert (fit.first.of, fit.first.place.batch, fit.first.place.epoch, fit.operation.name) == ("loss", 3, 1, "mul")
+
+
+@pytest.mark.parametrize("leave", ["break", "raise ValueError"])
+def test_a_loss_that_a_loop_checks_and_leaves_is_looked_at(leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name at the top level of a cell, or in the frames of an error. A loss that was computed before the fit is not."""
+    names = vars(sys.modules["__main__"])
+    earlier = torch.ones((), requires_grad=True) * math.nan
+    here = {"earlier": earlier, "loss": None, "batches": data(special=0.0), "model": net(), "mse_loss": nn.functional.mse_loss}
+    for name, value in here.items():
+        monkeypatch.setitem(names, name, value)
+    loop = f"""
+for x, y in batches:
+    loss = mse_loss(model(x) / y.amin(), y)
+    if not loss.isfinite():
+        {leave}
+    loss.backward()
+"""
+    watch, error = FiniteWatch(), None
+    with recording(watch):
+        try:
+            exec(compile(loop, __file__, "exec"), names if leave == "break" else here)
+        except ValueError as raised:
+            error = raised
+        watch.ended(error)
+
+    first = watch.observe().first
+    assert first is not None
+    assert first.origin.operation is not None
+    assert (first.of, first.place.batch, first.origin.operation.name) == ("loss", 3, "div")
 
 
 @pytest.mark.parametrize(("loss_of", "name"), [(acos, "acos"), (masked_sqrt, "sqrt"), (log, "log")])

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow
 from tests.profiler.rank_fits import BATCHES, CHECKED, WAIT
 
@@ -56,7 +59,10 @@ def test_every_rank_is_reported(folder: Path) -> None:
 
     assert [(row.rank, row.state, row.batches) for row in report.rows] == [(0, "complete", BATCHES), (1, "complete", BATCHES)]
     assert report.rows[0].pid != report.rows[1].pid
-    assert report.note == ""
+    sums = _finding(report, "of gradients are summed")
+    assert (sums.severity, sums.what[:4]) == ("note", "36 B")
+    assert "1 all-reduce within one host by gloo" in sums.evidence
+    assert "--check-ranks 100" in report.note
 
 
 def test_the_rank_whose_data_is_late_is_the_straggler_though_all_steps_are_as_long(folder: Path) -> None:
@@ -283,3 +289,15 @@ def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest
     os.utime(path, (0, 0))
     leave(job_folder())
     assert not list(tmp_path.iterdir())
+
+
+def test_the_line_that_makes_the_sums_of_gradients_smaller_runs() -> None:
+    sums = GradientSums(nbytes=1, calls=1, backend="gloo", time=2, overlap=0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        exec(sums_finding(sums, 1, 4).change.split("`")[1], {"model": model})
+        model(torch.ones(4, 2)).sum().backward()
+        assert model.module.weight.grad.tolist() == [[4.0, 4.0]]
+    finally:
+        dist.destroy_process_group()

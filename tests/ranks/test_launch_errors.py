@@ -164,6 +164,21 @@ def test_a_rank_that_was_killed_is_named_by_what_it_did_not_leave(notebook: Kern
     assert "rank 1 was ended by SIGKILL first" in cell.text or "rank 1 left no error; killed" in cell.text
 
 
+def test_a_launch_on_a_port_that_is_taken_names_who_listens_there(notebook: Kernel) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cell = notebook.run(LAUNCH.format("raise", port), timeout=240)
+
+    assert cell.error is not None
+    assert f"port {port} is in use: process {os.getpid()} " in cell.text
+    assert "%nbguard doctor --ranks" in cell.text
+    again = cell.text.split("notebook_launcher(train, ")[1].split(")")[0]
+    free = LAUNCH.format("raise", port).replace(f'use_port="{port}"', again)
+    assert "rank 1 raised first" in notebook.run(free, timeout=240).text, "what is printed works"
+
+
 def test_an_error_that_no_launcher_raised_shows_nothing(notebook: Kernel) -> None:
     cell = notebook.run("1 / 0")
 

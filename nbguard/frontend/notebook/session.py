@@ -184,7 +184,7 @@ class Session:
         from nbguard.frontend.notebook.listeners.launch_card import LaunchWatch
 
         if not any(isinstance(listener, LaunchWatch) for listener in self._hooks.listeners):
-            self._hooks.add(LaunchWatch(self._shell, show_card))
+            self._hooks.add(LaunchWatch(self._shell, show_card, show_sentence))
 
     def _watch_foreseen_fits(self) -> None:
         """Tell the outcome after each fit that was predicted on the device."""

@@ -330,6 +330,9 @@ SNAPSHOT = Advice(
 SNAPSHOT_FILE = Advice(
     command=f"{_REPORT} snapshot FILE", call=_call("save_snapshot", ["FILE"]), effect="writes a snapshot to a file"
 )
+PREDICT_CELL = Advice(
+    command="%%profile_fit --predict", effect="above a cell predicts each of its fits, of `learn.fine_tune` both stages"
+)
 LAST_FIT = Advice(command="%profile_fit --last", call=_call("last_fit"), effect="shows all figures of the last profile")
 STOP_ON_NAN = Advice(
     command="%%profile_fit --stop-on-nan", call="nbguard.profile_fit(stop_on_nan=True)", effect="stops a fit at its first NaN"
@@ -359,6 +362,17 @@ def diagnose(name: str = "learn", batch: str = "") -> Advice:
     )
 
 
+CHECK_LAUNCH = Advice(
+    command=f"{_SWITCH} doctor --ranks",
+    call=_call("diagnose_launch"),
+    terminal="nbguard doctor --ranks",
+    effect="checks whether ranks can be launched here",
+)
+CHECK_RANKS = Advice(
+    command="%%profile_fit --check-ranks 100",
+    call=_call("profile_fit", (), "check_ranks=100"),
+    effect="compares the ranks' models bit by bit at each 100th step",
+)
 SELF_TEST = Advice(
     command=f"{_SWITCH} doctor --ranks --self-test",
     call=_call("diagnose_launch", (), "self_test=True"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,11 @@ import torch
 from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.memory.allocator.model.policy import parse_version
 from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.core.advice import PREDICT_CELL
 from nbguard.memory.scan.devices.cuda import allocator_settings
+from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.objects.learners import is_learner
+from nbguard.texts import Text
 from nbguard.training.prediction import calibration
 from nbguard.training.prediction.code.cell import fits_of_cell
 from nbguard.training.prediction.fits.fit import FitSource
@@ -35,6 +40,8 @@ _LAYERS = (
     "the workspaces of cuDNN's recurrent layers take at most {band}, which is part of the band; measured on an H200 "
     "with cuDNN 9.19; other versions may differ"
 )
+
+_FROZEN = Text("what is frozen stays so; ") + PREDICT_CELL.code + f" {PREDICT_CELL.effect}"
 
 
 def predict(
@@ -77,7 +84,8 @@ def predict(
     source = source_of(learn, batch, precision)
     prediction = foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest, savings=savings)
     calibration.expect(prediction, source)
-    return prediction
+    frozen = attribute_of(attribute_of(learn, "opt"), "frozen_idx") if is_learner(learn) else 0
+    return replace(prediction, assumptions=(*prediction.assumptions, _FROZEN)) if frozen else prediction
 
 
 def foresee(

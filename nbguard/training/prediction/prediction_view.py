@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nbguard.memory.core.gpu_models import gpu_model
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
+from nbguard.texts import Text
 from nbguard.training.prediction.prediction import (
     CellPrediction,
     FitPhase,
@@ -51,7 +52,7 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
     if prediction.assumptions and assumptions:
-        yield Listing(sentences=tuple(f"assumed: {text}" for text in prediction.assumptions))
+        yield Listing(sentences=tuple(Text("assumed: ") + text for text in prediction.assumptions))
 
 
 def _verdict(prediction: Prediction) -> str:
@@ -110,7 +111,7 @@ def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
         yield _of_gpus(predictions)
     found = [fit.prediction for fit in comparison.fits]
     sentences = [f"not counted: {text}" for each in found for text in each.unknown]
-    sentences += [f"assumed: {text}" for each in found for text in each.assumptions]
+    sentences += [Text("assumed: ") + text for each in found for text in each.assumptions]
     if sentences:
         yield Listing(sentences=tuple(dict.fromkeys(sentences)))
 

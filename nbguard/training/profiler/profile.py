@@ -115,7 +115,7 @@ class FitProfile:
             self._log = self._ended(self._instruments, error)
 
     def _ended(self, instruments: Instruments, error: BaseException | None) -> PhaseLog:
-        self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
+        instruments.ended(error)
         return instruments.stop()
 
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.distributed.ranks import (
     Pulse,
     RankMessage,
@@ -21,6 +22,7 @@ from nbguard.training.ranks.analysis.diagnosis import RankFault
 MS = 1_000_000
 SECOND = 1_000 * MS
 GIB = 1 << 30
+UNCOMPARED = "The ranks' models were not compared; `%%profile_fit --check-ranks 100` does so bit by bit."
 
 
 def _row(rank: int, **figures: object) -> RankRow:
@@ -57,7 +59,7 @@ def _only(report: RankReport) -> FitFinding:
 def test_ranks_that_are_alike_give_no_finding() -> None:
     report = _report(*(_row(rank, step=(40 + rank % 2) * MS, peak=4 * GIB + rank) for rank in range(4)))
 
-    assert (report.findings, report.note) == ((), "")
+    assert (report.findings, report.note) == ((), UNCOMPARED)
     assert [row.rank for row in report.rows] == [0, 1, 2, 3]
 
 
@@ -184,7 +186,7 @@ def test_a_silent_rank_has_the_state_that_its_last_sign_of_life_tells(pulse: Pul
 
     assert report.rows[3].state == state
     assert _only(report).what == what
-    assert report.note == "1 of 4 ranks did not report; waited 10.0 s."
+    assert report.note == f"1 of 4 ranks did not report; waited 10.0 s. {UNCOMPARED}"
 
 
 def test_what_is_told_survives_the_way() -> None:
@@ -194,3 +196,15 @@ def test_what_is_told_survives_the_way() -> None:
     assert from_text("{}") is None
     assert from_text("no JSON") is None
     assert from_text('{"row": {"rank": 1, "colour": 2}, "environment": []}') is None
+
+
+def test_sums_of_gradients_have_their_bytes_their_time_and_where_that_is_much_a_line_that_makes_them_smaller() -> None:
+    sums = GradientSums(nbytes=64 << 20, calls=3, backend="nccl", time=40_000_000, overlap=30_000_000)
+
+    few, many = sums_finding(sums, 1, 100_000_000), sums_finding(replace(sums, overlap=0), 2, 100_000_000)
+    assert "64 MiB" in few.what
+    assert "3 all-reduces within one host by nccl; 40.0 ms per step, 30.0 ms of it" in few.evidence
+    assert few.change == ""
+    assert "over 2 hosts by nccl" in many.evidence
+    assert "adds up within each host before" in many.evidence
+    assert "model.register_comm_hook" in many.change

@@ -37,6 +37,8 @@ def nan_repaired(shell: Any, options: argparse.Namespace, learn: Any, batch: Any
         target, options.output = options.output, None
         shell.user_ns[target] = finite_copy(model, repair.layers)
         return replace(repair, copy=target)
+    if not repair.layers:
+        options.output = None  # the variable is for a model, not for this answer
     return repair
 
 

@@ -23,7 +23,8 @@ class GraphLook:
 
     operations: frozenset[int]  # numbers that autograd gives them: they grow with time
     saved: dict[int, int]  # bytes of each storage that it alone keeps, parameters apart, by the storage's address
-    largest: Any = None  # a weak reference to the largest of them, a `StorageWeakRef`; None if it saves nothing
+    blocks: dict[int, int]  # the same by the address of the memory itself
+    largest: Any = None  # a weak reference to the largest of them, a `StorageWeakRef`; None: it saves nothing
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +59,7 @@ def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | No
     return GraphLook(
         operations=frozenset(map(sequence_of, inner)),
         saved={address: storage.nbytes() for address, storage in storages.items()},
+        blocks={storage.data_ptr(): storage.nbytes() for storage in storages.values()},
         largest=None if largest is None else weak_storage(largest),
     )
 

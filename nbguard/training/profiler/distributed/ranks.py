@@ -8,9 +8,12 @@ import select
 import socket
 import sys
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums
 from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phases
@@ -27,6 +30,19 @@ from nbguard.training.ranks.watch import watch_ranks
 
 _NO_PHASE = -1
 _NO_FIT = 0
+
+
+def _sums_of(figures: dict[str, Any]) -> GradientSums | None:
+    """Return the sums of gradients, by what DistributedDataParallel logs; None where it has timed none."""
+    taken = figures.get("avg_backward_comm_time", 0)
+    sizes = str(figures.get("rebuilt_bucket_sizes") or figures.get("bucket_sizes") or "")
+    buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]
+    if taken <= 0 or not buckets:
+        return None
+    overlap = min(max(figures.get("avg_backward_compute_comm_overlap_time", 0), 0), taken)
+    return GradientSums(
+        nbytes=sum(buckets), calls=len(buckets), backend=str(figures.get("backend_name", "")), time=taken, overlap=overlap
+    )
 
 
 class RankLiveness:
@@ -92,6 +108,8 @@ class RankWatch:
         self._recorder: Recorder | None = None
         self._batch = 0
         self._observed: RankObservations | None = None
+        self._model: weakref.ref[Any] | None = None  # under DistributedDataParallel
+        self._sums: GradientSums | None = None
 
     @property
     def speaks(self) -> bool:
@@ -102,10 +120,12 @@ class RankWatch:
         """Show signs of life from the first batch on, if this is a rank by then: a process group may be made in the cell."""
         self._recorder = recorder
         recorder.subscribe("loader", self._loads)
+        recorder.subscribe("model", self._calls)
 
     def ended(self, error: BaseException | None) -> None:
         """Say how the fit ended on this rank, before anything else: others may wait for it in vain."""
         self._hangs.stop(error)
+        self._sum_up()
 
     def stop(self) -> None:
         """Let go of the log. The signs of life and the watchdog stay until `exchange`: others may still be at work."""
@@ -142,6 +162,17 @@ class RankWatch:
         self._find_rank()
         if self._rank is not None and self._digester is not None:
             self._digester.loads(iterator)
+
+    def _calls(self, module: Any, _: object) -> None:
+        if self._model is None and type(module).__name__ == "DistributedDataParallel":
+            self._model = weakref.ref(module)
+            if self._recorder is not None:
+                self._recorder.subscribe("batch", self._sum_up)  # in those that are looked at: the model may be gone at the end
+
+    def _sum_up(self, *_: object) -> None:
+        model = None if self._model is None else self._model()
+        if model is not None:
+            self._sums = _sums_of(model._get_ddp_logging_data()) or self._sums
 
     def _begins(self, batch: int) -> None:
         self._batch = batch
@@ -212,6 +243,7 @@ class RankWatch:
             pulses=tuple(pulses.values()),
             waited=round(1e9 * waited),
             launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
+            sums=self._sums,
             hang=None if own.row.state == "complete" else self._hang(),
         )
 

@@ -74,6 +74,10 @@ class FitInstruments:
         for part in self._parts:
             self.attempt("start", part, recorder)
 
+    def ended(self, error: BaseException | None) -> None:
+        """Say that the fit has ended, with the exception that ended it or None."""
+        self.attempt("ended", self._finite, error)
+
     def stop(self) -> None:
         """Take them down."""
         for part in reversed(self._parts):
@@ -162,6 +166,11 @@ class Instruments:
             self._fit.attempt("start", front)
         self._fit.start(self.recorder)  # last: its patches go before those of the fronts, when another fit begins
         self._fit.attempt("has_begun", self.recorder)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Say that the fit has ended, with the exception that ended it or None, while everything is still up."""
+        self._fit.attempt("ended", self.ranks, error)
+        self._fit.ended(error)
 
     def stop(self) -> PhaseLog:
         """Take everything down and return the log of all fits. Nothing that fails here keeps the rest from being taken down."""

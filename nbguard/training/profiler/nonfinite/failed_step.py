@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.errors import StoppedAtNaN
+from nbguard.memory.scan.objects.learners import cancel_of_learners
+from nbguard.training.profiler.analysis.health.nonfinite import NotFinite, Origin, evidence_of, what_of
 from nbguard.training.profiler.analysis.health.operations import FailedOperation
 from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
 from nbguard.training.profiler.nonfinite.operations.elimination import operation_of_hooks
@@ -33,6 +35,14 @@ def arguments_of(calls: list[ForwardCall]) -> list[Any]:
         except NotPossibleError:
             arguments.extend([None] * len(call.args))
     return arguments
+
+
+def stopped_by(first: NotFinite, *, is_of_learner: bool) -> Exception:
+    """Return the exception that stops a fit at its first value that is not finite: a Learner's is cancelled."""
+    words = f"{what_of(first)}: {evidence_of(first.origin)}"
+    if is_of_learner:
+        return cancel_of_learners()(words)
+    return StoppedAtNaN(f"{words}. The parameters have their values from before this step")
 
 
 @dataclass(slots=True, kw_only=True)

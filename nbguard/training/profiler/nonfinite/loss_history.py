@@ -134,6 +134,12 @@ def peak_of(torch: Any, calls: Iterable[ForwardCall]) -> float | None:
     return peak
 
 
+def largest_parameter(torch: Any, models: Iterable[Any]) -> float | None:
+    """Return the largest finite magnitude of the parameters of models; None where there is none."""
+    values = (largest_of(torch, parameter) for model in models for parameter in model.parameters())
+    return max((value for value in values if value is not None), default=None)
+
+
 def largest_of(torch: Any, tensor: Any) -> float | None:
     """Return the largest finite magnitude in a tensor of floating point numbers in host memory; None of any other."""
     if torch.Tensor not in mro_of(type(tensor)):

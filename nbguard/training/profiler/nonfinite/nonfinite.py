@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbguard.errors import StoppedAtNaN
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.objects.compiled import has_compiled
-from nbguard.memory.scan.objects.learners import cancel_of_learners
 from nbguard.training.profiler import nan_repair
 from nbguard.training.profiler.analysis.health.nonfinite import (
     FiniteFacts,
@@ -22,19 +20,19 @@ from nbguard.training.profiler.analysis.health.nonfinite import (
     LossJump,
     NotFinite,
     Origin,
-    evidence_of,
-    what_of,
 )
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.parameter_groups import groups_of
+from nbguard.training.profiler.instruments.memory.growth import operations_so_far
 from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
-from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of
-from nbguard.training.profiler.nonfinite.loss_history import LossHistory, largest_of, peak_of
+from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of, stopped_by
+from nbguard.training.profiler.nonfinite.loss_history import LossHistory, largest_parameter, peak_of
 from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
 from nbguard.training.profiler.nonfinite.operations.step_values import StepValues
 from nbguard.training.profiler.nonfinite.origin import origin_of_gradient, origin_of_loss
 from nbguard.training.profiler.nonfinite.rerun import ForwardCall, autocast_of, device_type
+from nbguard.training.profiler.nonfinite.untrained_loss import loss_of_learner, losses_left
 from nbguard.training.profiler.nonfinite.usual_gradients import (
     SkippedSteps,
     UsualGradients,
@@ -64,6 +62,7 @@ class FiniteWatch:
 
     def __init__(self, *, stop_on_nan: bool = False) -> None:
         self._stops = stop_on_nan
+        self._is_untrained = False  # no backward pass was made of the loss that is looked at
         self._losses = self._gradients = 0
         self._first: NotFinite | None = None
         self._growth: LossGrowth | None = None
@@ -88,6 +87,7 @@ class FiniteWatch:
         import torch
 
         self._torch: Any = torch
+        self._since = operations_so_far()
         self._usual.start(torch)
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
@@ -111,6 +111,23 @@ class FiniteWatch:
             self._search.record_each()
         else:
             self._search.record_first()
+
+    def ended(self, error: BaseException | None) -> None:
+        """Look at a loss that the user's own code has left, as a check for NaN does, before its backward pass."""
+        for loss in losses_left(self._torch, error, self._since):
+            self._look_at_untrained(loss)
+
+    def _look_at_untrained(self, loss: Any) -> None:
+        if self._first is None and type(loss) is self._torch.Tensor and not loss.dim():
+            stops, self._stops, self._is_untrained = self._stops, False, True  # the fit is over: there is nothing to stop
+            is_late = self._arriving.is_late(loss)
+            self._broken_loss = None if is_late else loss
+            self._arriving.read(loss.detach(), partial(self._untrained_is, len(self._recorder), is_late))
+            self._broken_loss, self._stops, self._is_untrained = None, stops, False
+
+    def _untrained_is(self, turned: int, is_late: bool, values: tuple[float, ...]) -> None:
+        if not all(map(math.isfinite, values)):
+            self._loss_is(turned, is_late, values)
 
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
@@ -150,6 +167,7 @@ class FiniteWatch:
         self._is_search = callbacks is not None and any(name_of(type(callback)) == "LRFinder" for callback in callbacks)
 
     def _end(self, _: Any) -> None:
+        self._look_at_untrained(None if self._learner is None else loss_of_learner(self._learner()))
         if self._is_search:  # its NaN says nothing of the fits that follow
             self._searched, self._first, self._jump = self._first or self._searched, None, None
             self._history.reset()
@@ -322,14 +340,14 @@ class FiniteWatch:
         self._first = NotFinite(
             of=of,
             value=value,
-            place=position_of(self._recorder.boundaries(turned), self._recorder.ahead),
+            place=position_of(self._recorder.boundaries(turned), self._recorder.ahead, has_loss=self._is_untrained),
             origin=origin,
             has_stopped=stops,
             is_compiled=has_compiled(),
             is_search=self._is_search,
             first_loss=self._history.first,
             last_loss=self._history.last,
-            largest=None if is_late else self._largest_parameter(),
+            largest=None if is_late else largest_parameter(self._torch, models_of(self._calls)),
             rate=self._rate,
             peak=None if is_late else peak_of(self._torch, self._calls),
             usual_peak=self._history.usual_peak,
@@ -338,11 +356,12 @@ class FiniteWatch:
         self._recorder.unsubscribe("step", self._step)
         if not self._is_search:
             self._look_for_operation(origin, stops=stops, is_late=is_late)
-        nan_repair.keep(self._first, self._model_of(origin))
+        found_in = (model for model in models_of(self._calls) if name_of(type(model)) == origin.root)
+        nan_repair.keep(self._first, next(found_in, None))
         self._recorder.unsubscribe("forward", self._forward)
         self._is_counting = False
         if stops:
-            raise StopFit(self._error(self._first))
+            raise StopFit(stopped_by(self._first, is_of_learner=self._learner is not None))
 
     def _look_for_operation(self, origin: Origin, *, stops: bool, is_late: bool) -> None:
         """Find the operation where only the kind of code is known."""
@@ -372,18 +391,3 @@ class FiniteWatch:
                 origin = replace(before, operation=origin.operation)  # with the parameter
             if before.kind != "input" or origin.operation is not None:
                 self._first = replace(self._first, origin=replace(origin, trial=origin.trial or before.trial))
-
-    def _model_of(self, origin: Origin) -> Any:
-        """Return the model that an origin was found in; None where that is not known."""
-        return next((model for model in models_of(self._calls) if name_of(type(model)) == origin.root), None)
-
-    def _largest_parameter(self) -> float | None:
-        """Return the largest finite magnitude of the parameters of the models that were called."""
-        values = (largest_of(self._torch, parameter) for model in models_of(self._calls) for parameter in model.parameters())
-        return max((value for value in values if value is not None), default=None)
-
-    def _error(self, first: NotFinite) -> Exception:
-        words = f"{what_of(first)}: {evidence_of(first.origin)}"
-        if self._learner is not None:
-            return cancel_of_learners()(words)
-        return StoppedAtNaN(f"{words}. The parameters have their values from before this step")

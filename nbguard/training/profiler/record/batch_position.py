@@ -12,16 +12,18 @@ from nbguard.training.profiler.analysis.time.phase_log import Boundary
 from nbguard.training.profiler.record.recorder import BY_HAND, Recorder
 
 
-def position_of(boundaries: Iterable[Boundary], ahead: Container[int] = ()) -> BatchPosition:
+def position_of(boundaries: Iterable[Boundary], ahead: Container[int] = (), *, has_loss: bool = False) -> BatchPosition:
     """Return the position of a fit after these boundaries.
 
     `ahead`: loops whose batches are asked for before their turn, as some libraries do: there the losses are counted.
+    `has_loss`: a loss follows them that is no boundary, as no backward pass was made of it.
     """
     open_: list[int] = []
     losses: Counter[int] = Counter()
     batches: Counter[int] = Counter()
     epochs: dict[int, int] = {}
-    for boundary in boundaries:
+    last = [Boundary(0, "loss", 0)] if has_loss else []
+    for boundary in (*boundaries, *last):
         if boundary.kind == "batch":
             del open_[open_.index(boundary.loop) if boundary.loop in open_ else len(open_) :]  # and loops inside that were left
             open_.append(boundary.loop)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Table, TableRow
+from nbguard.texts import joined
 from nbguard.training.profiler.analysis.loader.fetches import FileReading
 from nbguard.training.profiler.analysis.loader.parts import LoaderPart
 from nbguard.training.profiler.analysis.report import (
@@ -120,7 +121,7 @@ def rank_blocks(ranks: RankReport) -> Iterator[Block]:
     words = [f"of {counted(ranks.world, 'rank')} {silent} said nothing"] if silent > 0 else []
     words += [ranks.note] if ranks.note else []
     if words:
-        yield FactLines((("ranks", " · ".join(words)),))
+        yield FactLines((("ranks", joined(" · ", words)),))
     if ranks.findings:
         yield finding_points(ranks.findings)
 

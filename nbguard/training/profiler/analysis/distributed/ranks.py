@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nbguard.memory.core.advice import CHECK_RANKS
 from nbguard.plain_data import from_plain, to_plain
+from nbguard.texts import Text, joined
 from nbguard.training.profiler.analysis.distributed.agreement import RankDigests, disagreements
+from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.distributed.skew import skews
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
 from nbguard.training.profiler.analysis.time import phases
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 from nbguard.units import format_time
 
+_UNCOMPARED = Text("The ranks' models were not compared; ") + CHECK_RANKS.code + " does so bit by bit."
 _PERIOD = 1_000_000_000
 """Nanoseconds without progress before a rank is said to make none, and never less than half of the time waited for it."""
 
@@ -63,7 +67,8 @@ class RankObservations:
     pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
     waited: int = 0  # nanoseconds that rank 0 waited for messages
     launch: str = ""  # launcher, rank and number of ranks, in words
-    hang: RankFault | None = None  # cause of ranks' waiting in vain, where the fit has not come to its end
+    sums: GradientSums | None = None  # of rank 0's gradients, where DistributedDataParallel has timed them
+    hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
 
 
 def rank_report(observed: RankObservations) -> RankReport:
@@ -84,7 +89,12 @@ def rank_report(observed: RankObservations) -> RankReport:
         findings.insert(0, _finding("problem", fault.what, "; ".join(fault.evidence), fault.remedy))
     digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
-    note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
+    if observed.sums is not None:
+        findings.append(sums_finding(observed.sums, len({row.host for row in rows if row.host}), rows[0].step))
+    unheard = world - len(heard)
+    words = [Text(f"{unheard} of {world} ranks did not report; waited {format_time(waited)}.")] if unheard else []
+    words += [] if digests else [_UNCOMPARED]
+    note = joined(" ", words)
     return RankReport(world=world, rows=tuple(rows), findings=gravest_first(findings), note=note, launch=observed.launch)
 
 

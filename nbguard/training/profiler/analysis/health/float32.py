@@ -27,6 +27,11 @@ class Float32Trial:
         return self.dtype in LARGEST
 
     @property
+    def is_in_vain(self) -> bool:
+        """Say whether the layer was tried in float32, and what it returned was not finite either."""
+        return self.is_small and not self.note and self.largest is None
+
+    @property
     def names(self) -> str:
         """Return the layers in words."""
         types = dict(zip(self.layers, self.types, strict=False))
@@ -57,7 +62,7 @@ def words_of(trial: Float32Trial) -> str:
 
 def change_of(trial: Float32Trial) -> str:
     """Return the remedy that follows from it; empty where none does."""
-    if not trial.is_small or trial.note or trial.largest is None:
+    if not trial.is_small or trial.note or trial.is_in_vain:
         return ""
     if trial.is_finite:
         return f"let {trial.names} compute in float32: " + repair_nan().code + " shows the line, or makes a copy"

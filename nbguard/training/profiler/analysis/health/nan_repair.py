@@ -41,7 +41,7 @@ def nan_repair_blocks(repair: NanRepair) -> Iterator[Block]:
     if not repair.layers:
         trial = repair.origin.trial
         remedy = "" if trial is None else change_of(trial)
-        yield Line(f"float32 does not help here. {remedy[:1].upper()}{remedy[1:]}".rstrip(), "dim")
+        yield Line(f"float32 does not help here, so there is no copy to make. {remedy[:1].upper()}{remedy[1:]}".rstrip(), "dim")
     elif repair.copy:
         owner = f"{repair.subject} " if repair.subject else "the model "
         yield Line(

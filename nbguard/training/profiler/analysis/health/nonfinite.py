@@ -288,7 +288,7 @@ def _change(first: NotFinite) -> str:
     operation = first.origin.operation
     remedy = "" if trial is None else change_of(trial)
     if not remedy and operation is not None:
-        return operation.change
+        return operation.change if trial is None or not trial.is_in_vain else operation.change_of_values
     remedy = remedy or _usual_change(first)
     is_known = first.has_stopped or first.origin.kind in ("input", "target", "weights", "unknown")
     if is_known:

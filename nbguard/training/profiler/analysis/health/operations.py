@@ -83,6 +83,13 @@ class FailedOperation:
                 f"let `{self.name}` compute in float32: `with torch.autocast(device_type, enabled=False):` around it and "
                 "`.float()` on its operands, or scale these down"
             )
+        return self.change_of_values
+
+    @property
+    def change_of_values(self) -> str:
+        """Return the change to make where computing in float32 does not help either."""
+        if self._remedy:
+            return self._remedy
         place = f" at {self.line}" if self.line else ""
         return f"check the operands of `{self.name}`{place}, and keep them in the range where its result is finite"
 

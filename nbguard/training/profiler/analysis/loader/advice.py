@@ -134,18 +134,24 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
     yield from _kept(context, loader, slow)
 
 
+_KEEP_ITEMS = "`items = [data[i] for i in range(len(data))]` before the fit, then a loader of `items` instead of `data`"
+_KEEP_ITEMS_OF_LEARNER = "`import functools; learn.dls.train.do_item = functools.cache(learn.dls.train.do_item)`"
+"""Items as they are after their transforms, each made once, in the first epoch."""
+
+
 def _kept(context: LoaderContext, loader: LoaderFacts, slow: SlowStep) -> Iterator[FitFinding]:
     """Yield the cost of making all items once and keeping them, and the savings, where both are known."""
     batches = max((epoch.batches for epoch in context.timing.epochs if epoch.is_training), default=0)
     size = loader.fetch.nbytes * batches
-    if not size or loader.is_iterable or loader.is_learners or slow.step.kind == "collate":
+    is_lost = loader.is_learners and loader.workers > 0  # fastai's workers end with each epoch
+    if not size or loader.is_iterable or is_lost or slow.step.kind == "collate":
         return
     found = _finding(
         "items",
         f"kept in host memory, all items take {format_bytes(size)}",
         f"this saves {format_time(slow.per_batch)} of the {format_time(slow.fetch)} that making a batch takes, "
         "but only makes sense if items are not changed at random",
-        "`items = [data[i] for i in range(len(data))]` before the fit, then a loader of `items` instead of `data`",
+        _KEEP_ITEMS_OF_LEARNER if loader.is_learners else _KEEP_ITEMS,
     )
     yield replace(found, severity="note", nbytes=size)
 

@@ -62,7 +62,7 @@ def read_batch(
     Args:
         events: from some time before the batch on: of a block that is older nothing is known but the level it is part of.
         marks: of this batch, two at least.
-        names: the category of blocks that were found to be a model's, an optimizer's or inputs.
+        names: the category of blocks that were found to be a model's, an optimizer's or inputs, or saved for a backward pass.
         stock: bytes of these categories, older blocks included.
         start: bytes allocated before the fit.
     """
@@ -163,6 +163,7 @@ class _Kinds:
     def __init__(self, events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str]) -> None:
         self._marks = marks
         self._names = names
+        self._has_graph = memory.ACTIVATIONS in names.values()  # then what is not named so was saved for no backward pass
         self._ends = {event.block: position for position, event in enumerate(events) if not event.nbytes}
 
     def passing_sites(self, events: Sequence[AllocationEvent]) -> frozenset[str]:
@@ -174,6 +175,10 @@ class _Kinds:
         """Say whether the loop's own code ran at an event, between the model's calls and the steps of the optimizer."""
         phase = self._phase_at(position)
         return phase == phases.LOSS or phase not in (*phases.STEP_PHASES, *_LOADING)
+
+    def _is_freed_in_backward(self, event: AllocationEvent) -> bool:
+        end = self._ends.get(event.block)
+        return end is not None and self._phase_at(end) == phases.BACKWARD
 
     def _phase_at(self, position: int) -> str:
         return next((mark.phase for mark in self._marks if position < mark.position), "")
@@ -189,7 +194,8 @@ class _Kinds:
             return memory.INPUTS
         outlives = self._ends.get(event.block, mark.position) >= mark.position
         if mark.phase in (phases.FORWARD, phases.LOSS) and outlives:
-            return memory.ACTIVATIONS
+            is_saved = mark.phase == phases.FORWARD or not self._has_graph
+            return memory.ACTIVATIONS if is_saved or self._is_freed_in_backward(event) else memory.TEMPORARIES
         return memory.TEMPORARIES if mark.phase in phases.STEP_PHASES else memory.OTHER
 
 

@@ -83,7 +83,7 @@ class OperationRecorder:
     def name(self, addresses: Addresses) -> None:
         """Note the owners of the storages."""
         places = self._mode.places()
-        self._names = {places[address]: kind for address, (kind, _) in addresses.items() if places.get(address)}
+        self._names |= {places[address]: kind for address, (kind, _) in addresses.items() if places.get(address)}
 
     def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
         """Leave the mode."""
@@ -109,7 +109,7 @@ class HistoryRecorder:
         self._index = index
         self._torch: Any = sys.modules["torch"]
         self._began = 0
-        self._named: tuple[int, Addresses] = 0, {}
+        self._named: dict[int, Addresses] = {}  # by the number of events before
 
     def start(self) -> str:
         """Switch the history on, unless somebody else records one."""
@@ -129,7 +129,7 @@ class HistoryRecorder:
 
     def name(self, addresses: Addresses) -> None:
         """Note the owners of the storages at this point of the history."""
-        self._named = self.position(), addresses
+        self._named[self.position()] = addresses
 
     def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
         """Read the history and switch it off."""
@@ -146,7 +146,6 @@ class HistoryRecorder:
         events: list[AllocationEvent] = []
         names: dict[int, str] = {}
         living: dict[int, int] = {}  # blocks by their address
-        named_at, addresses = self._named
         for number, entry in enumerate(trace, start=1):
             if entry["action"] == "alloc":
                 living[entry["addr"]] = number
@@ -154,6 +153,7 @@ class HistoryRecorder:
                 events.append(AllocationEvent(number, size, sites.of(entry.get("frames", ()))))
             else:
                 events.append(AllocationEvent(living.pop(entry["addr"], -number)))  # one that is older has a number of its own
-            if number == named_at:
-                names = {living[address]: kind for address, (kind, _) in addresses.items() if address in living}
+            for address, (kind, _) in self._named.get(number, {}).items():
+                if address in living:
+                    names[living[address]] = kind
         return tuple(events), names

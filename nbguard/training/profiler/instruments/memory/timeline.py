@@ -119,6 +119,8 @@ class MemoryTimeline:
 
     def _loss(self, loss: Any) -> None:
         self._trained = True
+        if self._recorded is not None:
+            self._recorded.saves(loss)
         if len(self._losses) < _LOSSES:
             learner = None if self._learner is None else self._learner()
             # The loss that callbacks get from a Learner is a copy of the one that is trained on.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from nbguard.memory.scan.heap.graph_look import look_at, tensors_of
+from nbguard.training.profiler.analysis.memory import categories as memory
 from nbguard.training.profiler.analysis.memory.categories import Stock
 from nbguard.training.profiler.analysis.memory.memory_report import Level
 from nbguard.training.profiler.analysis.memory.recorded_batch import PhaseEnd, RecordedBatch, read_batch
@@ -57,6 +61,12 @@ class DeepWatch:
         """Note the owners of the storages that live now, before the optimizer's step."""
         self._stock = stock
         self._recording.name(addresses)
+
+    def saves(self, loss: Any) -> None:
+        """Note what the graph of a loss has saved for its backward pass, which is about to run."""
+        look = look_at(tensors_of(loss)) if self.is_recording else None
+        if look is not None:
+            self._recording.name({address: (memory.ACTIVATIONS, nbytes) for address, nbytes in look.blocks.items()})
 
     def stop(self) -> None:
         """End the recording, wherever it is."""

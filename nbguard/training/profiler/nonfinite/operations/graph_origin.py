@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ _MOST = 2000
 """Operations of a graph that are examined."""
 _NAME = re.compile(r"(\w+?)Backward\d*")
 _OPERANDS = ("_saved_self", "_saved_other", "_saved_exponent")
+_SCALED = ("mul", "div")
+"""Operations whose result is not finite where a number is not, whatever it is multiplied with: most others may leave it out."""
 _MEAN = 1
 """The number of a mean among the reductions of a loss."""
 _OPTIONS = ("dim", "correction", "keepdim")
@@ -53,8 +56,10 @@ def _broken(name: str, node: Any) -> FailedOperation | None:
         return FailedOperation(name="cross_entropy")
     operands = [value for saved in _OPERANDS if (value := getattr(node, saved, None)) is not None]
     tensors = [value for value in operands if torch.Tensor in mro_of(type(value))]
-    if not all(map(is_finite, tensors)):
-        return None
+    broken = [value for value in tensors if not is_finite(value)]
+    if broken:
+        is_number = name in _SCALED and not any(value.dim() or value.requires_grad for value in broken)
+        return replace(facts_of(name, (), broken), value=float(broken[0])) if is_number else None
     result = getattr(node, "_saved_result", None)
     function = getattr(torch, name, None)
     if result is None and tensors and function is not None:
