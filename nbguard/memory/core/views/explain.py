@@ -66,12 +66,17 @@ def _keepers(why: Why) -> str:
     if len(own) + len(sharing) == 1 and not why.more:
         (path,) = own or sharing.values()
         words = f"only {'the name ' if path.text.isidentifier() else ''}{_keeper(path, 'assigned in ')}"
-        words += " keeps it" if own else " shares its memory"
+        verbs = ("keep it", "share its memory") if _is_plural([path]) else ("keeps it", "shares its memory")
+        words += f" {verbs[0 if own else 1]}"
     else:
         groups = ((own, "keep it", "keeps it"), (list(sharing.values())[::-1], "share its memory", "shares its memory"))
-        parts = [f"{_listed([*map(_keeper, paths)])} {many if len(paths) > 1 else one}" for paths, many, one in groups if paths]
+        parts = [f"{_listed([*map(_keeper, paths)])} {many if _is_plural(paths) else one}" for paths, many, one in groups if paths]
         words = ", and ".join(parts)
     return words if why.deleted is not None else words[0].upper() + words[1:]
+
+
+def _is_plural(paths: Sequence[Path]) -> bool:
+    return len(paths) > 1 or paths[0].steps[0].endswith("cycles")
 
 
 def _keeper(path: Path, since: str = "") -> str:
