@@ -310,3 +310,4 @@ class Facts:
     workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
     unwalked: UnwalkedFact | None = None  # what the scan did not look into; None: it looked into all
     unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into
+    fixed: tuple[tuple[int, str], ...] | None = None  # (storage, why it cannot be moved); None: that was not looked for

@@ -103,6 +103,21 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
     )
 
 
+@plain_torch()
+def park_left(label: str, device: str, left: Sequence[tuple[Sequence[Any], Any]]) -> int:
+    """Park tensors whose device has no place for them: let each of `left`, (its tensors, a storage of the host), use that one.
+
+    Return the bytes that are parked under `label`.
+    """
+    parked = Parked(label=label, device=device)
+    for tensors, storage in left:
+        _point(tensors, storage)
+        parked.tensors += map(weakref.ref, tensors)
+        parked.storages.append(weak_storage(storage))
+    PARKED.append(parked)
+    return sum(parked_storages(parked).values())
+
+
 def _chosen(labels: Sequence[str]) -> list[Parked]:
     for parked in tuple(PARKED):
         _forget_if_empty(parked)  # the user has let go of it
