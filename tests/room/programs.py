@@ -88,7 +88,8 @@ class Program:
                 tensor = tensor.view(self.torch.uint8)[: max(1, tensor.numel() // 2)]  # a part keeps all of it
             case 1:
                 tensor = tensor[: tensor.numel() // 4 * 4].view(self.torch.float32).requires_grad_()
-                tensor.grad = self.torch.empty_like(tensor) if tensor.numel() < 9 * MIB and self.random.random() < 0.2 else None
+                gradient = self._request(4 * tensor.numel()) if self.random.random() < 0.2 else None
+                tensor.grad = None if gradient is None else gradient.view(self.torch.float32)
             case 2:
                 self.exported.append(self.torch.utils.dlpack.to_dlpack(tensor))
             case 3:

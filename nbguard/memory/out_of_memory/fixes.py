@@ -290,7 +290,7 @@ def _moving(context: OomContext) -> Iterator[Fix]:
         f"and {format_bytes(request.nbytes)} fit then"
     )
     lines = (*context.base_advice, make_room(request.nbytes))
-    verdict = RerunVerdict.REQUEST
+    verdict = RerunVerdict.RERUN if context.rerun.is_first_request else RerunVerdict.REQUEST
     yield Fix(words=words, advice=lines, nbytes=request.nbytes, verdict=verdict, loss=_MOVED)
 
 

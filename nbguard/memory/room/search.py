@@ -28,6 +28,8 @@ _CELLS = 1_000_000
 """Cells of the table of the search, at most: some 0.2 s."""
 _PROOFS, _BLOCKS = 80, 400_000
 """Sets that are proved at most, and blocks in all of them: each proof builds the model, some microseconds a block."""
+_HOLES = 12
+"""Holes that are tried, the cheapest first."""
 
 
 def live_state(device: DeviceFacts) -> InitialState:
@@ -106,6 +108,11 @@ class Question:
         """Return blocks in the order in which they come back: the largest first."""
         return tuple(sorted(addresses, key=lambda address: (-self.blocks[address][0].size, address)))
 
+    @property
+    def has_proofs_left(self) -> bool:
+        """Say whether more sets may be proved."""
+        return len(self.proofs) <= self.most_proofs
+
     @cached_property
     def most_proofs(self) -> int:
         """Return how many sets are proved at most."""
@@ -156,9 +163,11 @@ def cheapest_moves(question: Question) -> tuple[int, ...] | None:
     """
     if question.fits(()):
         return ()
-    found: list[tuple[int, ...]] = []
-    for candidates in (_emptied(question), _holes(question)):
-        found += filter(None, [_first_that_fits(question, candidates, _cost(question, found))])
+    holes = _holes(question)
+    hole = next((moves for moves in holes[:_HOLES] if question.fits(moves)), None)
+    found = [] if hole is None else [hole]
+    emptied = _first_that_fits(question, _emptied(question), None if hole is None else _nbytes(question, hole))
+    found += [] if emptied is None else [emptied]
     if not found:
         everything = question.in_return_order(question.blocks)
         if not question.fits(everything):
@@ -172,21 +181,24 @@ def _nbytes(question: Question, addresses: Iterable[int]) -> int:
     return sum(question.blocks[address][0].size for address in addresses)
 
 
-def _cost(question: Question, found: Sequence[tuple[int, ...]]) -> int | None:
-    return min((_nbytes(question, moves) for moves in found), default=None)
-
-
 def _first_that_fits(question: Question, candidates: Sequence[tuple[int, ...]], below: int | None) -> tuple[int, ...] | None:
-    """Return the first of the candidates, which grow, that is proved: found by doubled steps, then between the last two."""
+    """Return the first of the candidates, the cheapest first, that is proved.
+
+    What empties more is more likely proved: the search goes on by doubled steps, then between the last two. Where none of them
+    is, those that it has left out are tried, from the end.
+    """
     if below is not None:
         candidates = [moves for moves in candidates if _nbytes(question, moves) < below]
     failed, place, step = -1, 0, 1
-    while place < len(candidates) and not question.fits(candidates[place]):
-        if len(question.proofs) > question.most_proofs:
-            return None
+    left_out = set(range(len(candidates)))
+    while place < len(candidates):
+        left_out.discard(place)
+        if question.fits(candidates[place]):
+            break
         failed, place, step = place, min(place + step, max(len(candidates) - 1, place + 1)), step * 2
     if place >= len(candidates):
-        return None
+        tried = (candidates[each] for each in sorted(left_out, reverse=True))
+        return next((moves for moves in tried if question.has_proofs_left and question.fits(moves)), None)
     while place - failed > 1:
         middle = (failed + place) // 2
         if question.fits(candidates[middle]):
@@ -253,7 +265,7 @@ def _holes(question: Question) -> list[tuple[int, ...]]:
     for segment in question.segments:
         if (segment.stream, segment.is_small) == (question.stream, is_small) and segment.total_size >= rounded:
             sets += [question.in_return_order(window) for window in _windows(question, segment, rounded)]
-    return sorted({window for window in sets if window}, key=lambda moves: _nbytes(question, moves))[:_PROOFS]
+    return sorted({window for window in sets if window}, key=lambda moves: _nbytes(question, moves))
 
 
 def _windows(question: Question, segment: Segment, rounded: int) -> Iterator[list[int]]:
