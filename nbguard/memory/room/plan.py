@@ -41,7 +41,7 @@ class MovedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeRoom(Result):
-    """The plan or the outcome of `%gpumem make-room`. All sizes are bytes."""
+    """The answer of `%gpumem make-room`: the plan, or the outcome. All sizes are bytes."""
 
     kind: ClassVar[str] = "made_room"
     view: ClassVar[str] = "nbguard.memory.room.plan:room_blocks"
@@ -49,6 +49,7 @@ class MadeRoom(Result):
     device: str  # `cuda:0`
     request: int  # that room is made for
     state: RoomState
+    fits: bool = field(init=False)  # the request has room: now, or after the move that is planned
     free: int  # free in all: on the device, and in pieces between live blocks
     nbytes: int = 0  # that move out and back
     moves: tuple[MovedMemory, ...] = ()  # the largest first
@@ -59,10 +60,9 @@ class MadeRoom(Result):
     parked: int = 0  # has no place on the device since the move failed: in host memory, parked as `make-room`
     order: tuple[int, ...] = field(default=(), metadata={"json": False})  # addresses of the blocks, as they come back
 
-    @property
-    def fits(self) -> bool:
-        """Say whether the request has room: now, or after the move that is planned."""
-        return self.state in ("free", "planned", "made")
+    def __post_init__(self) -> None:
+        """Set `fits` by the state, for those who read only that."""
+        object.__setattr__(self, "fits", self.state in ("free", "planned", "made"))
 
 
 def plan_room(
