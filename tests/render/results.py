@@ -155,9 +155,7 @@ EXAMPLES: tuple[Result, ...] = (
     plan_cleanup(_afternoon(), Request()),
     _done(_afternoon()),
     Unparked(names=("a",), nbytes=MiB, tensors=2, devices=("cuda:0",), left=(("b", 3, "no room"),)),
-    MadeRoom(
-        device="cuda:0", request=300 * MiB, state="planned", free=MiB, nbytes=2, moves=(MovedMemory(name="a", nbytes=2),)
-    ),
+    MadeRoom(device="cuda:0", request=300 * MiB, state="planned", free=MiB, nbytes=2, moves=(MovedMemory(name="a", nbytes=2),)),
     _oom(),
     Zombies(judged=(_ORPHAN, _KEEPER, _OTHER), remaining=((14, "it waits"),)),
     explain(_afternoon(), "learn", 0, "Learner"),

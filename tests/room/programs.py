@@ -27,7 +27,7 @@ _SETTINGS = (
     ("", 1, "manual"),
     ("max_split_size_mb:64", 1, ""),
     ("roundup_power2_divisions:4", 1, ""),
-    ("garbage_collection_threshold:0.6", 4, ""),
+    ("garbage_collection_threshold:0.6,per_process_memory_fraction:0.8", 4, ""),
 )
 """(settings of the allocator, GiB of the device, events of the fake)"""
 

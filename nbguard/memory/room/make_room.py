@@ -33,7 +33,7 @@ def make_room_in(notebook: Notebook, nbytes: int, device: str | None, *, dry_run
         NoTorchError: PyTorch is not imported yet.
     """
     if not dry_run and threading.current_thread() is not threading.main_thread():
-        raise NbguardError("room is made by the main thread alone, between cells: another one may use the tensors that move")
+        raise NbguardError("only the main thread makes room, between cells, as another one may use the tensors that move")
     scanned = scan(notebook, tensors=True, tracked=_tracked())
     index = _index(scanned, device)
     here = next(each for each in scanned.analysis.devices if each.name == f"cuda:{index}")

@@ -82,7 +82,7 @@ def _leave(travellers: Sequence[Traveller]) -> None:
     for traveller in travellers:
         traveller.is_back = False
         traveller.storage.resize_(0)
-    sys.modules["torch"].cuda.empty_cache()  # type: ignore[attr-defined]
+    sys.modules["torch"].cuda.empty_cache()
 
 
 def _return(travellers: Sequence[Traveller]) -> None:
@@ -102,7 +102,7 @@ def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
             if leaves_again:
                 _leave(travellers)
             else:
-                sys.modules["torch"].cuda.empty_cache()  # type: ignore[attr-defined]
+                sys.modules["torch"].cuda.empty_cache()
             _return(travellers)
         except BaseException:  # noqa: BLE001, S112 - the error of the first try is told; those that are missing are returned
             continue

@@ -48,7 +48,7 @@ class MadeRoom(Result):
 
     device: str  # `cuda:0`
     request: int  # that room is made for
-    state: RoomState
+    state: RoomState  # in one word
     fits: bool = field(init=False)  # the request has room: now, or after the move that is planned
     free: int  # free in all: on the device, and in pieces between live blocks
     nbytes: int = 0  # that move out and back
@@ -159,8 +159,8 @@ def _refusal(device: DeviceAnalysis, question: Question) -> str:
     facts = device.analysis.facts
     if device.room.is_expandable:
         return (
-            "expandable segments are on, which put free pages together without a move: what is left in pieces "
-            "lies between tensors of one page"
+            "expandable segments are on; they put free pages together without a move, and the pieces that are left "
+            "lie between tensors of one page"
         )
     if graph := _cuda_graph(facts):
         return f"{graph} replays with the addresses it was captured with, and any tensor may be among them: free it first"
@@ -189,8 +189,8 @@ def _why_not(plan: MadeRoom, question: Question) -> str:
         return f"only {format_bytes(plan.free)} are free in all, pieces included: free something first"
     if plan.stays:
         why, nbytes = plan.stays[0]
-        return f"what could move does not empty enough segments; {format_bytes(nbytes)} stay, as {why}"
-    return "what moves would not all fit back beside it"
+        return f"the tensors that may move do not empty enough segments; {format_bytes(nbytes)} stay, as {why}"
+    return "the tensors would not all fit back next to it"
 
 
 def _named(device: DeviceAnalysis, question: Question, moves: tuple[int, ...]) -> tuple[MovedMemory, ...]:
@@ -235,7 +235,7 @@ def _sentences(room: MadeRoom) -> Iterator[str]:
     asked, moved = format_bytes(room.request), format_bytes(room.nbytes)
     match room.state:
         case "free":
-            yield f"{asked} fit on {room.device} as it is: nothing need move"
+            yield f"{asked} fit on {room.device} as it is, without any move"
         case "planned":
             yield (
                 f"{asked} fit on {room.device} once {moved} have moved to host memory and back: "
@@ -246,7 +246,7 @@ def _sentences(room: MadeRoom) -> Iterator[str]:
             yield f"{asked} fit on {room.device} now: {moved} moved to host memory and back{_took(room)}"
             yield f"the device was waited for first · the room is kept in PyTorch's cache{_reserved(room)}"
         case "interrupted":
-            yield "interrupted before anything had moved: all is as it was"
+            yield "interrupted before anything moved; all is as it was"
         case "refused":
             yield f"{asked} do not fit on {room.device} by moving: " + room.reason
             if room.free < room.request:
