@@ -92,10 +92,10 @@ def brute_force(model: CachingAllocator, nbytes: int) -> int | None:
     return min(costs, default=None)
 
 
-@pytest.mark.parametrize("size", [96, 160, 256, 400])
-@pytest.mark.parametrize("live", [[16] * 9, [4, 60, 8, 56, 12, 52, 16, 48, 20], [40, 40, 40, 40, 40, 40, 40, 40, 2]])
+@pytest.mark.parametrize("size", [160, 256])
+@pytest.mark.parametrize("live", [[16] * 7, [4, 60, 8, 56, 12, 52, 16], [16, 4, 40, 33, 50, 16, 50]])
 def test_of_few_segments_the_cheapest_set_is_found(live: list[int], size: int) -> None:
-    model = comb(live)
+    model = comb(live, capacity=478)
 
     moves = cheapest_moves(question(model, size * MIB))
 

@@ -26,7 +26,7 @@ _LIVE, _FREE = "active_allocated", "inactive"
 _UNIT = 2 * 1024**2
 _CELLS = 1_000_000
 """Cells of the table of the search, at most: some 0.2 s."""
-_PROOFS, _BLOCKS = 80, 400_000
+_PROOFS, _BLOCKS = 80, 200_000
 """Sets that are proved at most, and blocks in all of them: each proof builds the model, some microseconds a block."""
 _HOLES = 12
 """Holes that are tried, the cheapest first."""
