@@ -54,10 +54,10 @@ class MadeRoom(Result):
     nbytes: int = 0  # that move out and back
     moves: tuple[MovedMemory, ...] = ()  # the largest first
     stays: tuple[tuple[str, int], ...] = ()  # (why, bytes) of live memory that may not move, the most first
-    reason: str = ""  # why it is refused, or has failed
-    reserved: tuple[int, int] | None = None  # by PyTorch's allocator before and after; None: nothing was done
+    reason: str = ""  # why it is refused, or failed
+    reserved: tuple[int, int] | None = None  # by PyTorch's allocator before and after, if anything moved
     seconds: float | None = None  # that the move took
-    parked: int = 0  # has no place on the device since the move failed: in host memory, parked as `make-room`
+    parked: int = 0  # without a place on the device after a move that failed; parked in host memory as `make-room`
     order: tuple[int, ...] = field(default=(), metadata={"json": False})  # addresses of the blocks, as they come back
 
     def __post_init__(self) -> None:
