@@ -25,6 +25,8 @@ from nbguard.memory.core.references.holders import unheld
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.memory.reports.report import Report, build_report
+from nbguard.memory.room.make_room import make_room_in
+from nbguard.memory.room.plan import MadeRoom
 from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.heap.unread import Unread
 from nbguard.memory.scan.objects.describe import describe
@@ -241,6 +243,33 @@ def unpark(*names: str) -> Unparked:
         NbguardError: the device has no room for it; nothing was moved.
     """
     return bring_back(names)
+
+
+def make_room(
+    size: int | str, *, device: str | None = None, dry_run: bool = False, namespace: dict[str, Any] | None = None
+) -> MadeRoom:
+    """Make room for a request in one piece: move the cheapest live tensors to host memory and back.
+
+    They are the same tensors afterwards, with their views, versions, gradients and hooks; their addresses are others. That the
+    request fits then, and all of them beside it, is proved beforehand on a model of the allocator. Otherwise nothing moves, and
+    the result says why. The device is waited for first. Nothing of what a CUDA graph, CuPy, numba or a DLPack export may know
+    by its address is moved.
+
+    Args:
+        size: bytes, or a size such as `256MiB`.
+        device: `cuda:1`, or `1`; the current device if not given.
+        dry_run: return the plan and touch nothing.
+        namespace: as in `report`; it serves to name what moves.
+
+    Raises:
+        NbguardError: `size` is no size; there is no such CUDA device in use; this is not the main thread; or the host has no
+            room for what would move. Nothing was touched.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    nbytes = request_bytes(size)
+    if nbytes is None:
+        raise NbguardError("give the size of the request, as in nbguard.make_room('256MiB')")
+    return make_room_in(Notebook.current(namespace), nbytes, device, dry_run=dry_run)
 
 
 def release_error(namespace: dict[str, Any] | None = None) -> Outcome | None:

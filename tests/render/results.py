@@ -23,6 +23,7 @@ from nbguard.memory.reports.notices.notice import Notice, Notices
 from nbguard.memory.reports.notices.rounds import Garbage, LeftByRounds, RoundsReport
 from nbguard.memory.reports.report import build_report
 from nbguard.memory.reports.switches import Switches
+from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
 from nbguard.memory.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
 from nbguard.memory.snapshots.report import SnapshotReport
@@ -160,6 +161,7 @@ EXAMPLES: tuple[Result, ...] = (
     plan_cleanup(_afternoon(), Request()),
     _done(_afternoon()),
     Unparked(names=("a",), nbytes=MiB, tensors=2, devices=("cuda:0",), left=(("b", 3, "no room"),)),
+    MadeRoom(device="cuda:0", request=300 * MiB, state="planned", free=MiB, nbytes=2, moves=(MovedMemory(name="a", nbytes=2),)),
     _oom(),
     Zombies(judged=(_ORPHAN, _KEEPER, _OTHER), remaining=((14, "it waits"),)),
     explain(_afternoon(), "learn", 0, "Learner"),

@@ -21,7 +21,7 @@ from tests.site.pages import DOCS, ROOT, blocks, files
 def test_each_word_of_a_magic_has_its_section(page: str, grammar: Grammar) -> None:
     text = (DOCS / "magics" / f"{page}.md").read_text(encoding="utf-8")
 
-    assert re.findall(rf"^<!-- help: {grammar.magic} (\w+) -->$", text, re.MULTILINE) == list(grammar.words)
+    assert re.findall(rf"^<!-- help: {grammar.magic} ([\w-]+) -->$", text, re.MULTILINE) == list(grammar.words)
 
 
 def test_each_command_has_its_section() -> None:

@@ -169,6 +169,21 @@ def unpark(names: Sequence[str]) -> Advice:
     return Advice(command=f"{_RESET} --unpark {' '.join(names)}", call=_call("unpark", names), effect=f"brings {are} back")
 
 
+def make_room(nbytes: int) -> Advice:
+    """Return the advice that moves tensors out and back so that a request of so many bytes fits in one piece."""
+    size = size_text(nbytes)
+    effect = "moves tensors to host memory and back, so that free memory lies in one piece"
+    return Advice(command=f"{_REPORT} make-room {size}", call=_call("make_room", [size]), effect=effect)
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size as a command takes it, to the byte: `256MiB`, `268435457B`."""
+    for name, unit in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit}{name}"
+    return f"{nbytes}B"
+
+
 def zero_gradients(label: str, frees: int | None = None, call: str = "model.zero_grad()") -> Advice:
     """Return the advice that frees the gradients of a Learner by a call of its own; its next fit makes new ones."""
     effect = "frees the gradients, the next fit makes new ones"

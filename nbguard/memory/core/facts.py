@@ -311,3 +311,4 @@ class Facts:
     workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
     unwalked: UnwalkedFact | None = None  # parts that the scan left out; None if there are none
     unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into
+    fixed: tuple[tuple[int, str], ...] | None = None  # (storage, why it cannot be moved); None: that was not looked for

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nbguard.memory.cleanup.plan.plan import Plan
-from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark
+from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, make_room, release_stale, unpark
 from nbguard.memory.core.breakdown import DevicePart, Part, other_processes, processes_words
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.gradients import gradient_storages, zero_gradients_of
@@ -25,12 +25,16 @@ from nbguard.memory.out_of_memory.release_candidates import (
     with_cleanup,
 )
 from nbguard.memory.out_of_memory.rerun import After, Rerun, RerunVerdict
+from nbguard.memory.room.plan import plan_on_card
 from nbguard.units import format_bytes
 
-_NOTHING, _STALE, _LEFT, _AGAIN, _PARKED, _SMALLER, _NAMES, _OTHERS, _SETTING, _LEARNER = range(10)
+_NOTHING, _STALE, _LEFT, _AGAIN, _MOVED, _PARKED, _SMALLER, _NAMES, _OTHERS, _SETTING, _LEARNER = range(11)
 """Ranks of fixes by what they cost the user: nothing; stale objects; objects that the next run makes again; objects that a
-fit makes again; a move to host memory; another batch; data; somebody else's work; a restart; a trained Learner.
+fit makes again; a move to host memory and back; a move there; another batch; data; somebody else's work; a restart; a trained
+Learner.
 """
+_NAMED = 3
+"""Tensors of a move that are named."""
 _MOST = 0.5
 """Least share of the device at which the cell itself is too large."""
 
@@ -44,7 +48,7 @@ class Fix:
     commands: tuple[str, ...] = field(init=False)  # the lines themselves
     nbytes: int | None  # bytes that it gives; None if it cannot be known
     enough: bool | None = field(init=False)  # by the verdict: the cell runs through; None if unknown
-    loss: int = 0  # rank by its cost for the user: 0 nothing, 9 the most
+    loss: int = 0  # rank by its cost for the user: 0 nothing, 10 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
     code: str = ""  # lines of Python that make the change, to be run after those of the advice; empty without any
 
@@ -129,7 +133,7 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
         return tuple(sorted(every, key=lambda fix: fix.verdict is not RerunVerdict.NEVER))
-    rules = (_again, _cleanup, _leftovers, _gradients, _limit, _parking, _names, _others, _fragmented, _smaller)
+    rules = (_again, _cleanup, _leftovers, _gradients, _limit, _moving, _parking, _names, _others, _fragmented, _smaller)
     every = [fix for rule in rules for fix in rule(context)]
 
     has_enough = any(fix.verdict is RerunVerdict.RERUN for fix in every)
@@ -141,7 +145,7 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
             return 1, _NOTHING  # it is undone, a deletion is not
         if fix.loss == _SMALLER and context.is_mostly_the_cell:
             return 1 if has_enough or context.rerun.has_outgrown else 2, fix.loss
-        is_free = fix.verdict is RerunVerdict.REQUEST and fix.loss <= _LEFT
+        is_free = fix.verdict is RerunVerdict.REQUEST and (fix.loss <= _LEFT or fix.loss == _MOVED)
         return 2 if is_free else 3, fix.loss
 
     return tuple(_as_known(context, fix) for fix in sorted(every, key=place))
@@ -272,6 +276,24 @@ def _needs_names(context: OomContext) -> bool:
         and context.verdict_after_cleanup is not RerunVerdict.RERUN
         and context.base.verdict is not RerunVerdict.RERUN
     )
+
+
+def _moving(context: OomContext) -> Iterator[Fix]:
+    """Yield a move of live tensors out and back, which puts free pieces together, where the model proves it enough."""
+    request, base = context.request, context.base
+    if request.device is None or request.oom.kind != "device" or request.nbytes is None or not _needs_names(context):
+        return
+    plan = plan_on_card(request.analysis, request.device, request.nbytes, base.after.freed)
+    if plan is None or plan.state != "planned":
+        return
+    names = ", ".join(each.name for each in plan.moves[:_NAMED]) + (" and others" if len(plan.moves) > _NAMED else "")
+    words = (
+        f"moves {format_bytes(plan.nbytes)} ({names}) to host memory and back; {format_bytes(plan.free)} are free in pieces, "
+        f"and {format_bytes(request.nbytes)} fit then"
+    )
+    lines = (*context.base_advice, make_room(request.nbytes))
+    verdict = RerunVerdict.RERUN if context.rerun.is_first_request else RerunVerdict.REQUEST
+    yield Fix(words=words, advice=lines, nbytes=request.nbytes, verdict=verdict, loss=_MOVED)
 
 
 def _parking(context: OomContext) -> Iterator[Fix]:

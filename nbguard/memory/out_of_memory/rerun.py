@@ -119,6 +119,13 @@ class Rerun:
         """Say whether `taken` is by the counters at the beginning of the cell and at the failure."""
         return self.request.oom.start is not None and self.request.oom.note is not None
 
+    @property
+    def is_first_request(self) -> bool:
+        """Say whether the cell is known to have asked for nothing before the request that failed."""
+        start, counts = self.request.oom.start, None if self.request.oom.note is None else self.request.oom.note.counts
+        has_more = bool(self.further or self._elements_left)
+        return start is not None and counts is not None and counts.made == start.made and not has_more
+
     @cached_property
     def needed(self) -> int:
         """Return the bytes of `taken` that the next run needs at the same time: not unreachable ones, which may go earlier."""

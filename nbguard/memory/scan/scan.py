@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import compress
 from typing import Any
@@ -28,7 +28,7 @@ from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never
 from nbguard.memory.scan.objects.compiled import has_compiled
 from nbguard.memory.scan.objects.describe import describe
 from nbguard.memory.scan.objects.learners import gradient_calls, learner_facts
-from nbguard.memory.scan.objects.parked import parked_addresses, parked_facts
+from nbguard.memory.scan.objects.parked import parked_addresses, parked_facts, shared_storages
 from nbguard.memory.scan.objects.plain_torch import unseen_by_modes
 from nbguard.memory.scan.objects.pools import pool_facts
 from nbguard.memory.scan.objects.workers import workers_facts
@@ -153,7 +153,10 @@ def scan(notebook: Notebook, *, tensors: bool = False, tracked: str = "") -> Sca
         raise NoTorchError
     libraries()  # imports its files: nothing may be imported while the main thread stands, perhaps with a lock of an import
     with pause_main_thread():
-        return _scan_without_collecting(notebook, tensors, tracked)
+        made = _scan_without_collecting(notebook, tensors, tracked)
+        if made.tracker.tensors is None:
+            return made
+        return replace(made, facts=replace(made.facts, fixed=shared_storages(made.tracker)))
 
 
 def timed_scan(notebook: Notebook) -> TimedScan:
@@ -184,22 +187,28 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     kinds = Kinds()
     ending = ending_handles()
     walk = Walk(tracked, notebook.internals() | never_walked(kinds) | set(map(id, ending)), kinds)
-    walk.tracker.tensors = {} if tensors else None
+    oom = oom_fact(notebook.shell, notebook.inputs)
+    ran_out = oom is not None and oom.kind == "device" and tracked == "cuda"  # then the card asks what may move
+    walk.tracker.tensors = {} if tensors or ran_out else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
     places = [*_roots(notebook, walk, kinds), *ending_roots(ending)]
     with unseen_by_modes():
-        return _scan_from(places, walk, notebook, devices, missing, before)
+        facts = _facts_from(places, walk, notebook, devices, missing, before)
+        return Scan(replace(facts, oom=oom), walk.tracker)
 
 
-def _scan_from(
+def _facts_from(
     places: list[LiveRoot],
     walk: Walk,
     notebook: Notebook,
     devices: tuple[DeviceFacts, ...],
     missing: tuple[Unavailable, ...],
     before: Any,
-) -> Scan:
-    """Walk from the roots and join the results. `before` is the reading of `allocations` when the scan began."""
+) -> Facts:
+    """Walk from the roots and join what is found, but for the last error.
+
+    `before` is what `allocations` said when the scan began.
+    """
     tracked = walk.tracked
     roots = _walk_from(places, walk)
     _count_entries(roots, walk, notebook)
@@ -216,7 +225,7 @@ def _scan_from(
     graph = with_cycles_named(graph, _of_users_classes(walk, graph))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     learners = _of_kind("learner", walk, numbers)
-    facts = Facts(
+    return Facts(
         tracked=tracked,
         devices=devices,
         graph=graph,
@@ -228,7 +237,6 @@ def _scan_from(
         is_autocast_on=is_autocast_on(tracked),
         pools=pool_facts(_of_kind("pool", walk, numbers), graph),
         pinned=pinned_facts() if tracked == "cuda" else None,
-        oom=oom_fact(notebook.shell, notebook.inputs),
         parked=parked_facts(),
         changed=changed,
         has_compiled=has_compiled(),
@@ -236,7 +244,6 @@ def _scan_from(
         unwalked=_unwalked(walk),
         unread=walk.unread.facts,
     )
-    return Scan(facts, walk.tracker)
 
 
 def _unwalked(walk: Walk) -> UnwalkedFact | None:

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.replay.rollback import InitialState, Intervals, LiveBlock
+from nbguard.memory.allocator.replay.rollback import InitialState
 from nbguard.memory.allocator.replay.start import StartCorrections, set_up
 from nbguard.memory.core.facts import DeviceFacts
+from nbguard.memory.room.search import live_state
 from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
 from nbguard.memory.scan.devices.nvml import NvmlReader
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts, gpu_named
-
-_ALIVE = "active_allocated"
-_FREE = "inactive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,9 @@ def live_device(tensors: Iterable[Any], freed: frozenset[int] = frozenset()) -> 
     if facts is None or not facts.has_context or facts.free is None or facts.total is None or facts.allocator is None:
         return None
     own = frozenset(tensor.untyped_storage().data_ptr() for tensor in on_device if tensor.device.index == index)
-    return LiveDevice(gpu=_gpu(torch, index, facts), state=_state(facts), own=own | freed, workspaces=_workspaces(facts, own))
+    return LiveDevice(
+        gpu=_gpu(torch, index, facts), state=live_state(facts), own=own | freed, workspaces=_workspaces(facts, own)
+    )
 
 
 def unopened_gpu() -> Gpu | None:
@@ -91,23 +91,6 @@ def _gpu(torch: Any, index: int, facts: DeviceFacts) -> Gpu:
         threads=int(getattr(properties, "max_threads_per_multi_processor", 2048)),
         architecture=(int(properties.major), int(properties.minor)),
     )
-
-
-def _state(facts: DeviceFacts) -> InitialState:
-    """Return the segments and blocks of a device in the form of the model's start."""
-    state = InitialState()
-    for segment in facts.segments or ():
-        owner = segment.pool, segment.is_small, segment.stream
-        if segment.is_expandable:
-            state.mapped.setdefault(owner, Intervals()).add(segment.address, segment.address + segment.total_size)
-        else:
-            state.segments[segment.address] = segment.total_size, owner
-        for block in segment.blocks:
-            if block.state != _FREE:
-                state.blocks[block.address] = LiveBlock(
-                    block.address, block.requested or block.size, block.size, is_pending=block.state != _ALIVE
-                )
-    return state
 
 
 def _workspaces(facts: DeviceFacts, own: frozenset[int]) -> WorkspaceCounts:

@@ -68,6 +68,12 @@ def _add_map(options: MagicArgumentParser) -> None:
     _add_rows(options, "segments per pool")
 
 
+def _add_make_room(options: MagicArgumentParser) -> None:
+    options.add_argument("size", metavar="SIZE", help="bytes of the request in one piece, such as 256MiB")
+    options.add_argument("--dry-run", action="store_true", help="show what would move, and touch nothing")
+    _add_device(options)
+
+
 def _add_leak(options: MagicArgumentParser) -> None:
     rounds = _number("a number of runs")
     options.add_argument("rounds", type=rounds, metavar="N", help="number of runs; three or more say most")
@@ -136,6 +142,12 @@ GRAMMAR = Grammar(
             advice="takes no name; --device 1 shows one device, --request 2GiB the names to release for it, --file FILE a "
             "snapshot (without --request)",
             add=_add_map,
+        ),
+        "make-room": Word(
+            usage="make-room SIZE [--dry-run]",
+            help="moves tensors to host memory and back, so that free memory in pieces serves a request of SIZE",
+            advice="give the size of the request, as in  %gpumem make-room 256MiB",
+            add=_add_make_room,
         ),
         "history": Word(
             usage="history",
@@ -232,6 +244,11 @@ class GpuMemMagics(Magics):
                 if options.device is not None:
                     drawn = _known(drawn.only(options.device), options.device, drawn.names)
                 return show(self.shell, options, drawn, limit=options.n)
+            case "make-room":
+                if session.memory.simulation is not None:
+                    raise UsageError("%gpumem make-room: tensors of the simulated device lie in host memory: none need move")
+                made = guarded("%gpumem make-room", api.make_room, options.size, device=options.device, dry_run=options.dry_run)
+                return show(self.shell, options, made)
             case "cells":
                 guarded("%gpumem cells", session.recording.show_cells, on=options.state == "on")
                 return show(self.shell, options, session.switches)

@@ -30,7 +30,7 @@ from nbguard.spelling import did_you_mean, unknown_arguments
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
-_HELP = re.compile(r"\s*%(?P<magic>\w+)\s+(?P<word>\w+)\s*\?{1,2}\s*")
+_HELP = re.compile(r"\s*%(?P<magic>\w+)\s+(?P<word>[\w-]+)\s*\?{1,2}\s*")
 _INDENT = " " * 4
 _grammars: list[Grammar] = []
 _with_options: list[MagicOfOptions] = []

@@ -62,12 +62,12 @@ def uncover() -> int:
 
 def bring_back(names: Sequence[str]) -> Unparked:
     """Bring the parked memory of `names` back (of all, without names), while no other cleanup runs."""
-    with Interrupts() as interrupts, _alone():
+    with Interrupts() as interrupts, alone():
         return unpark(names, lambda: interrupts.happened)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Keep others out. To be entered inside of `Interrupts`: one that came right after the lock was taken would keep it."""
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise NbguardError("another cleanup is running: wait for it to end, then try again")
@@ -82,7 +82,7 @@ def apply(plan: Plan, notebook: Notebook, scanned: Scan, uncovered: int = 0) -> 
 
     `uncovered` bytes were given back before the scan.
     """
-    with Interrupts() as interrupts, _alone():
+    with Interrupts() as interrupts, alone():
         outcome, after = _apply(plan, notebook, scanned, interrupts)
         return Cleaned(replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered), after)
 

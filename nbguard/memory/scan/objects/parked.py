@@ -101,9 +101,14 @@ _FIXED = "an autograd graph, numpy or another holder outside Python shares it, o
 
 
 def fixed_storages(tracker: WeakTracker) -> dict[int, str]:
-    """Return why storages cannot be moved, by number."""
+    """Return why storages cannot be moved to another device, by number."""
+    return dict(shared_storages(tracker)) | hooked_storages(tracker)
+
+
+def shared_storages(tracker: WeakTracker) -> tuple[tuple[int, str], ...]:
+    """Return (number, why) of the storages that something other than plain tensors of Python's knows."""
     can = movable(tracker).keys() - tracker.exported
-    return {number: _FIXED for number in range(len(tracker.storages)) if number not in can} | hooked_storages(tracker)
+    return tuple((number, _FIXED) for number in range(len(tracker.storages)) if number not in can)
 
 
 def sharing(addresses: Collection[int]) -> dict[int, list[Any]]:

@@ -1,0 +1,131 @@
+"""Make room by moving: look, plan, move out and back, and say what came of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from nbguard.errors import NbguardError
+from nbguard.memory.cleanup.apply.apply import alone
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
+from nbguard.memory.cleanup.apply.parking import park_left
+from nbguard.memory.core import advice
+from nbguard.memory.core.analysis import DeviceAnalysis
+from nbguard.memory.room.moving import Traveller, Trip, move_out_and_back, on_stream
+from nbguard.memory.room.plan import PARKED_AS, MadeRoom, plan_room
+from nbguard.memory.scan.devices.cuda import tracked_device
+from nbguard.memory.scan.heap.walk import WeakTracker
+from nbguard.memory.scan.objects.parked import movable
+from nbguard.memory.scan.scan import Notebook, Scan, scan
+
+_OTHER_SIZE = "its storage is not the whole of its block"
+
+
+def make_room_in(notebook: Notebook, nbytes: int, device: str | None, *, dry_run: bool) -> MadeRoom:
+    """Do what `nbguard.make_room` does, for a notebook that is at hand.
+
+    Raises:
+        NbguardError: there is no such CUDA device in use, another cleanup runs, this is not the main thread, or the host has no
+            room for what would move; nothing was touched.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    if not dry_run and threading.current_thread() is not threading.main_thread():
+        raise NbguardError("only the main thread makes room, between cells, as another one may use the tensors that move")
+    scanned = scan(notebook, tensors=True, tracked=_tracked())
+    index = _index(scanned, device)
+    here = next(each for each in scanned.analysis.devices if each.name == f"cuda:{index}")
+    travellers = _travellers(scanned, here)
+    fixed = dict(scanned.facts.fixed or ())
+    fixed |= {n: _OTHER_SIZE for n, address in _storages(scanned, here).items() if n not in fixed and address not in travellers}
+    torch: Any = sys.modules["torch"]
+    stream = torch.cuda.current_stream(index).cuda_stream
+    plan = plan_room(here, nbytes, fixed, stream=stream)
+    if dry_run or plan.state != "planned":
+        return plan
+    with Interrupts(), alone():
+        return _carried_out(plan, scanned.tracker, index, stream, travellers)
+
+
+def _tracked() -> str:
+    """Return the kind of device; NbguardError where it is not CUDA's."""
+    tracked = tracked_device() if "torch" in sys.modules else "cuda"
+    if tracked != "cuda":
+        raise NbguardError(f"room is made on CUDA devices, and here the tensors of {tracked} are tracked")
+    return tracked
+
+
+def _index(scanned: Scan, device: str | None) -> int:
+    """Return the number of a device as it is written, `1` or `cuda:1`; the current one if none is."""
+    torch: Any = sys.modules["torch"]
+    used = [each.device for each in scanned.facts.devices if each.has_context and each.segments is not None]
+    if not used or not torch.cuda.is_initialized():
+        raise NbguardError(
+            "no CUDA device is in use here, so all of its memory is free (" + advice.REPORT.command + " shows it)"
+        )
+    name = f"cuda:{torch.cuda.current_device()}" if device is None else device if ":" in device else f"cuda:{device}"
+    if name not in used:
+        raise NbguardError(f"no device {name} in use here; there is: {', '.join(used)}")
+    return int(name.partition(":")[2])
+
+
+def _storages(scanned: Scan, here: DeviceAnalysis) -> dict[int, int]:
+    """Return the addresses of a device's storages, by number."""
+    return {n: storage.address for n, storage in enumerate(scanned.facts.graph.storages) if storage.device == here.name}
+
+
+def _travellers(scanned: Scan, here: DeviceAnalysis) -> dict[int, tuple[int, Any, int]]:
+    """Return (number, storage, stream) of the storages that are the whole of a block each and can be resized, by address."""
+    torch: Any = sys.modules["torch"]
+    blocks = {
+        block.address: (block.requested, segment.stream)
+        for segment in here.facts.segments or ()
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    }
+    found = {}
+    for number, address in _storages(scanned, here).items():
+        weak = scanned.tracker.storages[number]
+        storage = None if weak is None else torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+        requested, stream = blocks.get(address, (0, 0))
+        if storage is not None and storage.resizable() and storage.data_ptr() == address and storage.nbytes() == requested:
+            found[address] = number, storage, stream
+    return found
+
+
+def _carried_out(
+    plan: MadeRoom, tracker: WeakTracker, index: int, stream: int, known: dict[int, tuple[int, Any, int]]
+) -> MadeRoom:
+    torch: Any = sys.modules["torch"]
+    numbers = [known[address][0] for address in plan.order]
+    moving = [Traveller(storage, its_stream) for _, storage, its_stream in (known[address] for address in plan.order)]
+    known.clear()
+    reserved, start = torch.cuda.memory_reserved(index), time.perf_counter()
+
+    def take() -> Any:
+        with on_stream(f"cuda:{index}", stream):
+            return torch.UntypedStorage(plan.request, device=f"cuda:{index}")
+
+    trip = move_out_and_back(moving, take)
+    is_made = trip.room is not None
+    trip.room = None  # from now on it is PyTorch's cache that has the room
+    parked = _parked(trip, tracker, dict(zip(map(id, moving), numbers, strict=True)), plan.device)
+    outcome = replace(
+        plan,
+        state="made" if is_made else "failed",
+        reason=trip.error,
+        reserved=(reserved, torch.cuda.memory_reserved(index)),
+        seconds=time.perf_counter() - start,
+        parked=parked,
+    )
+    return replace(plan, state="interrupted") if trip.is_interrupted and not is_made and not trip.error else outcome
+
+
+def _parked(trip: Trip, tracker: WeakTracker, numbers: dict[int, int], device: str) -> int:
+    """Park what has no place on its device any more; return its bytes."""
+    if not trip.left:
+        return 0
+    tensors_of = movable(tracker)
+    return park_left(PARKED_AS, device, [(tensors_of[numbers[id(each)]], each.host) for each in trip.left])
