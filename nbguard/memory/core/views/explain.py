@@ -70,7 +70,8 @@ def _keepers(why: Why) -> str:
         words += f" {verbs[0 if own else 1]}"
     else:
         groups = ((own, "keep it", "keeps it"), (list(sharing.values())[::-1], "share its memory", "shares its memory"))
-        parts = [f"{_listed([*map(_keeper, paths)])} {many if _is_plural(paths) else one}" for paths, many, one in groups if paths]
+        shown = ((_listed([*map(_keeper, paths)]), many if _is_plural(paths) else one) for paths, many, one in groups if paths)
+        parts = [" ".join(each) for each in shown]
         words = ", and ".join(parts)
     return words if why.deleted is not None else words[0].upper() + words[1:]
 
