@@ -24,7 +24,7 @@ from nbguard.memory.core.segments.requests import RequestLimits
 _TALKATIVE = 2
 """Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
 _SOURCES = {"malloc": "in use by malloc", "resident": "resident"}
-_OTHERS = NOT_OURS - {DevicePart.FREE}
+_OTHERS = NOT_OURS - {DevicePart.FREE, DevicePart.SPILLED}
 """The parts that are neither this process's nor free."""
 
 

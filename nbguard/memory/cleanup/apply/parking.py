@@ -21,6 +21,7 @@ from nbguard.memory.cleanup.apply.parked_calls import let_go, stop_calls
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
+from nbguard.memory.scan.devices.reserve import device_counters
 from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
 from nbguard.memory.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.memory.scan.objects.plain_torch import plain_torch
@@ -39,10 +40,11 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
 
     `is_stopped` is asked between storages: what has been moved by then is parked.
     """
-    _wait_for_device()
+    wait_for_device()
     tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
     numbers = list(numbers)
-    _refuse_without_host_memory([tensors_of[number][0] for number in numbers if number in tensors_of])
+    moving = [tensors_of[number][0] for number in numbers if number in tensors_of]
+    refuse_without_host_memory(sum(storage_of(tensor).nbytes() for tensor in moving if tensor.device.type != "cpu"))
     for number in numbers:
         if is_stopped():
             failure = _STOPPED
@@ -102,6 +104,21 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
     )
 
 
+@plain_torch()
+def park_left(label: str, device: str, left: Sequence[tuple[Sequence[Any], Any]]) -> int:
+    """Park tensors whose device has no place for them: let each of `left`, (its tensors, a storage of the host), use that one.
+
+    Return the bytes that are parked under `label`.
+    """
+    parked = Parked(label=label, device=device)
+    for tensors, storage in left:
+        _point(tensors, storage)
+        parked.tensors += map(weakref.ref, tensors)
+        parked.storages.append(weak_storage(storage))
+    PARKED.append(parked)
+    return sum(parked_storages(parked).values())
+
+
 def _chosen(labels: Sequence[str]) -> list[Parked]:
     for parked in tuple(PARKED):
         _forget_if_empty(parked)  # the user has let go of it
@@ -124,7 +141,8 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
     for device, nbytes in wanted.items():
         if not device.startswith("cuda"):
             continue
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        stats = device_counters(torch.device(device).index or 0)
+        cached = stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"]
         room = torch.cuda.mem_get_info(device)[0] + cached
         if nbytes > room:
             raise NbguardError(
@@ -133,16 +151,20 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
             )
 
 
-def _refuse_without_host_memory(tensors: Sequence[Any]) -> None:
-    """Refuse, before anything is moved, a parking too large for the host: Linux would end a process, perhaps this one."""
-    nbytes = sum(storage_of(tensor).nbytes() for tensor in tensors if tensor.device.type != "cpu")
+def refuse_without_host_memory(nbytes: int) -> None:
+    """Refuse, before anything is moved, a move too large for the host: Linux would end a process, perhaps this one.
+
+    Raises:
+        NbguardError: the host has no room for so many bytes.
+    """
     host = host_facts()
     room = min((room for room in (host.available, host.group_room, host.address_room) if room is not None), default=None)
     if room is not None and nbytes > room - _LEFT_FOR_OTHERS * (host.total or 0):
-        raise NbguardError(f"host memory has room for {format_bytes(room)}, and {format_bytes(nbytes)} would move: park less")
+        fits = f"host memory has room for {format_bytes(room)}"
+        raise NbguardError(f"{fits}, too little for the {format_bytes(nbytes)} that would move")
 
 
-def _wait_for_device() -> None:
+def wait_for_device() -> None:
     """Wait until the device has no work left: it may use memory that is going to move."""
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_initialized():

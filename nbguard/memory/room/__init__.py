@@ -1,0 +1,1 @@
+"""Make room by moving: tensors leave a device for a moment, so that a request fits that free memory in pieces refused."""

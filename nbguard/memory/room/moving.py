@@ -1,0 +1,129 @@
+"""Moves storages out of a CUDA device for a moment and back: the same storages, with their views, versions and gradients.
+
+A storage keeps its identity and changes its address alone, so whoever knows the storage notices nothing, and whoever knows
+the address must be known not to exist. Between the two moves nothing of the user's runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbguard.errors import in_one_line
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
+from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory, wait_for_device
+from nbguard.memory.scan.objects.plain_torch import plain_torch
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Traveller:
+    """A storage that moves."""
+
+    storage: Any  # a torch.UntypedStorage of a CUDA device
+    stream: int  # address of the stream that its block belongs to; 0: the default one
+    nbytes: int = field(init=False)
+    host: Any = None  # its bytes on the host, from before it leaves until all are back
+    is_back: bool = False  # after it has left, its bytes are on the device again
+
+    def __post_init__(self) -> None:
+        """Note its size: a storage that has left has none."""
+        self.nbytes = self.storage.nbytes()
+
+
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
+class Trip:
+    """The outcome of a move out and back."""
+
+    room: Any = None  # what `make` returned while all were away; None: it failed, or was given up for a storage to come back
+    error: str = ""  # the reason for that, in a line; empty: none
+    left: list[Traveller] = field(default_factory=list)  # those that the device has no place for: `host` has their bytes
+    is_interrupted: bool = False  # Ctrl-C came. Before anything had left, nothing was done; later, all was done first
+
+
+@plain_torch()
+def move_out_and_back(travellers: Sequence[Traveller], make: Callable[[], Any]) -> Trip:
+    """Copy storages to the host, free their memory, empty the cache, call `make`, and bring them back in the order given.
+
+    The device is waited for first. Each storage comes back on the stream that it had. If `make` fails, or a storage does not
+    come back beside what it made, that is given up and all come back without it. What has no place even then is `left`: its
+    storage is empty, and whatever uses it must get other memory.
+
+    Args:
+        travellers: resizable storages, of which nothing but PyTorch knows the addresses.
+        make: takes the memory that all this is for; it is called once.
+
+    Raises:
+        NbguardError: the host has no room for the copies; nothing was moved.
+    """
+    torch: Any = sys.modules["torch"]
+    refuse_without_host_memory(sum(traveller.nbytes for traveller in travellers))
+    wait_for_device()
+    trip = Trip()
+    with Interrupts() as interrupts:
+        for traveller in travellers:
+            if interrupts.happened:
+                return Trip(is_interrupted=True)
+            traveller.host = torch.UntypedStorage(traveller.nbytes, device="cpu").copy_(traveller.storage)
+        try:
+            _leave(travellers)
+            trip.room = make()
+            _return(travellers)
+        except BaseException as error:  # noqa: BLE001 - no room, or whatever `make` raises: all must come back first
+            trip.room, trip.error = None, in_one_line(error)
+        if trip.error:
+            trip.left = _return_without(travellers)
+        for traveller in travellers:
+            if traveller.is_back:
+                traveller.host = None
+        trip.is_interrupted = interrupts.happened
+    return trip
+
+
+def _leave(travellers: Sequence[Traveller]) -> None:
+    """Free the memory of storages, and give all that is free then back to the device."""
+    for traveller in travellers:
+        traveller.is_back = False
+        traveller.storage.resize_(0)
+    sys.modules["torch"].cuda.empty_cache()  # type: ignore[attr-defined]
+
+
+def _return(travellers: Sequence[Traveller]) -> None:
+    """Give storages memory again, and their bytes."""
+    for traveller in travellers:
+        if not traveller.is_back:
+            with on_stream(traveller.storage.device, traveller.stream):
+                traveller.storage.resize_(traveller.nbytes)
+            traveller.storage.copy_(traveller.host)
+            traveller.is_back = True
+
+
+def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
+    """Bring back what is missing after the room was given up; return those that have no place. First as it is, then anew."""
+    for leaves_again in (False, True):
+        try:
+            if leaves_again:
+                _leave(travellers)
+            else:
+                sys.modules["torch"].cuda.empty_cache()  # type: ignore[attr-defined]
+            _return(travellers)
+        except BaseException:  # noqa: BLE001, S112 - the error of the first try is told; those that are missing are returned
+            continue
+        return []
+    for traveller in travellers:  # as many as may be
+        try:
+            _return([traveller])
+        except BaseException:  # noqa: BLE001, S112
+            continue
+    return [traveller for traveller in travellers if not traveller.is_back]
+
+
+@contextmanager
+def on_stream(device: Any, stream: int) -> Iterator[None]:
+    """Let memory that is allocated belong to a stream of a device, by its address; 0 is the default one."""
+    torch: Any = sys.modules["torch"]
+    its = torch.cuda.ExternalStream(stream, device=device) if stream else torch.cuda.default_stream(device)
+    with torch.cuda.stream(its):
+        yield
