@@ -114,7 +114,7 @@ def _movable(on: Airbag, notebook: Notebook) -> tuple[list[tuple[Traveller, Sequ
             continue
         storage = storage_of(tensors[0])
         if storage.resizable() and storage.data_ptr() == address and not _has_foreign_array(tensors):
-            found.append((Traveller(storage, streams[address]), tensors))
+            found.append((Traveller(storage=storage, stream=streams[address]), tensors))
     return found, len(found) < len(streams)
 
 

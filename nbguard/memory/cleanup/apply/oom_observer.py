@@ -13,7 +13,7 @@ from typing import Any
 
 from nbguard.memory.core.oom_facts import OomNote
 from nbguard.memory.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
-from nbguard.memory.scan.devices.reserve import device_counters
+from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
 from nbguard.memory.scan.oom.cell_start import counts_of
 from nbguard.memory.scan.oom.notes import NOTES, cell_now, with_free_blocks
 

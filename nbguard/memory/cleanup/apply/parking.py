@@ -21,7 +21,7 @@ from nbguard.memory.cleanup.apply.parked_calls import let_go, stop_calls
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.devices.reserve import device_counters
+from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
 from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
 from nbguard.memory.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.memory.scan.objects.plain_torch import plain_torch

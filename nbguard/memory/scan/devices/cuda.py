@@ -15,10 +15,10 @@ from typing import Any
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
 from nbguard.memory.scan.devices.accelerators import accelerator_facts
 from nbguard.memory.scan.devices.amd import AmdReader
+from nbguard.memory.scan.devices.kept_memory.reserve import airbag_of, airbag_room, device_counters, without_reserve
 from nbguard.memory.scan.devices.kept_memory.workspaces import cublas_workspace, cublaslt_workspace
 from nbguard.memory.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.nvml import NvmlReader
-from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
 from nbguard.memory.scan.devices.segments import read_segments
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -1,0 +1,1 @@
+"""Make room by moving: the search on states of the allocator, and random programs on the fake device."""
