@@ -26,7 +26,7 @@ NAMES: dict[str, Any] = {}
 NOTEBOOK = Notebook(None, NAMES)
 
 
-class _Recurrent(nn.Module):
+class _Recurrent(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.cells = nn.ModuleList(nn.GRUCell(256, 256) for _ in range(4))
@@ -37,7 +37,7 @@ class _Recurrent(nn.Module):
         return x
 
 
-class _Residual(nn.Module):
+class _Residual(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
@@ -176,6 +176,7 @@ def again(times: int) -> None:
     free_all()
     switch(max(2 * peak, 512 * MIB), NOTEBOOK)
     on = airbag_now()
+    assert on is not None
     with only(peak // 2):
         figures = set()
         for number in range(times):
@@ -197,8 +198,8 @@ def main(arguments: list[str]) -> None:
         times = 50
     else:
         some = zip(MODELS, itertools.cycle(OPTIMIZERS), itertools.cycle((False, True, True)), strict=False)
-        cases = [(*each, lacks) for each, lacks in zip(some, itertools.cycle((0.1, 0.35, 0.6)), strict=False)][::2]
-        times = 4
+        cases = [(*each, lacks) for each, lacks in zip(some, itertools.cycle((0.1, 0.35, 0.6)), strict=False)][::3]
+        times = 3
     outside = [case(name, optimizer, half=half, lacks=lacks) for name, optimizer, half, lacks in cases]
     again(times)
     print(len(cases), sum(map(bool, outside)), sum(outside) // MIB)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,8 @@ _ATTACH_GLOBAL, _PREFER, _ACCESSED_BY, _CPU, _CONCURRENT = 1, 3, 5, -1, 89
 """Numbers of CUDA's driver: CU_MEM_ATTACH_GLOBAL, CU_MEM_ADVISE_SET_PREFERRED_LOCATION and _ACCESSED_BY, CU_DEVICE_CPU,
 CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS."""
 _ERRORS_ONLY = 2
+_LONG = 1.0
+"""Seconds: longer than it takes to make the reserve."""
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -94,7 +99,7 @@ class Airbag:
         return self._peaks()[0]
 
     def _peaks(self) -> tuple[int, int]:
-        stats: Any = sys.modules["torch"].cuda.memory_stats_as_nested_dict(self.index)  # type: ignore[attr-defined]
+        stats: Any = sys.modules["torch"].cuda.memory_stats_as_nested_dict(self.index)
         return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
 
     @property
@@ -164,7 +169,7 @@ def deflate() -> bool:
 def _refuse(torch: Any, size: int) -> None:
     """Raise NbguardError where PyTorch or the system has no use for an airbag, or could not keep its promise."""
     if has_own_spill():
-        raise NbguardError("on Windows and WSL NVIDIA's driver itself moves to host memory what does not fit: no airbag needed")
+        raise NbguardError("on Windows and WSL NVIDIA's driver moves memory to the host by itself, so an airbag adds nothing")
     if tracked_device() != "cuda" or getattr(torch.version, "hip", None):
         raise NbguardError("an airbag stands in for a CUDA device of NVIDIA's, and PyTorch has none here")
     if size < _LEAST:
@@ -179,14 +184,14 @@ def _refuse(torch: Any, size: int) -> None:
         whole = advice.allow_whole_device(f"cuda:{torch.cuda.current_device()}")
         raise NbguardError("with a memory fraction PyTorch would spill everything; lift it first: " + whole.command)
     if torch.cuda.is_current_stream_capturing():
-        raise NbguardError("a CUDA graph is being captured: a capture neither makes nor uses an airbag")
+        raise NbguardError("no airbag can be made or used while a CUDA graph is captured")
     refuse_without_host_memory(size)
 
 
 def _host_memory(index: int, size: int) -> int:
     """Return the address of managed memory that stays with the host and that the device uses where it lies."""
     driver, address, can = _driver(), ctypes.c_uint64(), ctypes.c_int()
-    sys.modules["torch"].cuda.synchronize(index)  # type: ignore[attr-defined] # makes the device's context this thread's
+    sys.modules["torch"].cuda.synchronize(index)  # makes the device's context this thread's
     device = ctypes.c_int()
     driver.cuDeviceGet(ctypes.byref(device), index)
     driver.cuDeviceGetAttribute(ctypes.byref(can), _CONCURRENT, device)
@@ -207,7 +212,6 @@ def _reserve(torch: Any, index: int, address: int, size: int) -> Airbag:
     """Return an airbag whose segments are all made: PyTorch takes what is free in them, and asks for no more."""
     given = 0
 
-    @_ALLOCATE
     def allocate(nbytes: int, _device: int, _stream: int | None) -> int | None:
         nonlocal given
         if given + nbytes > size:
@@ -215,12 +219,19 @@ def _reserve(torch: Any, index: int, address: int, size: int) -> Airbag:
         given += nbytes
         return address + given - nbytes
 
+    called = _ALLOCATE(allocate)
     # Freed is all at once, with the airbag. PyTorch holds its lock when it calls this: it may be nothing of Python's.
     nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
-    allocator = torch._C._cuda_customAllocator(ctypes.cast(allocate, ctypes.c_void_p).value, nothing)
+    allocator = torch._C._cuda_customAllocator(ctypes.cast(called, ctypes.c_void_p).value, nothing)
     small = min(size // _SMALL_SHARE, _MOST_SMALL) // _SEGMENT * _SEGMENT
-    with plain_torch(), torch.cuda.device(index), torch.cuda.stream(torch.cuda.default_stream(index)):
-        # PyTorch keeps blocks by stream, so that the requests of no other can be served.
+    with (
+        _undisturbed(),
+        plain_torch(),
+        torch.cuda.device(index),
+        torch.cuda.stream(torch.cuda.default_stream(index)),
+    ):
+        # A storage is made without giving Python's lock away, unlike a tensor. PyTorch keeps blocks by stream, so that the
+        # requests of no other can be served.
         pool = torch.cuda.MemPool(allocator, use_on_oom=True)
         with torch.cuda.use_mem_pool(pool):
             taken = [torch.UntypedStorage(MiB, device=f"cuda:{index}") for _ in range(small // MiB)]
@@ -232,9 +243,25 @@ def _reserve(torch: Any, index: int, address: int, size: int) -> Airbag:
         size=size,
         address=address,
         pool=pool,
-        allocator=(allocator, allocate),
+        allocator=(allocator, called),
         log_level=_quieten(),
     )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Have no other thread of Python's take its lock meanwhile: one that reads a counter then would wait for PyTorch's lock.
+
+    PyTorch holds that while it calls `allocate`, which would wait for Python's. A thread asks for Python's lock when it has
+    waited as long as the interval says; after the sleep all that wait go by the new one.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_LONG)
+    try:
+        time.sleep(4 * interval)
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _quieten() -> int | None:

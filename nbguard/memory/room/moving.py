@@ -24,13 +24,8 @@ class Traveller:
 
     storage: Any  # a torch.UntypedStorage of a CUDA device
     stream: int  # address of the stream that its block belongs to; 0: the default one
-    nbytes: int = field(init=False)
     host: Any = None  # its bytes on the host, from before it leaves until all are back
     is_back: bool = False  # after it has left, its bytes are on the device again
-
-    def __post_init__(self) -> None:
-        """Note its size: a storage that has left has none."""
-        self.nbytes = self.storage.nbytes()
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -59,14 +54,14 @@ def move_out_and_back(travellers: Sequence[Traveller], make: Callable[[], Any]) 
         NbguardError: the host has no room for the copies; nothing was moved.
     """
     torch: Any = sys.modules["torch"]
-    refuse_without_host_memory(sum(traveller.nbytes for traveller in travellers))
+    refuse_without_host_memory(sum(traveller.storage.nbytes() for traveller in travellers))
     wait_for_device()
     trip = Trip()
     with Interrupts() as interrupts:
         for traveller in travellers:
             if interrupts.happened:
                 return Trip(is_interrupted=True)
-            traveller.host = torch.UntypedStorage(traveller.nbytes, device="cpu").copy_(traveller.storage)
+            traveller.host = torch.UntypedStorage(traveller.storage.nbytes(), device="cpu").copy_(traveller.storage)
         try:
             _leave(travellers)
             trip.room = make()
@@ -87,7 +82,7 @@ def _leave(travellers: Sequence[Traveller]) -> None:
     for traveller in travellers:
         traveller.is_back = False
         traveller.storage.resize_(0)
-    sys.modules["torch"].cuda.empty_cache()  # type: ignore[attr-defined]
+    sys.modules["torch"].cuda.empty_cache()
 
 
 def _return(travellers: Sequence[Traveller]) -> None:
@@ -95,7 +90,7 @@ def _return(travellers: Sequence[Traveller]) -> None:
     for traveller in travellers:
         if not traveller.is_back:
             with on_stream(traveller.storage.device, traveller.stream):
-                traveller.storage.resize_(traveller.nbytes)
+                traveller.storage.resize_(traveller.host.nbytes())
             traveller.storage.copy_(traveller.host)
             traveller.is_back = True
 
@@ -107,7 +102,7 @@ def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
             if leaves_again:
                 _leave(travellers)
             else:
-                sys.modules["torch"].cuda.empty_cache()  # type: ignore[attr-defined]
+                sys.modules["torch"].cuda.empty_cache()
             _return(travellers)
         except BaseException:  # noqa: BLE001, S112 - the error of the first try is told; those that are missing are returned
             continue

@@ -64,7 +64,7 @@ def names_of_spilled(facts: Facts) -> tuple[str, ...]:
 def airbag_blocks(state: AirbagState) -> Iterator[Block]:
     """Yield the state of the airbag: one line, and what stands in its way."""
     if not state.device:
-        yield Line("the airbag is off: " + advice.airbag().code + " sets host memory aside for what does not fit")
+        yield Line("the airbag is off; " + advice.airbag().code + " sets host memory aside for cells that do not fit")
         return
     head = f"airbag of {format_bytes(state.size)} in host memory for {state.device}"
     now = f"{format_bytes(state.spilled)} lie in it{_of(state.holders)}" if state.spilled else "nothing lies in it"
@@ -72,7 +72,7 @@ def airbag_blocks(state: AirbagState) -> Iterator[Block]:
     yield Line(f"{head}: {now}{most} (" + advice.AIRBAG_OFF.code + " ends it)")
     if state.is_limited:
         whole = advice.allow_whole_device(state.device)
-        yield Line("a memory fraction is set, with which PyTorch spills everything: " + whole.code + " lifts it")
+        yield Line("PyTorch spills everything while a memory fraction is set; " + whole.code + " lifts it")
 
 
 def spill_sentence(spill: Spill, cell: int | None = None) -> str:

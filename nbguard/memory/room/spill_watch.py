@@ -50,7 +50,7 @@ def switch(size: int | str | None, notebook: Notebook) -> AirbagState:
             raise NbguardError(f"{size!r} is neither a size nor off: write  " + advice.airbag().command) from None
         end_watch()
         on = inflate(nbytes)
-        _WATCH.append(SpillWatch(on, notebook))
+        _WATCH.append(SpillWatch(on))
         _WATCH[0].start()
     return state(notebook)
 
@@ -90,9 +90,8 @@ class SpillWatch:
         stepped: whether an optimizer has made a step since.
     """
 
-    def __init__(self, on: Airbag, notebook: Notebook) -> None:
+    def __init__(self, on: Airbag) -> None:
         self._on = on
-        self._notebook = notebook
         self._rests_until = 0.0
         self._room = 0  # on the device after the last move
         self._ended = threading.Event()
@@ -153,7 +152,7 @@ class SpillWatch:
                 if not self._has_collected:
                     gc.collect()
                     self._has_collected = True
-                self.moved += bring_back(self._on, self._notebook)[0]
+                self.moved += bring_back(self._on, Notebook.current(None))[0]
                 self._seen = self._on.spilled
                 self._room = max(room_of(self._on), _LEAST_ROOM)
                 self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)

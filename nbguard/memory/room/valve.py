@@ -10,7 +10,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from nbguard.errors import NbguardError
@@ -71,12 +71,14 @@ def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
     clear = getattr(sys.modules["torch"]._C, "_cuda_clearCublasWorkspaces", None)
     if has_others and clear is not None:
         clear()  # slow where they lie; the next product of matrices makes new ones
-    moving = {id(each): (each, tensors) for each, tensors in found if each.nbytes <= room}
+    moving = {id(each): (each, tensors) for each, tensors in found if each.storage.nbytes() <= room}
     del found
     error = ""
     if moving:
         try:
-            trip = move_out_and_back(sorted((each for each, _ in moving.values()), key=lambda each: -each.nbytes), lambda: True)
+            trip = move_out_and_back(
+                sorted((each for each, _ in moving.values()), key=lambda each: -each.storage.nbytes()), lambda: True
+            )
         except NbguardError as refused:  # the host has no room for the copies
             return before - on.spilled, str(refused)
         error = trip.error
@@ -96,7 +98,7 @@ def room_of(on: Airbag) -> int:
     return int(torch.cuda.mem_get_info(on.index)[0]) + int(cached)
 
 
-def _movable(on: Airbag, notebook: Notebook) -> tuple[list[tuple[Traveller, Sequence[Any]]], bool]:
+def _movable(on: Airbag, notebook: Notebook) -> tuple[list[tuple[Traveller, list[Any]]], bool]:
     """Return the storages in the airbag that only Python's tensors have, with these, and whether anything else lies there."""
     scanned = scan(notebook, tensors=True)
     fact = next((device.airbag for device in scanned.facts.devices if device.device == on.device), None)
