@@ -274,14 +274,14 @@ def _zombies_too(orphans: bool) -> Zombies:
 
 
 def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = None) -> AirbagState:
-    """Set host memory aside in which PyTorch goes on where it would raise that the current CUDA device is out of memory.
+    """Set host memory aside for allocations that the current CUDA device has no room for, where PyTorch would raise an error.
 
     What lies there is slower, and the same kernels give the same bits. After each cell, and after steps of an optimizer, it
     is moved to the device again as far as there is room. The reserve serves the default stream, and no capture of a CUDA graph.
     Making it resets the allocator's peaks.
 
     Args:
-        size: bytes, or a size such as `4GiB`; `off` gives the memory back; None: nothing changes.
+        size: bytes, or a size such as `4GiB`; `off` gives the memory back. Without, nothing changes.
         namespace: as in `report`.
 
     Returns:

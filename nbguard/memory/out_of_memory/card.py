@@ -48,7 +48,7 @@ class OomCard(Result):
     held: int  # what all holders hold
     fixes: tuple[Fix, ...]  # the best first
     savings: Advice | None  # the command to try more changes, if a fit of a Learner failed
-    airbag: Advice | None  # the command after which such a cell goes on in host memory; None: not possible, or not needed
+    airbag: Advice | None  # the command that lets such a cell go on in host memory, where that is possible
     notes: tuple[str, ...]  # sentences that must be known to read the figures
 
 

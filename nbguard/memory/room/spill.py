@@ -22,12 +22,12 @@ class AirbagState(Result):
     kind: ClassVar[str] = "airbag"
     view: ClassVar[str] = "nbguard.memory.room.spill:airbag_blocks"
 
-    device: str  # that it stands in for, `cuda:0`; empty: it is off
+    device: str  # that it stands in for, `cuda:0`; an empty string while it is off
     size: int = 0  # host memory that is set aside
     spilled: int = 0  # of it in tensors now, as `torch.cuda.memory_snapshot` of its pool tells
     most: int = 0  # that was seen in it at once since it is on, at least
     holders: tuple[str, ...] = ()  # names that hold what is spilled, the largest first
-    is_limited: bool = False  # a memory fraction was set since: PyTorch spills all that it allocates
+    is_limited: bool = False  # a memory fraction was set since, and PyTorch spills all that it allocates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
