@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.api import end_zombies, make_room, memory_map, oom, park, plan, release, report, unpark, why, zombies
+    from nbguard.api import airbag, end_zombies, make_room, memory_map, oom, park, plan, release, report, unpark, why, zombies
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.frontend.cluster.engines import engines
     from nbguard.frontend.notebook.monitor import FitMonitor as FitMonitor
@@ -53,7 +53,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
-_API = ("end_zombies", "make_room", "memory_map", "oom", "park", "plan", "release", "report", "unpark", "why", "zombies")
+_API = (
+    "airbag",
+    "end_zombies",
+    "make_room",
+    "memory_map",
+    "oom",
+    "park",
+    "plan",
+    "release",
+    "report",
+    "unpark",
+    "why",
+    "zombies",
+)
 _HOMES = {
     "FitMonitor": "nbguard.frontend.notebook.monitor",
     "Sidebar": "nbguard.frontend.notebook.widget",
@@ -97,6 +110,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, 
     "SnapshotError",
     "StoppedAtNaN",
     "TargetError",
+    "airbag",
     "apply_record",
     "compare",
     "deterministic",

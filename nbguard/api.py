@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, TargetError
 from nbguard.memory.cleanup.apply.apply import Cleaned, apply, bring_back, uncover
@@ -42,6 +42,9 @@ from nbguard.memory.scan.targets import (
     resolve_targets,
 )
 from nbguard.units import parse_bytes
+
+if TYPE_CHECKING:
+    from nbguard.memory.room.spill import AirbagState
 
 
 def report(namespace: dict[str, Any] | None = None) -> Report:
@@ -297,6 +300,29 @@ def _zombies_too(orphans: bool) -> Zombies:
         return end_zombies() if orphans else zombies()
     except KeyboardInterrupt:
         return Zombies(unavailable="interrupted before the processes on the GPUs were listed", interrupted=True)
+
+
+def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = None) -> AirbagState:
+    """Set host memory aside for allocations that the current CUDA device has no room for, where PyTorch would raise an error.
+
+    What lies there is slower, and the same kernels give the same bits. After each cell, and after steps of an optimizer, it
+    is moved to the device again as far as there is room. The reserve serves the default stream, and no capture of a CUDA graph.
+    Making it resets the allocator's peaks.
+
+    Args:
+        size: bytes, or a size such as `4GiB`; `off` gives the memory back. Without, nothing changes.
+        namespace: as in `report`.
+
+    Returns:
+        The state of the airbag.
+
+    Raises:
+        NbguardError: `size` is none, it cannot be done here, or `off` while tensors lie in it that have no room elsewhere.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    from nbguard.memory.room.spill_watch import switch
+
+    return switch(size, Notebook.current(namespace))
 
 
 def zombies(*pids: int) -> Zombies:

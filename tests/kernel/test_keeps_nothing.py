@@ -52,6 +52,7 @@ LINES = {
     "leak": "%gpumem leak 1 torch.ones(3)",
     "predict": "%gpumem predict learn --gpu T4",
     "simulate": "%gpumem simulate 1GiB\n%gpumem simulate off",
+    "airbag": "%gpumem airbag",
     "record": "%gpumem record\n%nbguard record learn --save run.json",
     "snapshot": "%gpumem snapshot f.pickle",
     "load": "%gpumem load nowhere.pickle",

@@ -24,6 +24,7 @@ from nbguard.memory.reports.notices.rounds import Garbage, LeftByRounds, RoundsR
 from nbguard.memory.reports.report import build_report
 from nbguard.memory.reports.switches import Switches
 from nbguard.memory.room.plan import MadeRoom, MovedMemory
+from nbguard.memory.room.spill import AirbagState
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
 from nbguard.memory.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
 from nbguard.memory.snapshots.report import SnapshotReport
@@ -171,6 +172,7 @@ EXAMPLES: tuple[Result, ...] = (
     GPUS,
     FITS,
     SimulationState("no longer simulated", _AFTER),
+    AirbagState(device="cuda:0", size=4096 * MiB, spilled=3 * MiB, most=5 * MiB, holders=("learn",)),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),
     Notices(
         notices=(

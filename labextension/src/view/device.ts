@@ -31,7 +31,8 @@ const COLOURS: Readonly<Record<DevicePart, string>> = {
   others: 'other',
   'others and contexts': 'other',
   driver: 'driver',
-  free: 'free'
+  free: 'free',
+  spilled: 'other'
 };
 
 /** The class that colours a part of the bar. */

@@ -60,6 +60,22 @@ class ForeseenBatch:
             analysis.know(changes_foreseen, last.changes)
 
 
+def batch_of_cell(code: str, namespace: dict[str, Any], seconds: float) -> tuple[int, int] | None:
+    """Return the items of a batch of the one fit in a cell's code, and those of a batch that fits the device.
+
+    None where the cell has another number of fits, or none could be foreseen in so many seconds.
+    """
+    from nbguard.training.prediction.code.cell import fits_of_cell
+    from nbguard.training.prediction.fitting_batch import largest_in_time
+    from nbguard.training.prediction.predict import tracer_of
+
+    try:
+        fits = fits_of_cell(code, namespace)
+        return largest_in_time(tracer_of(fits[0].source, code=fits[0].code), seconds) if len(fits) == 1 else None
+    except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user the line
+        return None
+
+
 _WORTH = 0.01
 """Share of the reserved peak that a change must save to be told of."""
 _NOTHING: tuple[int | None, tuple[ForeseenChange, ...]] = (None, ())

@@ -77,6 +77,7 @@ class Session:
     def watch(self) -> None:
         """Start the features that run from loading on: cards, notices and sidebars, without a record of the cells."""
         self._watch_for_oom()
+        self._watch_airbag()
         self._watch_launches()
         self._watch_foreseen_fits()
         self.notices.turn_on()
@@ -86,6 +87,7 @@ class Session:
     def turn_on(self, *, auto_clean_errors: bool) -> Switches:
         """Record the cells; clean after failed ones, or do not."""
         self._watch_for_oom()
+        self._watch_airbag()
         self._watch_foreseen_fits()
         self.notices.turn_on()
         self.serve_sidebars()
@@ -178,6 +180,13 @@ class Session:
 
             self._oom_watch = OomWatch(self._shell, show_card, self.memory.oom_after, self.memory.simulated_counts)
             self._hooks.add(self._oom_watch)
+
+    def _watch_airbag(self) -> None:
+        """Bring back what a cell has spilled to the airbag, and say so after it."""
+        from nbguard.frontend.notebook.listeners.airbag import AirbagWatch
+
+        if not any(isinstance(listener, AirbagWatch) for listener in self._hooks.listeners):
+            self._hooks.add(AirbagWatch(self._shell, show_sentence))
 
     def _watch_launches(self) -> None:
         """Show the errors of the ranks after each cell whose launch of ranks failed."""

@@ -282,6 +282,12 @@ EXPANDABLE = Advice(command="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 
 # --- what changes a setting, and what shows more ----------------------------------------------------------------------------
 
 
+def airbag(size: str = "4GiB") -> Advice:
+    """Return the advice that sets host memory aside for what does not fit a device."""
+    effect = "lets a cell that does not fit go on in host memory, slower, with the same results"
+    return Advice(command=f"{_REPORT} airbag {size}", call=_call("airbag", [size]), effect=effect)
+
+
 def allow_whole_device(device: str) -> Advice:
     """Return the line that lifts the memory fraction of a device."""
     line = f"import torch; torch.cuda.set_per_process_memory_fraction(1.0, '{device}')"
@@ -333,6 +339,7 @@ REPORT = Advice(command=_REPORT, call=_call("report"), effect="shows who holds t
 ALL_HOLDERS = Advice(command=f"{_REPORT} --all", effect="shows small holders, too")
 WHY = Advice(command=f"{_REPORT} why", call=_call("why", ["NAME"]), effect="with a name, shows the reference paths")
 MAP = Advice(command=f"{_REPORT} map", call=_call("memory_map"), effect="shows where in the segments it lies")
+AIRBAG_OFF = Advice(command=f"{_REPORT} airbag off", call=_call("airbag", ["off"]), effect="gives the host memory back")
 OOM = Advice(command=f"{_REPORT} oom", call=_call("oom"), effect="says more about the last failed request")
 HISTORY = Advice(command=f"{_REPORT} history", effect="shows each cell's change of the memory")
 CELLS_ON = Advice(command=f"{_REPORT} cells on", effect="says so in a line after each cell")

@@ -26,6 +26,7 @@ class DevicePart(str, Enum):
     OUTSIDE = "others and contexts"  # in use outside our allocator, where the driver does not say by whom
     DRIVER = "driver"  # in use by no process that the driver lists
     FREE = "free"  # free on the device (cudaMemGetInfo)
+    SPILLED = "spilled"  # in tensors that lie in the airbag's host memory: none of the device's
     PROCESS = "process"  # the whole process, where no allocator counts its tensors
 
     __str__ = str.__str__  # a part reads as its key wherever it is written
@@ -44,12 +45,13 @@ LABELS: dict[str, str] = {
     DevicePart.OUTSIDE: "others and contexts",
     DevicePart.DRIVER: "driver",
     DevicePart.FREE: "free",
+    DevicePart.SPILLED: "spilled",
     DevicePart.PROCESS: "process",
 }
 """Each part in the words for people."""
 
-NOT_OURS = frozenset({DevicePart.OTHERS, DevicePart.OUTSIDE, DevicePart.DRIVER, DevicePart.FREE})
-"""The parts that are not this process's."""
+NOT_OURS = frozenset({DevicePart.OTHERS, DevicePart.OUTSIDE, DevicePart.DRIVER, DevicePart.FREE, DevicePart.SPILLED})
+"""The parts of a device that are not this process's."""
 
 _NAMED = 4
 """Notebooks and programs that are named in one line."""
@@ -73,7 +75,16 @@ class Part:
 
 
 def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
-    """Return the parts of `device`; `allocated`: bytes of its holders, `in_use`: private pools that an object keeps."""
+    """Return the parts of `device`; `allocated`: bytes of its holders, `in_use`: private pools that an object keeps.
+
+    They add up to the device's size; what is spilled comes last, beyond it.
+    """
+    spilled = 0 if device.airbag is None else device.airbag.spilled
+    parts = _parts_of(device, allocated, pid, in_use)
+    return (*parts, Part(DevicePart.SPILLED, spilled, "in host memory: the airbag's")) if spilled else parts
+
+
+def _parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
     if device.allocator is None:
         return (Part(DevicePart.ALLOCATED, allocated), *_rest(device, pid, 0))
     if device.segments is None:

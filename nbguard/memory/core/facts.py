@@ -101,6 +101,15 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AirbagFact:
+    """Host memory that PyTorch falls back to where a device has no room (the airbag); no other figure of the device has it."""
+
+    size: int  # bytes that are set aside
+    spilled: int  # bytes of it that lie in live blocks
+    segments: tuple[Segment, ...] = ()  # of the reserve; none where nobody asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorStats:
     """Counters of the caching allocator on one device, in bytes, from `torch.cuda.memory_stats`."""
 
@@ -146,6 +155,8 @@ class DeviceFacts:
     workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS, one for each handle and stream
     lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None if this torch keeps none
     has_context: bool = True  # False: this process has not opened the device
+    airbag: AirbagFact | None = None  # the airbag that stands in for the device
+    airbag_room: int = 0  # bytes of host memory that an airbag could take for it; 0 if it has one, or can have none here
     limit: int | None = None  # bytes that torch may reserve (its memory fraction); None where torch does not tell
 
 

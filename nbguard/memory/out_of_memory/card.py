@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_of_device
 from nbguard.memory.core import advice
-from nbguard.memory.core.advice import Advice
+from nbguard.memory.core.advice import Advice, airbag
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.breakdown import DevicePart, Part, other_processes, others_line
 from nbguard.memory.core.facts import Facts
@@ -22,9 +22,10 @@ from nbguard.memory.out_of_memory.foreseen import batch_that_fits, changes_fores
 from nbguard.memory.out_of_memory.rerun import Rerun, RerunVerdict
 from nbguard.render.result import Result
 from nbguard.texts import joined
-from nbguard.units import format_bytes
+from nbguard.units import GiB, format_bytes
 
 _HOLDERS = 5
+_LEAST_AIRBAG = 4 * GiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class OomCard(Result):
     held: int  # bytes that all holders hold
     fixes: tuple[Fix, ...]  # the best first
     savings: Advice | None  # the command to try more changes, if a fit of a Learner failed
+    airbag: Advice | None  # the command that lets such a cell go on in host memory, where that is possible
     notes: tuple[str, ...]  # sentences that must be known to read the figures
 
 
@@ -72,6 +74,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         fitting=analysis.once(batch_that_fits),
         changes=analysis.once(changes_foreseen),
     )
+    every = fixes(context)
     return OomCard(
         asked=oom,
         device=request.name,
@@ -84,10 +87,21 @@ def build_card(analysis: Analysis) -> OomCard | None:
         needed=None if request.nbytes is None or request.is_of_host else rerun.whole,
         holders=tuple(holder for holder in holders if holder.retained >= least)[:_HOLDERS],
         held=held,
-        fixes=fixes(context),
+        fixes=every,
         savings=savings_of(request),
+        airbag=_airbag(request, rerun, every[0]),
         notes=tuple(_notes(facts, rerun, parts)),
     )
+
+
+def _airbag(request: FailedRequest, rerun: Rerun, best: Fix) -> Advice | None:
+    """Return the advice on an airbag that has twice what is missing, where no fix is known to be enough."""
+    device = request.device
+    if device is None or request.is_of_host or best.verdict is RerunVerdict.RERUN or not request.nbytes:
+        return None
+    missing = max(request.nbytes - (request.largest_now() or 0), rerun.whole - (rerun.ceiling or rerun.whole))
+    size = max(_LEAST_AIRBAG, 1 << max(2 * missing - 1, 1).bit_length())
+    return airbag(f"{size // GiB}GiB") if size < device.facts.airbag_room else None
 
 
 def out_of_memory(analysis: Analysis) -> Iterator[Finding]:

@@ -29,6 +29,8 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     if card.savings is not None:
         yield Line(card.savings.code + f" {card.savings.effect}")
+    if card.airbag is not None:
+        yield Line(card.airbag.code + f" {card.airbag.effect}")
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)

@@ -337,7 +337,7 @@ def _block_sizes(devices: tuple[DeviceFacts, ...]) -> Any:
     sizes = {
         (device.device, block.address): block.size
         for device in devices
-        for segment in device.segments or ()
+        for segment in (*(device.segments or ()), *(device.airbag.segments if device.airbag else ()))
         for block in segment.blocks
         if block.state != "inactive"
     }

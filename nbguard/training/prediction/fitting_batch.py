@@ -46,6 +46,18 @@ def fitting_changes(learn: Any, failed: int, freed: frozenset[int], seconds: flo
     return items, () if items is None else _changes(tracer)
 
 
+def largest_in_time(tracer: FitTracer, seconds: float) -> tuple[int, int] | None:
+    """Return the items of a fit's batch, and those of the largest that was found to fit in so many seconds; None: none was."""
+    began, size = time.monotonic(), tracer.source.size
+    if tracer.start is None or size < 2:
+        return None
+    try:
+        items = _largest(replace(tracer, until=began + seconds, is_last_optional=True), size, began + _OF_BATCH * seconds)
+    except NbguardError:
+        return None
+    return None if items is None else (size, items)
+
+
 def _changes(tracer: FitTracer) -> tuple[Saving, ...]:
     """Return the changes that could be tried in time, those that save most first."""
     try:

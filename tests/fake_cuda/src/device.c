@@ -28,6 +28,8 @@ int fake_attribute(int attribute) {
     case cudaDevAttrMaxRegistersPerBlock:
     case cudaDevAttrMaxRegistersPerMultiprocessor:
     case cudaDevAttrTotalConstantMemory: return 65536;
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrConcurrentManagedAccess: return 1;
     case cudaDevAttrWarpSize:
     case cudaDevAttrMaxBlocksPerMultiprocessor: return 32;
     case cudaDevAttrClockRate: return 1500000;

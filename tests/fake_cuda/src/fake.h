@@ -57,7 +57,7 @@ long fake_stub(const char *name);  /* called by every generated stub */
 
 /* ---- memory.c: which addresses are whose ---- */
 
-enum kind { NOTHING, HOST, DEVICE, RESERVED };
+enum kind { NOTHING, HOST, DEVICE, RESERVED, MANAGED };
 struct range {
   char *at;
   size_t n;

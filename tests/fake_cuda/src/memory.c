@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 enum { MAX_RANGES = 1 << 16, SCALARS = 4096 };
-static const uintptr_t BASE[] = {[HOST] = 0x600000000000, [DEVICE] = 0x500000000000, [RESERVED] = 0x500000000000};
+static const uintptr_t BASE[] = {[HOST] = 0x600000000000, [DEVICE] = 0x500000000000, [RESERVED] = 0x500000000000, [MANAGED] = 0x400000000000};
 
 static struct range table[MAX_RANGES]; /* sorted by address */
 static int ranges;
@@ -117,10 +117,25 @@ int cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *at) 
   struct range r;
   enum kind kind = fake_range(at, &r);
   memset(out, 0, sizeof *out);
-  out->type = kind == NOTHING ? cudaMemoryTypeUnregistered : kind == HOST ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  out->type = kind == NOTHING ? cudaMemoryTypeUnregistered : kind == HOST ? cudaMemoryTypeHost : kind == MANAGED ? cudaMemoryTypeManaged : cudaMemoryTypeDevice;
   out->device = kind == NOTHING ? -2 : fake_index(r.device);
   out->devicePointer = (Ptr)at;
   out->hostPointer = kind == HOST ? (Ptr)at : 0;
+  return OK;
+}
+
+/* Managed memory, which stays with the host here: it takes nothing of the device. */
+int cuMemAllocManaged(Ptr *out, size_t n, unsigned flags) {
+  return fake_sticky ? fake_sticky : fake_map(out, n, MANAGED, fake_current);
+}
+int cuMemAdvise(Ptr at, size_t n, int advice, int device) {
+  struct range r;
+  return fake_range(at, &r) == MANAGED ? OK : INVALID;
+}
+int cuMemFree_v2(Ptr at) {
+  struct range r;
+  if (fake_range(at, &r) != MANAGED) return INVALID; /* of no other kind: cudaFree counts those */
+  fake_unmap(at, 0);
   return OK;
 }
 

@@ -107,6 +107,10 @@ def _add_simulate(options: MagicArgumentParser) -> None:
     options.add_argument("--context", metavar="SIZE", help="the device memory that CUDA itself takes (0)")
 
 
+def _add_airbag(options: argparse._ActionsContainer) -> None:
+    options.add_argument("size", nargs="*", metavar="SIZE|off", help="host memory to set aside, such as 4GiB; off ends it")
+
+
 def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
     items = _number("a number of items, as in  --bs 32")
@@ -178,6 +182,12 @@ GRAMMAR = Grammar(
             help="the cells that follow on a simulated GPU of that size",
             advice="say the size of the device, or off, as in  %gpumem simulate 16GiB",
             add=_add_simulate,
+        ),
+        "airbag": Word(
+            usage="airbag [4GiB|off]",
+            help="host memory where a cell that does not fit goes on, slower, instead of failing",
+            advice="give one size, as in  %gpumem airbag 4GiB, or off, or nothing to see its state",
+            add=_add_airbag,
         ),
         **snapshots.WORDS,
     },
@@ -271,6 +281,9 @@ class GpuMemMagics(Magics):
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session.memory, options.size, options.settings, options.context)
                 return show(self.shell, options, state, whole=options.all)
+            case "airbag":
+                size = "".join(options.size) or None  # `4 GiB` is two words
+                return show(self.shell, options, guarded("%gpumem airbag", api.airbag, size))
             case _:
                 return snapshots.run(self.shell, options, GRAMMAR)
 

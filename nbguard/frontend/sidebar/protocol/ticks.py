@@ -34,7 +34,7 @@ _TALKATIVE = 2
 """Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
 _NEIGHBOURS = 8
 _SOURCES = {"malloc": "in use by malloc", "resident": "resident"}
-_OTHERS = NOT_OURS - {DevicePart.FREE}
+_OTHERS = NOT_OURS - {DevicePart.FREE, DevicePart.SPILLED}
 """The parts that are neither this process's nor free."""
 
 

@@ -32,7 +32,7 @@ from nbguard.memory.core.facts import Facts, PoolId
 from nbguard.memory.core.references.gradients import idle_gradients, zero_gradients_of
 from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.memory.core.segments.pools import left_pools
-from nbguard.memory.scan.devices.cuda import device_facts, lasting_error
+from nbguard.memory.scan.devices.cuda import device_facts, lasting_error, nested_stats
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, timed_scan
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -55,9 +55,9 @@ def uncover() -> int:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return 0
-    before = _counted("memory_allocated") or 0
+    before = _counted("allocated_bytes") or 0
     torch.clear_autocast_cache()
-    return before - (_counted("memory_allocated") or 0)
+    return before - (_counted("allocated_bytes") or 0)
 
 
 def bring_back(names: Sequence[str]) -> Unparked:
@@ -88,7 +88,7 @@ def apply(plan: Plan, notebook: Notebook, scanned: Scan, uncovered: int = 0) -> 
 
 
 def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan]:
-    reserved_before = _counted("memory_reserved")
+    reserved_before = _counted("reserved_bytes")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
     freed = FreedBytes()
@@ -125,7 +125,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
         realised=outcome.realised + freed.device,
         before=outcome.before + freed.device,
         host=freed.host if plan.request.workers else None,
-        reserved=_both(reserved_before, _counted("memory_reserved")),
+        reserved=_both(reserved_before, _counted("reserved_bytes")),
         interrupted=interrupts.happened,
     ), after
 
@@ -236,8 +236,8 @@ def _left(after: Analysis) -> tuple[LeftHolder, ...]:
 
 
 def _counted(counter: str) -> int | None:
-    """Return a counter of torch.cuda (`memory_reserved`), all devices together; None where CUDA is not in use."""
+    """Return a counter of the allocators (`reserved_bytes`), all devices together; None where CUDA is not in use."""
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return None
-    return sum(int(getattr(torch.cuda, counter)(index)) for index in range(torch.cuda.device_count()))
+    return sum(int(stats[counter]["all"]["current"]) for stats in nested_stats(torch) if stats)

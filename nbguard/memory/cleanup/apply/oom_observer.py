@@ -13,6 +13,7 @@ from typing import Any
 
 from nbguard.memory.core.oom_facts import OomNote
 from nbguard.memory.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
+from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
 from nbguard.memory.scan.oom.cell_start import counts_of
 from nbguard.memory.scan.oom.notes import NOTES, cell_now, with_free_blocks
 
@@ -80,24 +81,25 @@ def _observe(device: int, requested: int, allowed: int, free: int, *_: int) -> N
 def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
     """Return the state of `device`. `allowed` is its size or, with a memory fraction, that part of it."""
     torch: Any = sys.modules["torch"]
-    stats = torch.cuda.memory_stats(device)
+    stats = device_counters(device)
+    allocated, reserved = (stats.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
     total = int(torch.cuda.get_device_properties(device).total_memory)
     fraction = memory_fraction(device)
     is_limited = allowed < 0.98 * total if fraction is None else fraction < 1
-    blocks = stats.get("active.all.current", 0) + stats.get("inactive_split.all.current", 0)
+    blocks = sum(stats.get(name, {}).get("all", {}).get("current", 0) for name in ("active", "inactive_split"))
     note = OomNote(
         device=f"cuda:{device}",
         requested=requested,
         total=total,
         free=free,
         limit=allowed if is_limited else None,
-        allocated=stats.get("allocated_bytes.all.current", 0),
-        reserved=stats.get("reserved_bytes.all.current", 0),
-        peak_allocated=stats.get("allocated_bytes.all.peak", 0),
-        peak_reserved=stats.get("reserved_bytes.all.peak", 0),
+        allocated=allocated.get("current", 0),
+        reserved=reserved.get("current", 0),
+        peak_allocated=allocated.get("peak", 0),
+        peak_reserved=reserved.get("peak", 0),
         settings=allocator_settings(),
         cell=cell_now(),
         time=time.time(),
-        counts=counts_of(torch.cuda.memory_stats_as_nested_dict(device)),
+        counts=counts_of(stats),
     )
     return with_free_blocks(note, blocks, lambda: segments_by_device().get(device, ()))

@@ -21,6 +21,7 @@ from nbguard.memory.cleanup.apply.parked_calls import let_go, stop_calls
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
+from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
 from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
 from nbguard.memory.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.memory.scan.objects.plain_torch import plain_torch
@@ -140,7 +141,8 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
     for device, nbytes in wanted.items():
         if not device.startswith("cuda"):
             continue
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        stats = device_counters(torch.device(device).index or 0)
+        cached = stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"]
         room = torch.cuda.mem_get_info(device)[0] + cached
         if nbytes > room:
             raise NbguardError(

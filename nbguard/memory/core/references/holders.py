@@ -251,7 +251,7 @@ def unheld_blocks(facts: Facts, device: DeviceFacts) -> Iterator[tuple[Holder, t
 
 def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:
     held = {storage.address for storage in graph.storages if storage.device == device.device}
-    for segment in device.segments or ():
+    for segment in (*(device.segments or ()), *(device.airbag.segments if device.airbag else ())):
         for block in segment.blocks:
             if block.state == "active_allocated" and block.address not in held:
                 yield segment, block
@@ -262,7 +262,8 @@ def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder
 
     Another thread that allocates while the heap is walked makes one: it is shown, so that the column adds up.
     """
-    if device.allocator is not None and (missing := device.allocator.allocated - sum(row.retained for row in rows)):
+    spilled = 0 if device.airbag is None else device.airbag.spilled
+    if device.allocator is not None and (missing := device.allocator.allocated + spilled - sum(row.retained for row in rows)):
         yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again", "changed")
 
 

@@ -22,6 +22,7 @@ _COLOURS: dict[str, tuple[str, str]] = {
     DevicePart.GRAPH_POOLS: ("strand", "▓"),
     DevicePart.PENDING: ("strand", "▓"),
     DevicePart.FREE: ("", " "),
+    DevicePart.SPILLED: ("", " "),  # the bar is the device, and it lies outside
 }
 """The colour of each part of a device, and its character in a terminal; all others share one."""
 _OTHER = ("other", "░")

@@ -15,6 +15,7 @@ from typing import Any
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
 from nbguard.memory.scan.devices.accelerators import accelerator_facts
 from nbguard.memory.scan.devices.amd import AmdReader
+from nbguard.memory.scan.devices.kept_memory.reserve import airbag_of, airbag_room, device_counters, without_reserve
 from nbguard.memory.scan.devices.kept_memory.workspaces import cublas_workspace, cublaslt_workspace
 from nbguard.memory.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.nvml import NvmlReader
@@ -53,7 +54,7 @@ def device_facts(tracked: str, *, with_segments: bool = True) -> tuple[tuple[Dev
         return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet, so it holds no GPU memory"),)
     limits = group_limits()
     with _driver(torch) as driver:
-        segments = segments_by_device()
+        segments = _segments_by_device()
         facts = tuple(_cuda_device(torch, index, driver, segments, limits) for index in range(torch.cuda.device_count()))
         reasons = () if driver.reason is None else (Unavailable("nvml", driver.reason),)
     missing = (*reasons, *unmatched(limits, {fact.limit for fact in facts if fact.limit is not None}))
@@ -76,7 +77,7 @@ def nested_stats(torch: Any) -> Iterator[dict[str, Any]]:
 
     Flattened by `memory_stats` they cost eight times as much.
     """
-    yield from map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))
+    yield from map(device_counters, range(torch.cuda.device_count()))
 
 
 def lasting_error() -> str:
@@ -117,13 +118,15 @@ def _cuda_device(
     segments: dict[int, tuple[Segment, ...]],
     limits: dict[str, int],
 ) -> DeviceFacts:
-    stats = torch.cuda.memory_stats(index)
+    stats = device_counters(index)
+    allocated, reserved = (stats.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
     allocator = AllocatorStats(
-        allocated=stats.get("allocated_bytes.all.current", 0),
-        reserved=stats.get("reserved_bytes.all.current", 0),
-        peak_allocated=stats.get("allocated_bytes.all.peak", 0),
-        peak_reserved=stats.get("reserved_bytes.all.peak", 0),
+        allocated=allocated.get("current", 0),
+        reserved=reserved.get("current", 0),
+        peak_allocated=allocated.get("peak", 0),
+        peak_reserved=reserved.get("peak", 0),
     )
+    every = segments.get(index, ())
     properties = torch.cuda.get_device_properties(index)
     driver = identified(nvml.device(properties, index))
     has_context = is_opened(torch, index, allocator.reserved)
@@ -138,7 +141,9 @@ def _cuda_device(
         total=total,
         free=free,
         allocator=allocator,
-        segments=segments.get(index, ()),
+        segments=without_reserve({index: every})[index],
+        airbag=airbag_of(index, every),
+        airbag_room=airbag_room(allocator_settings(), memory_fraction(index)),
         nvml=driver,
         settings=allocator_settings(),
         workspace=cublas_workspace(torch, properties) if has_context else None,
@@ -202,7 +207,12 @@ def is_opened(torch: Any, index: int, reserved: int) -> bool:
 
 
 def segments_by_device() -> dict[int, tuple[Segment, ...]]:
-    """Return the allocator's segments by device, without the trace (which can take most of a second to copy)."""
+    """Return the allocator's segments by device, without those of an airbag."""
+    return without_reserve(_segments_by_device())
+
+
+def _segments_by_device() -> dict[int, tuple[Segment, ...]]:
+    """Return all segments by device, without the trace (which can take most of a second to copy)."""
     torch: Any = sys.modules["torch"]
     try:
         snapshot = torch.cuda.memory_snapshot(include_traces=False)

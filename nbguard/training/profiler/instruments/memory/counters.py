@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from nbguard.memory.core.simulated import DEVICE
 from nbguard.memory.scan.devices.counters import heap_reader
 from nbguard.memory.scan.devices.cuda import memory_fraction
+from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
 from nbguard.training.profiler.analysis.memory.memory_report import CUDA, Level
 
 BLOCK = 512
@@ -43,7 +44,6 @@ class CudaCounter:
     def __init__(self, index: int) -> None:
         self.device = self.tensors_on = f"cuda:{index}"
         self.index = index
-        self._stats: Any = sys.modules["torch"].cuda.memory_stats_as_nested_dict
 
     @property
     def capacity(self) -> int | None:
@@ -54,7 +54,7 @@ class CudaCounter:
 
     def read(self) -> Level:
         """Return the counters now; all 0 before the device is used."""
-        stats = self._stats(self.index)
+        stats = device_counters(self.index)
         if not stats:
             return Level(0, 0, 0, 0)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]

@@ -1,0 +1,77 @@
+"""After a cell that did not fit the device and went on in the airbag: the valve, and the sentence on what lay outside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nbguard.memory.cells.hooks import CellFact
+from nbguard.units import MiB
+
+if TYPE_CHECKING:
+    from nbguard.memory.room.spill_watch import SpillWatch
+
+_SAID_FROM = MiB
+"""Bytes from which what a cell has spilled is worth a line."""
+
+
+class AirbagWatch:
+    """Brings back what a cell has spilled, and says so through `show`. Without an airbag it looks at nothing."""
+
+    name = "the airbag"
+    rank = 5  # before all that reads the memory which the cell leaves
+
+    def __init__(self, shell: Any, show: Callable[[str], None]) -> None:
+        self._shell = shell
+        self._show = show
+
+    def before(self) -> None:
+        """Have the watch begin anew."""
+        watch = _watch()
+        if watch is not None:
+            watch.begin()
+
+    def after(self, cell: CellFact) -> None:
+        """Open the valve; say what lay outside, if this cell has spilled anything worth a line."""
+        watch = _watch()
+        if watch is None:
+            return
+        from nbguard.memory.room.airbag import airbag_now
+        from nbguard.memory.room.spill import Spill, names_of_spilled, spill_sentence
+        from nbguard.memory.room.valve import relieve
+        from nbguard.memory.scan.scan import Notebook
+
+        on, most = airbag_now(), watch.total()
+        if on is None or not (most or on.spilled):
+            return
+        notebook = Notebook(self._shell, self._shell.user_ns)
+        moved, freed, reason = relieve(on, notebook, with_stale=not cell.raised)  # its error is still to be looked at
+        left = on.spilled
+        if max(most - watch.first, moved) < _SAID_FROM:
+            return  # what lay there before was told then
+        spill = Spill(
+            device=on.device,
+            most=most,
+            moved=watch.moved + moved,
+            freed=freed,
+            left=left,
+            holders=names_of_spilled(cell.scan.get().facts) if left else (),
+            line=watch.line,
+            reason=reason,
+            batch=self._batch_that_fits() if watch.stepped else None,
+        )
+        self._show(spill_sentence(spill, cell.number))
+
+    def _batch_that_fits(self) -> tuple[int, int] | None:
+        """Return the items of the batch of the cell's fit, and of one that would have fitted; None: not known."""
+        from nbguard.frontend.notebook.foreseen_batch import batch_of_cell
+        from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS
+
+        code = self._shell.transform_cell(self._shell.history_manager.input_hist_raw[-1])
+        return batch_of_cell(code, self._shell.user_ns, PREDICTION_SECONDS)
+
+
+def _watch() -> SpillWatch | None:
+    loaded = sys.modules.get("nbguard.memory.room.spill_watch")
+    return None if loaded is None else loaded.watch_now()

@@ -1,0 +1,170 @@
+"""The airbag's switch, and the watch that sees how much lies in it while code runs."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+import threading
+import time
+import types
+from typing import Any
+
+from nbguard.errors import NbguardError
+from nbguard.memory.core import advice
+from nbguard.memory.room.airbag import Airbag, airbag_now, deflate, inflate
+from nbguard.memory.room.spill import AirbagState, names_of_spilled
+from nbguard.memory.room.valve import bring_back, room_of
+from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.units import MiB, parse_bytes
+
+_EVERY = 16
+"""Steps of optimizers between two looks at a reserve in which nothing was seen."""
+_REST = 50
+"""After a move inside of a fit, times as long as it took, before the next, unless there is twice the room."""
+_LEAST_ROOM = 20 * MiB
+_LONGEST = 60
+"""Characters of a line of code."""
+_SECONDS = 0.1
+"""Between two looks of the thread."""
+
+
+def switch(size: int | str | None, notebook: Notebook) -> AirbagState:
+    """Turn the airbag on with so many bytes, or off; return its state afterwards, or, with None, as it is.
+
+    Raises:
+        NbguardError: `size` is none, or it cannot be done here; nothing was changed.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    if size == "off":
+        on = airbag_now()
+        if on is not None:
+            gc.collect()
+            bring_back(on, notebook)
+            deflate()
+            end_watch()
+    elif size is not None:
+        try:
+            nbytes = parse_bytes(size) if isinstance(size, str) else size
+        except ValueError:
+            raise NbguardError(f"{size!r} is neither a size nor off: write  " + advice.airbag().command) from None
+        end_watch()
+        on = inflate(nbytes)
+        _WATCH.append(SpillWatch(on))
+        _WATCH[0].start()
+    return state(notebook)
+
+
+def state(notebook: Notebook) -> AirbagState:
+    """Return the state of the airbag; where something lies in it, by a scan of the notebook's names."""
+    on = airbag_now()
+    if on is None:
+        return AirbagState(device="")
+    spilled = on.spilled
+    names = names_of_spilled(scan(notebook).facts) if spilled else ()
+    return AirbagState(device=on.device, size=on.size, spilled=spilled, most=on.most, holders=names, is_limited=on.is_limited)
+
+
+_WATCH: list[SpillWatch] = []
+
+
+def watch_now() -> SpillWatch | None:
+    """Return the watch of the airbag that is on, if any."""
+    return _WATCH[0] if _WATCH else None
+
+
+def end_watch() -> None:
+    """Look no more."""
+    while _WATCH:
+        _WATCH.pop().end()
+
+
+class SpillWatch:
+    """Sees how much lies in the airbag while cells run, and opens the valve after an optimizer's step.
+
+    Attributes:
+        first: bytes that lay in it at `begin`.
+        most: bytes that were seen in it at once since `begin`.
+        line: the user's line that ran when it was first seen, or an empty string.
+        moved: bytes that were brought back since.
+        stepped: whether an optimizer has made a step since.
+    """
+
+    def __init__(self, on: Airbag) -> None:
+        self._on = on
+        self._rests_until = 0.0
+        self._room = 0  # on the device after the last move
+        self._ended = threading.Event()
+        self._steps = 0
+        self._hook: Any = None
+        self._owner = threading.get_ident()
+        self._seen = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen: a cell begins."""
+        self.first = self._seen = self._on.spilled
+        self._peak = self._on.peak
+        self.most = self.moved = 0
+        self.line = ""
+        self._has_collected = self.stepped = False
+
+    def start(self) -> None:
+        """Look ten times a second, and after every few steps of any optimizer."""
+        threading.Thread(target=self._run, name="nbguard-airbag", daemon=True).start()
+        self._hook = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(self._after_step)
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        if self._hook is not None:
+            self._hook.remove()
+
+    def look(self) -> int:
+        """Return the bytes that lie in the airbag now, and note them."""
+        self._seen = self._on.spilled
+        if self._seen > self.first and not self.line:
+            self.line = _line_of(self._owner)
+        if self._seen > self.first:
+            self.most = max(self.most, self._seen)
+        return self._seen
+
+    def total(self) -> int:
+        """Return the bytes that lay in it at once since `begin`, at least: seen, or by the allocator's peak; 0: none anew."""
+        self.look()
+        peak = self._on.peak
+        return max(self.most, self._on.spilled_at_least if peak > self._peak else 0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_SECONDS):
+            if airbag_now() is not self._on:
+                return
+            self.look()
+
+    def _after_step(self, *_: object) -> None:
+        self._steps += 1
+        self.stepped = True
+        if (not self._seen and self._steps % _EVERY != 1) or threading.get_ident() != self._owner:
+            return
+        try:
+            begun = time.monotonic()
+            if self.look() and (begun >= self._rests_until or room_of(self._on) > 2 * self._room):
+                if not self._has_collected:
+                    gc.collect()
+                    self._has_collected = True
+                self.moved += bring_back(self._on, Notebook.current(None))[0]
+                self._seen = self._on.spilled
+                self._room = max(room_of(self._on), _LEAST_ROOM)
+                self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
+        except Exception:  # noqa: BLE001 - the user's fit goes on, with what is spilled where it is
+            self.end()
+
+
+def _line_of(thread: int) -> str:
+    """Return the innermost line of the notebook's or script's own that a thread runs, or an empty string."""
+    main = sys.modules["__main__"].__dict__
+    frame: types.FrameType | None = sys._current_frames().get(thread)
+    while frame is not None and frame.f_globals is not main:
+        frame = frame.f_back
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
