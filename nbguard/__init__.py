@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbguard.api import airbag, end_zombies, make_room, memory_map, oom, park, plan, release, report, unpark, why, zombies
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.frontend.cluster.engines import engines
-    from nbguard.frontend.notebook.monitor import FitMonitor as FitMonitor
+    from nbguard.frontend.notebook.profile import FitMonitor as FitMonitor
     from nbguard.frontend.notebook.profile import last_fit, profile_fit
     from nbguard.frontend.notebook.session import history, notices
     from nbguard.frontend.notebook.widget import Sidebar as Sidebar
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
     from nbguard.memory.cells.rounds import watch
     from nbguard.memory.simulation.simulation import simulate
-    from nbguard.memory.snapshots.capture import record
-    from nbguard.memory.snapshots.diff import snapshot_diff
-    from nbguard.memory.snapshots.report import snapshot_map, snapshot_report
-    from nbguard.memory.snapshots.save import live_snapshot, save_snapshot
+    from nbguard.memory.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
+    from nbguard.memory.snapshots.save import live_snapshot, record, save_snapshot
     from nbguard.memory.snapshots.whatif import whatif_report
     from nbguard.training.doctor.deterministic import deterministic
     from nbguard.training.doctor.diagnose import diagnose
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from nbguard.training.doctor.export.repair import exportable
     from nbguard.training.prediction.predict import predict
     from nbguard.training.profiler.nonfinite.float32_layers import in_float32
-    from nbguard.training.ranks.errors.launch_errors import launch_errors
+    from nbguard.training.ranks.errors import launch_errors
     from nbguard.training.ranks.load import load_ranks
     from nbguard.training.ranks.watch import watch_ranks
     from nbguard.training.runs.applying import apply_record
@@ -68,7 +66,7 @@ _API = (
     "zombies",
 )
 _HOMES = {
-    "FitMonitor": "nbguard.frontend.notebook.monitor",
+    "FitMonitor": "nbguard.frontend.notebook.profile",
     "Sidebar": "nbguard.frontend.notebook.widget",
     "apply_record": "nbguard.training.runs.applying",
     "compare": "nbguard.training.runs.comparing",
@@ -80,18 +78,18 @@ _HOMES = {
     "history": "nbguard.frontend.notebook.session",
     "last_fit": "nbguard.frontend.notebook.profile",
     "in_float32": "nbguard.training.profiler.nonfinite.float32_layers",
-    "launch_errors": "nbguard.training.ranks.errors.launch_errors",
+    "launch_errors": "nbguard.training.ranks.errors",
     "live_snapshot": "nbguard.memory.snapshots.save",
     "load_ranks": "nbguard.training.ranks.load",
     "load_snapshot": "nbguard.memory.allocator.snapshot.read",
     "notices": "nbguard.frontend.notebook.session",
     "predict": "nbguard.training.prediction.predict",
     "profile_fit": "nbguard.frontend.notebook.profile",
-    "record": "nbguard.memory.snapshots.capture",
+    "record": "nbguard.memory.snapshots.save",
     "replay": "nbguard.memory.allocator.replay.replay",
     "run_record": "nbguard.training.runs.run_record",
     "save_snapshot": "nbguard.memory.snapshots.save",
-    "snapshot_diff": "nbguard.memory.snapshots.diff",
+    "snapshot_diff": "nbguard.memory.snapshots.report",
     "snapshot_map": "nbguard.memory.snapshots.report",
     "snapshot_report": "nbguard.memory.snapshots.report",
     "simulate": "nbguard.memory.simulation.simulation",

@@ -19,8 +19,7 @@ from nbguard.memory.cleanup.plan.promises import with_release
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Facts, Graph
 from nbguard.memory.core.processes import Zombies
-from nbguard.memory.core.references.explain import Why, explain, explain_path
-from nbguard.memory.core.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.core.references.explain import Why, explain, explain_path, explain_unheld, is_explained
 from nbguard.memory.core.references.holders import unheld
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
@@ -28,9 +27,9 @@ from nbguard.memory.reports.report import Report, build_report
 from nbguard.memory.room.make_room import make_room_in
 from nbguard.memory.room.plan import MadeRoom
 from nbguard.memory.scan.heap.kinds import Kinds
-from nbguard.memory.scan.heap.unread import Unread
-from nbguard.memory.scan.objects.describe import describe
-from nbguard.memory.scan.objects.parked import fixed_storages
+from nbguard.memory.scan.heap.walk import Unread
+from nbguard.memory.scan.learners import describe
+from nbguard.memory.scan.parked import fixed_storages
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 from nbguard.memory.scan.shown_targets import targets_of
 from nbguard.memory.scan.targets import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.printable import printable
-from nbguard.texts import form, here
+from nbguard.texts import form, here, printable
 
 _MOST = 160
 """Characters of a message of somebody else's."""

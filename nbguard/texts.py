@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
-from nbguard.shell import host, running_shell
+# --- The IPython shell of this process, and the host where there is none; neither IPython nor marimo is imported.
+
+
+def running_shell() -> Any:
+    """Return IPython's shell, or None where this process runs without one: a script, marimo, a rank."""
+    ipython = sys.modules.get("IPython")  # None as well while it is being imported: it has no function then
+    return getattr(ipython, "get_ipython", lambda: None)()
+
+
+def host() -> str:
+    """Return the name of the program that the user starts to have this process: Jupyter, marimo, else Python itself."""
+    if running_shell() is not None:
+        return "Jupyter"
+    marimo = sys.modules.get("marimo")
+    return "marimo" if getattr(marimo, "running_in_notebook", lambda: False)() else "Python"
+
+
+# --- Text as it may be printed. Names of files, their contents and variables of the environment are not trusted.
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return text with a blank for each character that is not printed, as those that steer a terminal or the reading direction.
+
+    Args:
+        text: any text.
+        kept: characters that stay although they are not printed, such as the end of a line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() or character in kept else " " for character in text)
+
 
 Host: TypeAlias = Literal["notebook", "python", "terminal"]
 """Where a text is read."""

@@ -125,7 +125,7 @@ def test_a_terminal_has_a_command_of_its_own_where_there_is_one() -> None:
 def test_without_ipython_no_option_of_a_magic_is_offered_and_the_host_has_its_name(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbguard.shell.running_shell", lambda: None)
+    monkeypatch.setattr("nbguard.texts.running_shell", lambda: None)
     monkeypatch.setitem(sys.modules, "marimo", types.SimpleNamespace(running_in_notebook=lambda: host == "marimo"))  # type: ignore[arg-type]
 
     assert form("a, b" + BEHIND_MORE, "python") == "a, b"

@@ -12,8 +12,8 @@ from nbguard.cell_names import cell_names
 from nbguard.memory.cells.name_watch import _unbound_by
 from nbguard.memory.scan.oom.names import names_in
 from nbguard.memory.scan.roots.namespace import Cells
-from nbguard.training.prediction.code.functions import names_bound
-from nbguard.training.runs.analysis.cell_slice import cells_behind
+from nbguard.training.prediction.code.cell import names_bound
+from nbguard.training.runs.analysis.cell_seeds import cells_behind
 
 _BINDS = [
     "x = 1",

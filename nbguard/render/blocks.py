@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from nbguard.render.markup import Html
-from nbguard.render.words import NAME
+from nbguard.render.words import NAME, SENTENCE, clean
 from nbguard.texts import Host, Text, form
 
 Tone: TypeAlias = Literal["plain", "dim", "strong"]
@@ -169,3 +169,35 @@ def _said(shown: Any, where: Host) -> Any:
     if is_dataclass(shown) and not isinstance(shown, type):
         return replace(shown, **{each.name: _said(getattr(shown, each.name), where) for each in fields(shown)})
     return shown
+
+
+# --- The columns of a table that are shown, cleaned, the same for every back end.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of a table with at least one word in them."""
+
+    names: tuple[str, ...]  # their headings, none in a list of steps
+    rows: list[tuple[str, ...]]  # cleaned cells
+    figures: frozenset[int]  # places of the columns of numbers among those shown
+    code: frozenset[int]  # places of names and commands
+    chips: frozenset[int]  # places of warnings in a word
+
+
+def shown_columns(table: Table) -> Columns:
+    """Return the columns of a table that are shown."""
+    last = max((len(row.cells) for row in table.rows), default=len(table.names)) - 1
+    kept = [place for place in range(last + 1) if any(row.cells[place] for row in table.rows)]
+    kept = kept or [0]
+    widths = [SENTENCE if place == last else table.widest for place in kept]
+    rows = [
+        tuple(clean(row.cells[place], width, is_name=place in table.code) for place, width in zip(kept, widths, strict=True))
+        for row in table.rows
+    ]
+    figures, code, chips = (
+        frozenset(number for number, place in enumerate(kept) if place in places)
+        for places in (table.figures, table.code, table.chips)
+    )
+    names = tuple(table.names[place] for place in kept) if table.names else ()
+    return Columns(names=names, rows=rows, figures=figures, code=code, chips=chips)

@@ -9,6 +9,7 @@ from pathlib import Path
 from nbguard.render.blocks import (
     Bar,
     Block,
+    Columns,
     FactLines,
     Fold,
     Head,
@@ -24,9 +25,9 @@ from nbguard.render.blocks import (
     Title,
     Tone,
     said,
+    shown_columns,
 )
 from nbguard.render.markup import Html, join, style_sheet, tag, with_code
-from nbguard.render.tables import Columns, shown_columns
 from nbguard.render.words import NAME, clean
 from nbguard.texts import Host
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from html import escape as _escape
 
-from nbguard.printable import printable
+from nbguard.texts import printable
 
 _KEPT = "\n\t"
 _BARE = frozenset({"path", "rect"})

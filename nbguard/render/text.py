@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 
-from nbguard.printable import printable
 from nbguard.render.blocks import (
     Bar,
     Block,
@@ -21,10 +20,10 @@ from nbguard.render.blocks import (
     Table,
     Title,
     said,
+    shown_columns,
 )
-from nbguard.render.tables import shown_columns
 from nbguard.render.words import NAME, clean
-from nbguard.texts import Host
+from nbguard.texts import Host, printable
 
 _WORD = 11
 """Characters of the word before a fact; the sentences stand below one another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nbguard.printable import printable
+from nbguard.texts import printable
 
 NAME = 60
 """Characters of a name that are shown, and of a cell in a table but for the last, which may be a sentence."""

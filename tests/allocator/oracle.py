@@ -10,8 +10,7 @@ from typing import Any
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.driver import SimulatedDriver
-from nbguard.memory.allocator.model.policy import parse_version
-from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.memory.allocator.model import policy
+from nbguard.memory.allocator.model import settings
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from tests.allocator import oracle
 
@@ -72,6 +72,6 @@ def test_the_script_counts_and_fails(tmp_path: Path) -> None:
 
 
 def test_a_model_starts_empty() -> None:
-    model = CachingAllocator(capacity=policy.LARGE_SEGMENT)
+    model = CachingAllocator(capacity=settings.LARGE_SEGMENT)
 
     assert (model.events, model.segments(), model.reserved) == ([], [], 0)

@@ -11,8 +11,7 @@ import pytest
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.policy import parse_version
-from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.memory.allocator.replay.replay import replay
 from nbguard.memory.allocator.snapshot.read import load_snapshot
 from nbguard.memory.allocator.snapshot.schema import parse_snapshot

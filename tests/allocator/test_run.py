@@ -12,10 +12,9 @@ from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.driver import Addresses
 from nbguard.memory.allocator.model.settings import AllocatorSettings
-from nbguard.memory.allocator.replay.program import calls as calls_module
-from nbguard.memory.allocator.replay.program import run as run_module
-from nbguard.memory.allocator.replay.program.calls import program
-from nbguard.memory.allocator.replay.program.run import Run
+from nbguard.memory.allocator.replay import cell_program as calls_module
+from nbguard.memory.allocator.replay import cell_program as run_module
+from nbguard.memory.allocator.replay.cell_program import Run, program
 from nbguard.memory.allocator.replay.replay import RecordedDevice, recorded_device
 from tests.allocator.test_replay import new_model, raw_snapshot, snapshot_of
 from tests.thorough import examples

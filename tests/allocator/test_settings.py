@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.errors import SettingsError
-from nbguard.memory.allocator.model.policy import parse_version, round_size, segment_size, tie_break
-from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version, round_size, segment_size, tie_break
 
 MIB = 1024**2
 

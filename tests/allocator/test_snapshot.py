@@ -12,8 +12,7 @@ import pytest
 
 from nbguard.errors import SnapshotError
 from nbguard.memory.allocator.snapshot import read, reader_process
-from nbguard.memory.allocator.snapshot.read import load_snapshot
-from nbguard.memory.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.memory.allocator.snapshot.read import load_snapshot, sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS

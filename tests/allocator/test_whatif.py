@@ -8,9 +8,8 @@ import pytest
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.replay.advice import notes, recommendation
 from nbguard.memory.allocator.replay.view import whatif_blocks
-from nbguard.memory.allocator.replay.whatif import WhatIf, WhatIfRow, what_if
+from nbguard.memory.allocator.replay.whatif import WhatIf, WhatIfRow, notes, recommendation, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.render.text import blocks_text
 from tests.allocator.test_replay import new_model, raw_snapshot, snapshot_of

@@ -46,7 +46,7 @@ import nbguard
 import nbguard.training.profiler.profile
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.training.profiler.profile import FitProfile
-from nbguard.training.profiler.record import look_schedule
+from nbguard.training.profiler.record import log
 from nbguard.training.profiler.record.recorder import Recorder
 from tests.benchmarks import callgrind
 
@@ -331,7 +331,7 @@ FIRST, COUNTED = 60, 20
 
 def count(name: str, way: str) -> None:
     """Run a fit in callgrind, and have it write what `COUNTED` batches take."""
-    vars(look_schedule).update(_ALL=8, _OFTEN=1001)
+    vars(log).update(_ALL=8, _OFTEN=1001)
     data = [(torch.randn(64), torch.tensor(at % 2)) for at in range(BATCH * (FIRST + COUNTED + 4))]
     orders = {FIRST - 3: "--instr=on", FIRST: "--dump=before", FIRST + COUNTED: "--dump=counted"}
 

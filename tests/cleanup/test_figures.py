@@ -12,9 +12,8 @@ from nbguard.memory.cleanup.plan.default import holders_of
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.facts import Graph, Target
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.target import Target
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts
 from nbguard.units import MiB

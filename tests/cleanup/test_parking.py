@@ -26,7 +26,7 @@ import nbguard
 from nbguard.memory.cleanup.apply import apply as release
 from nbguard.memory.cleanup.apply import parking as park
 from nbguard.memory.cleanup.plan.plan import Outcome, Plan
-from nbguard.memory.scan.objects.parked import PARKED, parked_facts
+from nbguard.memory.scan.parked import PARKED, parked_facts
 from nbguard.memory.scan.scan import Notebook, scan
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from nbguard.memory.cleanup.apply.placeholders import Placeholder
+from nbguard.memory.cleanup.apply.tracebacks import Placeholder
 
 
 def test_an_attribute_that_has_gone_is_told_with_what_was_released() -> None:

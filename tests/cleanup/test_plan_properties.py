@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from nbguard.memory.cleanup.plan.plan import Action, Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, LearnerFact, Node, Root, StorageFact
-from nbguard.memory.core.references.gradients import idle_gradients
+from nbguard.memory.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, LearnerFact, Node, Root, StorageFact, Target
 from nbguard.memory.core.references.graph import KEY, path_text, shortest_path
-from nbguard.memory.core.references.holders import holders
+from nbguard.memory.core.references.holders import holders, idle_gradients
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.core.target import Target
 from nbguard.testing import make_facts
 
 _USERS = ("name", "module", "frame", "library")

@@ -8,8 +8,7 @@ import pytest
 
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.core.facts import Facts, LearnerFact
-from nbguard.memory.core.target import Target
+from nbguard.memory.core.facts import Facts, LearnerFact, Target
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, ref_of
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.memory.cleanup.plan.verdict import Verdict, verdict
+from nbguard.memory.cleanup.plan.plan import Verdict, verdict
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import DeviceFacts, Facts, Graph, NvmlFacts, ProcessFact
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of

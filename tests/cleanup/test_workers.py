@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from nbguard.memory.cleanup.plan.optional_steps import worker_sets
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.cleanup.plan.workers import worker_sets
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Facts, Graph, ParkedFact, PinnedFacts, Unavailable
+from nbguard.memory.core.facts import Facts, Graph, ParkedFact, PinnedFacts, Target, Unavailable
 from nbguard.memory.core.processes import Process, WorkersFact
-from nbguard.memory.core.target import Target
 from nbguard.memory.reports.findings import find
 from nbguard.testing import make_facts, make_graph
 

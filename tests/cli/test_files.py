@@ -20,7 +20,7 @@ import yaml
 
 from nbguard.frontend.cli import main
 from nbguard.frontend.cli.arguments import command_parser, commands_of
-from nbguard.memory.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar
 from nbguard.units import parse_bytes
 from tests.allocator import oracle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nbguard.memory.core.facts import Graph
-from nbguard.memory.core.references.cycles import cycles_in_words
+from nbguard.memory.core.references.owner_sets import cycles_in_words
 from nbguard.testing import make_graph
 
 

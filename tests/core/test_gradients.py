@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbguard.memory.core.facts import LearnerFact
-from nbguard.memory.core.references.gradients import idle_gradients
+from nbguard.memory.core.references.holders import idle_gradients
 from nbguard.testing import make_facts, make_graph
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from nbguard.memory.core.facts import HolderSource
-from nbguard.memory.core.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.core.references.explain import explain_unheld, is_explained
 from nbguard.memory.core.references.holders import Holder
 
 

@@ -126,7 +126,7 @@ def test_fits_on_a_device_that_lacks_a_part_of_their_peak(fake_cuda_run: Callabl
 
 REFUSED = """
 import nbguard, torch, os, platform, sys
-import nbguard.memory.scan.devices.kept_memory.reserve as reserve
+import nbguard.memory.scan.devices.reserve as reserve
 torch.zeros(1, device="cuda")
 def refused(size="1GiB"):
     try: nbguard.airbag(size)

@@ -138,7 +138,7 @@ def test_a_debugger_still_sees_the_values(notebook: Notebook) -> None:
 def test_values_beyond_the_budget_are_not_copied(notebook: Notebook) -> None:
     kernel = notebook()
     kernel.run(
-        "from nbguard.memory.cleanup.apply.placeholders import Placeholders; Placeholders.__init__.__defaults__ = (3 * 2**20,)"
+        "from nbguard.memory.cleanup.apply.tracebacks import Placeholders; Placeholders.__init__.__defaults__ = (3 * 2**20,)"
     ).ok()
     kernel.run("def fail(a):\n    b, c = mib(2), mib(1)\n    raise ValueError\nfail(mib(2))")
 

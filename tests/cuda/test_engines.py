@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbguard.frontend.cluster.analysis.engines import EngineMemory, engine_of, report_of
+from nbguard.frontend.cluster.analysis import EngineMemory, engine_of, report_of
 from tests.cuda.conftest import Notebook
 from tests.kernels import Kernel
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import MiB
 
 pytestmark = pytest.mark.fakecuda
@@ -138,8 +138,8 @@ show(report, expected=[start, cuda.max_memory_allocated(), cuda.max_memory_reser
     assert named["inputs"] == INPUT
     assert named["before the fit"] == 10 * MiB
     assert found["growth"] is None
-    assert found["peak_phase"] == phases.FORWARD
-    assert [each["phase"] for each in found["phases"] if each["is_exact"]] == [phases.FORWARD]
+    assert found["peak_phase"] == phase_log.FORWARD
+    assert [each["phase"] for each in found["phases"] if each["is_exact"]] == [phase_log.FORWARD]
 
 
 def test_a_peak_that_was_higher_before_the_fit_is_not_taken_for_its_own(report: Callable[..., dict[str, Any]]) -> None:
@@ -173,9 +173,9 @@ show(report, counted=torch.cuda.max_memory_allocated(), history=torch._C._cuda_i
     )
 
     by_phase = {each["phase"]: each for each in found["phases"]}
-    assert found["peak"] == found["counted"] == by_phase[phases.FORWARD]["peak"]
+    assert found["peak"] == found["counted"] == by_phase[phase_log.FORWARD]["peak"]
     assert all(each["is_exact"] for each in found["phases"])
-    assert by_phase[phases.BACKWARD]["peak"] < found["peak"] - 30 * MiB
+    assert by_phase[phase_log.BACKWARD]["peak"] < found["peak"] - 30 * MiB
     assert _named(found)["temporaries"] == 32 * MiB
     assert (found["stacks"][0]["nbytes"], found["stacks"][0]["category"]) == (32 * MiB, "temporaries")
     assert found["stacks"][0]["site"].endswith("in forward()")

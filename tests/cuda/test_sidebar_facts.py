@@ -151,13 +151,13 @@ LOOK = """
 import os, time
 from dataclasses import asdict
 from nbguard.plain_data import to_plain as plain
-from nbguard.memory.cleanup.apply.kept_memory import empty_cache
+from nbguard.memory.cleanup.apply.loaders import empty_cache
 from nbguard.memory.cleanup.apply.apply import apply
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
 from nbguard.frontend.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
-from nbguard.frontend.sidebar.protocol.requests import request_of
+from nbguard.frontend.sidebar.protocol.plan_views import request_of
 from nbguard.memory.scan.scan import Notebook, scan
 def seen(): return scan(Notebook.current(None))
 def do(action, **asked):

@@ -8,10 +8,9 @@ from typing import Any
 from nbguard.memory.core.oom_facts import HostFacts
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding
 from nbguard.training.doctor.analysis.environment import DriverFacts, EnvironmentFacts, GpuFact, ProcessLimits, TorchFacts
-from nbguard.training.doctor.analysis.gpu_checks import gpu_checks
+from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, toolkit_checks
 from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, learner_checks
 from nbguard.training.doctor.analysis.machine_checks import machine_checks
-from nbguard.training.doctor.analysis.toolkit_checks import toolkit_checks
 from nbguard.training.doctor.analysis.variable_checks import variable_checks
 from nbguard.units import GiB
 

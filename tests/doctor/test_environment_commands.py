@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from nbguard.training.doctor.analysis.environment import PREFIXES, EnvironmentFacts
+from nbguard.training.doctor.diagnose import learner_facts
 from nbguard.training.doctor.environment import environment_facts
-from nbguard.training.doctor.learner_facts import learner_facts
 from nbguard.training.doctor.subject import subject_of
 from tests.doctor import learners
 from tests.doctor.environments import HEALTHY, findings

@@ -18,9 +18,7 @@ import nbguard
 from nbguard.memory.core.oom_facts import HostFacts
 from nbguard.training.doctor.analysis.diagnosis import Check
 from nbguard.training.doctor.analysis.environment import DriverFacts
-from nbguard.training.doctor.analysis.launch.checks import launch_checks
-from nbguard.training.doctor.analysis.launch.facts import LaunchFacts, SelfTest
-from nbguard.training.doctor.analysis.launch.pod import pod_checks
+from nbguard.training.doctor.analysis.launch_checks import LaunchFacts, SelfTest, launch_checks, pod_checks
 from nbguard.training.doctor.launch import launch_facts
 from nbguard.training.ranks.analysis.launcher import launch_of
 from nbguard.training.ranks.analysis.meeting_point import PortOwner

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nbguard.training.doctor.analysis.environment import ToolkitFacts
-from nbguard.training.doctor.analysis.toolkit_checks import toolkit_checks
+from nbguard.training.doctor.analysis.gpu_checks import toolkit_checks
 from nbguard.training.doctor.toolkit import toolkit_facts
 from tests.doctor.environments import HEALTHY
 

@@ -20,7 +20,7 @@ from typing import Any
 import nbguard
 from nbguard.errors import DamagedDataError, RankFactsError, RunRecordError
 from nbguard.frontend.cli import main
-from nbguard.frontend.cluster.analysis.engines import engine_of, report_of
+from nbguard.frontend.cluster.analysis import engine_of, report_of
 from nbguard.frontend.sidebar.protocol.messages import BadRequest, parse
 from nbguard.render.result import Result
 from nbguard.training.ranks.analysis.facts import CollectiveCall, RankFacts, to_text

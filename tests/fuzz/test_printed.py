@@ -9,8 +9,7 @@ import pytest
 
 from nbguard.errors import NbguardError, RankFactsError, SnapshotError
 from nbguard.frontend.cli import main, terminal
-from nbguard.frontend.notebook.bundle import line_bundle
-from nbguard.printable import printable
+from nbguard.frontend.notebook.display import line_bundle
 from nbguard.render.blocks import (
     Bar,
     Block,
@@ -28,6 +27,7 @@ from nbguard.render.blocks import (
 )
 from nbguard.render.html import blocks_html
 from nbguard.render.text import blocks_text
+from nbguard.texts import printable
 from tests.fuzz.bounds import complaints, unescaped
 from tests.fuzz.values import ESCAPES, HTML
 
@@ -102,4 +102,4 @@ def test_only_one_module_of_the_command_line_prints() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write"):
                 printing.add(file.name)
 
-    assert printing == {"terminal.py", "progress.py"}  # progress has numbers only
+    assert printing == {"terminal.py"}  # progress has numbers only

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.core.breakdown import NOT_OURS
+from nbguard.memory.core.analysis import NOT_OURS
 from tests.gpu.child import answer
 from tests.gpu.workloads import EXPANDABLE
 

@@ -17,9 +17,9 @@ if spec["others"]:
     os.read(there[0], 1)
 from IPython.core.interactiveshell import InteractiveShell
 import nbguard, torch
-from nbguard.memory.scan.oom.notes import NOTES
+from nbguard.memory.scan.oom.chain import NOTES
 from nbguard.frontend.notebook.session import session_of
-from nbguard.memory.scan.oom.cell_start import _Latest
+from nbguard.memory.scan.oom.failed_runs import _Latest
 shell = InteractiveShell.instance(user_module=types.ModuleType("__main__"))
 shell.history_manager.enabled = False
 

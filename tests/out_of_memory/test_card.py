@@ -20,8 +20,8 @@ from nbguard.memory.core.facts import (
 )
 from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, HostFacts, OomFact, OomNote
 from nbguard.memory.out_of_memory.card import OomCard, build_card
+from nbguard.memory.out_of_memory.failed_request import batch_that_fits
 from nbguard.memory.out_of_memory.fixes import Fix
-from nbguard.memory.out_of_memory.foreseen import batch_that_fits
 from nbguard.memory.out_of_memory.rerun import RerunVerdict
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment

@@ -10,9 +10,8 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.out_of_memory.card import OomCard, build_card
-from nbguard.memory.out_of_memory.failed_request import FailedRequest
-from nbguard.memory.out_of_memory.foreseen import batch_that_fits
-from nbguard.memory.out_of_memory.growing import growing_container
+from nbguard.memory.out_of_memory.failed_request import FailedRequest, batch_that_fits
+from nbguard.memory.out_of_memory.release_candidates import growing_container
 from nbguard.memory.out_of_memory.rerun import Rerun
 from nbguard.memory.scan.oom.names import filled_in_loops
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.training.prediction.imports import import_time
+from nbguard.training.prediction.predict import import_time
 
 
 def test_only_imports_that_load_a_module_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

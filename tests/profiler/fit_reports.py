@@ -27,19 +27,19 @@ from nbguard.training.profiler.analysis.report import (
     Timing,
     WorkerTrial,
 )
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 
 MiB = 1024**2
 GiB = 1024**3
 US, MS, S = 10**3, 10**6, 10**9
 
 _STEP = (
-    (phases.OTHER, 0.0),
-    (phases.WAIT, 0.0),
-    (phases.TO_DEVICE, 0.02),
-    (phases.FORWARD, 0.62),
-    (phases.LOSS, 0.63),
-    (phases.BACKWARD, 0.2),
+    (phase_log.OTHER, 0.0),
+    (phase_log.WAIT, 0.0),
+    (phase_log.TO_DEVICE, 0.02),
+    (phase_log.FORWARD, 0.62),
+    (phase_log.LOSS, 0.63),
+    (phase_log.BACKWARD, 0.2),
 )
 
 
@@ -63,17 +63,19 @@ def points(
 def rich() -> FitReport:
     """A fit that waits for its data, leaks, and was run on two ranks and compared."""
     rows = (
-        TimeRow(phase=phases.WAIT, group="batch", total=38_412_345_678, median=48_210 * US, p95=91_800 * US),
-        TimeRow(phase=phases.TO_DEVICE, group="batch", total=912_345_001, median=1_204 * US, p95=2_011 * US, gpu=1_130 * US),
-        TimeRow(phase=phases.FORWARD, group="batch", total=7_801_200_345, median=9_810 * US, p95=10_402 * US, gpu=8_702 * US),
-        TimeRow(phase=phases.LOSS, group="batch", total=121_345_000, median=151 * US, p95=190 * US, gpu=40 * US),
+        TimeRow(phase=phase_log.WAIT, group="batch", total=38_412_345_678, median=48_210 * US, p95=91_800 * US),
+        TimeRow(phase=phase_log.TO_DEVICE, group="batch", total=912_345_001, median=1_204 * US, p95=2_011 * US, gpu=1_130 * US),
         TimeRow(
-            phase=phases.BACKWARD, group="batch", total=11_210_400_222, median=14_020 * US, p95=15_630 * US, gpu=13_870 * US
+            phase=phase_log.FORWARD, group="batch", total=7_801_200_345, median=9_810 * US, p95=10_402 * US, gpu=8_702 * US
         ),
-        TimeRow(phase=phases.STEP, group="batch", total=1_911_200_100, median=2_388 * US, p95=2_901 * US, gpu=2_100 * US),
-        TimeRow(phase=phases.ZERO_GRAD, group="batch", total=60_300_000, median=75 * US, p95=92 * US),
+        TimeRow(phase=phase_log.LOSS, group="batch", total=121_345_000, median=151 * US, p95=190 * US, gpu=40 * US),
         TimeRow(
-            phase=phases.callback("Recorder"),
+            phase=phase_log.BACKWARD, group="batch", total=11_210_400_222, median=14_020 * US, p95=15_630 * US, gpu=13_870 * US
+        ),
+        TimeRow(phase=phase_log.STEP, group="batch", total=1_911_200_100, median=2_388 * US, p95=2_901 * US, gpu=2_100 * US),
+        TimeRow(phase=phase_log.ZERO_GRAD, group="batch", total=60_300_000, median=75 * US, p95=92 * US),
+        TimeRow(
+            phase=phase_log.callback("Recorder"),
             callback="Recorder",
             group="batch",
             total=2_503_111_222,
@@ -81,7 +83,7 @@ def rich() -> FitReport:
             p95=3_701 * US,
         ),
         TimeRow(
-            phase=phases.callback("ProgressCallback"),
+            phase=phase_log.callback("ProgressCallback"),
             callback="ProgressCallback",
             group="batch",
             total=81_000_000,
@@ -89,7 +91,7 @@ def rich() -> FitReport:
             p95=140 * US,
         ),
         TimeRow(
-            phase=phases.callback("TrainEvalCallback"),
+            phase=phase_log.callback("TrainEvalCallback"),
             callback="TrainEvalCallback",
             group="batch",
             total=9_100_000,
@@ -97,21 +99,21 @@ def rich() -> FitReport:
             p95=13 * US,
         ),
         TimeRow(
-            phase=phases.callback("ParamScheduler"),
+            phase=phase_log.callback("ParamScheduler"),
             callback="ParamScheduler",
             group="batch",
             total=21_800_000,
             median=27 * US,
             p95=31 * US,
         ),
-        TimeRow(phase=phases.OTHER, group="batch", total=402_000_111, median=500 * US, p95=611 * US),
-        TimeRow(phase=phases.OWN, group="batch", total=96_000_111, median=119 * US, p95=160 * US),
-        TimeRow(phase=phases.WAIT, group="validation", total=4_100_200_300),
-        TimeRow(phase=phases.FORWARD, group="validation", total=1_911_000_000),
-        TimeRow(phase=phases.LOSS, group="validation", total=31_000_000),
-        TimeRow(phase=phases.OTHER, group="validation", total=131_000_400),
-        TimeRow(phase=phases.WORKERS, group="around", total=1_311_000_400),
-        TimeRow(phase=phases.OTHER, group="around", total=611_000_000),
+        TimeRow(phase=phase_log.OTHER, group="batch", total=402_000_111, median=500 * US, p95=611 * US),
+        TimeRow(phase=phase_log.OWN, group="batch", total=96_000_111, median=119 * US, p95=160 * US),
+        TimeRow(phase=phase_log.WAIT, group="validation", total=4_100_200_300),
+        TimeRow(phase=phase_log.FORWARD, group="validation", total=1_911_000_000),
+        TimeRow(phase=phase_log.LOSS, group="validation", total=31_000_000),
+        TimeRow(phase=phase_log.OTHER, group="validation", total=131_000_400),
+        TimeRow(phase=phase_log.WORKERS, group="around", total=1_311_000_400),
+        TimeRow(phase=phase_log.OTHER, group="around", total=611_000_000),
     )
     epochs = tuple(
         row
@@ -179,12 +181,12 @@ def rich() -> FitReport:
         end=2_890 * MiB,
         capacity=79 * GiB,
         peak_reserved=11 * GiB,
-        peak_phase=phases.LOSS,
+        peak_phase=phase_log.LOSS,
         phases=(
-            PhasePeak(phases.WAIT, 3 * GiB, True),
-            PhasePeak(phases.FORWARD, 8_100 * MiB),
-            PhasePeak(phases.LOSS, peak, True),
-            PhasePeak(phases.BACKWARD, 8_210 * MiB),
+            PhasePeak(phase_log.WAIT, 3 * GiB, True),
+            PhasePeak(phase_log.FORWARD, 8_100 * MiB),
+            PhasePeak(phase_log.LOSS, peak, True),
+            PhasePeak(phase_log.BACKWARD, 8_210 * MiB),
         ),
         categories=(
             Category("parameters", 811 * MiB + 12),
@@ -319,28 +321,33 @@ def rich() -> FitReport:
 def healthy() -> FitReport:
     """A short fit on a CPU of which there is nothing to say."""
     rows = (
-        TimeRow(phase=phases.WAIT, group="batch", total=41_200_111, median=120 * US, p95=161 * US),
-        TimeRow(phase=phases.FORWARD, group="batch", total=604_300_222, median=1_810 * US, p95=2_002 * US),
-        TimeRow(phase=phases.LOSS, group="batch", total=31_300_000, median=93 * US, p95=110 * US),
-        TimeRow(phase=phases.BACKWARD, group="batch", total=912_345_333, median=2_733 * US, p95=3_020 * US),
-        TimeRow(phase=phases.STEP, group="batch", total=201_200_000, median=602 * US, p95=690 * US),
-        TimeRow(phase=phases.ZERO_GRAD, group="batch", total=9_300_000, median=28 * US, p95=34 * US),
+        TimeRow(phase=phase_log.WAIT, group="batch", total=41_200_111, median=120 * US, p95=161 * US),
+        TimeRow(phase=phase_log.FORWARD, group="batch", total=604_300_222, median=1_810 * US, p95=2_002 * US),
+        TimeRow(phase=phase_log.LOSS, group="batch", total=31_300_000, median=93 * US, p95=110 * US),
+        TimeRow(phase=phase_log.BACKWARD, group="batch", total=912_345_333, median=2_733 * US, p95=3_020 * US),
+        TimeRow(phase=phase_log.STEP, group="batch", total=201_200_000, median=602 * US, p95=690 * US),
+        TimeRow(phase=phase_log.ZERO_GRAD, group="batch", total=9_300_000, median=28 * US, p95=34 * US),
         TimeRow(
-            phase=phases.callback("Recorder"), callback="Recorder", group="batch", total=12_100_000, median=36 * US, p95=44 * US
+            phase=phase_log.callback("Recorder"),
+            callback="Recorder",
+            group="batch",
+            total=12_100_000,
+            median=36 * US,
+            p95=44 * US,
         ),
         TimeRow(
-            phase=phases.callback("ProgressCallback"),
+            phase=phase_log.callback("ProgressCallback"),
             callback="ProgressCallback",
             group="batch",
             total=18_100_000,
             median=54 * US,
             p95=77 * US,
         ),
-        TimeRow(phase=phases.OTHER, group="batch", total=91_000_000, median=272 * US, p95=303 * US),
-        TimeRow(phase=phases.OWN, group="batch", total=1_900_000, median=6 * US, p95=8 * US),
-        TimeRow(phase=phases.FORWARD, group="validation", total=71_000_000),
-        TimeRow(phase=phases.WAIT, group="validation", total=9_000_000),
-        TimeRow(phase=phases.OTHER, group="around", total=61_000_000),
+        TimeRow(phase=phase_log.OTHER, group="batch", total=91_000_000, median=272 * US, p95=303 * US),
+        TimeRow(phase=phase_log.OWN, group="batch", total=1_900_000, median=6 * US, p95=8 * US),
+        TimeRow(phase=phase_log.FORWARD, group="validation", total=71_000_000),
+        TimeRow(phase=phase_log.WAIT, group="validation", total=9_000_000),
+        TimeRow(phase=phase_log.OTHER, group="around", total=61_000_000),
     )
     timing = Timing(
         wall=sum(row.total for row in rows),
@@ -386,10 +393,10 @@ def healthy() -> FitReport:
 def partial() -> FitReport:
     """A fit that was interrupted in its second batch, of which little is known."""
     rows = (
-        TimeRow(phase=phases.WAIT, group="batch", total=91_200_111),
-        TimeRow(phase=phases.FORWARD, group="batch", total=44_300_222),
-        TimeRow(phase=phases.BACKWARD, group="batch", total=81_000_333),
-        TimeRow(phase=phases.OTHER, group="around", total=17_000_000),
+        TimeRow(phase=phase_log.WAIT, group="batch", total=91_200_111),
+        TimeRow(phase=phase_log.FORWARD, group="batch", total=44_300_222),
+        TimeRow(phase=phase_log.BACKWARD, group="batch", total=81_000_333),
+        TimeRow(phase=phase_log.OTHER, group="around", total=17_000_000),
     )
     timing = Timing(
         wall=sum(row.total for row in rows),

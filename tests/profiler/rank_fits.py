@@ -29,7 +29,7 @@ import torch.distributed as dist
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.distributed.ranks import rank_report
 from nbguard.training.profiler.analysis.report import RankRow
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.training.profiler.distributed.ranks import RankWatch, pulse_of
 from nbguard.training.profiler.record.learner_loop import LearnerLoop

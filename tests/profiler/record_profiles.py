@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import nbguard
-from nbguard.training.profiler.run_history import forget
+from nbguard.training.profiler.profile import forget
 from tests.profiler.loops import learner, quiet_fit, torch_loader, train
 
 FOLDER = Path(__file__).parents[1] / "data" / "profile"

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import divide
-from nbguard.training.profiler.record.look_schedule import LookSchedule
+from nbguard.training.profiler.record.log import LookSchedule
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from tests.profiler.loops import BATCH, drawn, model, torch_loader, train
 from tests.profiler.recording import recording
@@ -115,7 +115,7 @@ def test_optimizers_that_step_one_after_another_for_one_loss_make_one_batch(data
     assert sum(row.total for row in timing.rows) == timing.wall
     log = profile.observations.log
     batches = divide(log, [end - 1 for end in log.times])
-    steps = [moment.batch for moment in batches.moments if moment.phase == phases.STEP]
+    steps = [moment.batch for moment in batches.moments if moment.phase == phase_log.STEP]
     assert len(steps) >= 80
     assert set(steps) == {batch.start for batch in batches.batches}
 
@@ -183,4 +183,4 @@ def test_the_table_adds_up(batches: int) -> None:
     assert sum(row.total for row in timing.rows) == timing.wall
     assert len(divide(profile.observations.log).batches) == batches
     labels = [profile.observations.log.labels[code] for code in profile.observations.log.codes]
-    assert labels.count(phases.BACKWARD) == labels.count(phases.FORWARD) == batches
+    assert labels.count(phase_log.BACKWARD) == labels.count(phase_log.FORWARD) == batches

@@ -16,7 +16,7 @@ from fastai.basics import Callback, nn
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitFinding, FitReport, MemoryReport
-from nbguard.training.profiler.instruments.memory import growth, levels
+from nbguard.training.profiler.instruments.memory import growth, timeline
 from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
 
 KiB = 1024
@@ -155,7 +155,7 @@ def test_the_statistics_of_activations_are_named_and_the_advice_cures_it(
 
     All of its batches are read, as on a quick machine, also those after the looks: what a look frees is not the fit's.
     """
-    monkeypatch.setattr(levels, "_FIRST", (1000, 1000))
+    monkeypatch.setattr(timeline, "_FIRST", (1000, 1000))
     from fastai.callback.hook import ActivationStats
 
     def fit(*callbacks: Any) -> list[FitFinding]:

@@ -22,7 +22,7 @@ from nbguard.memory.core.counters import Counted, Reading
 from nbguard.memory.core.facts import Block, DeviceFacts, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
 from nbguard.training.profiler.analysis.figures import figures
-from nbguard.training.profiler.analysis.memory_figures import cell_figures, reading_figures
+from nbguard.training.profiler.analysis.memory_log import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.sinks import open_sink
 from tests.kernels import wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.training.profiler import run_history as kept
+from nbguard.training.profiler import profile as kept
 from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.files import check_path, write_json, write_text
 

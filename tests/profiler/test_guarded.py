@@ -238,15 +238,15 @@ AFTER_THE_FIT = [
     "nbguard.training.profiler.profile.kept_graphs",
     "nbguard.training.profiler.profile.least_kept",
     "nbguard.training.profiler.profile._tune",
-    "nbguard.training.profiler.profile.run_history.keep",
+    "nbguard.training.profiler.profile.keep",
     "nbguard.training.profiler.distributed.ranks.RankWatch.exchange",
     "nbguard.training.profiler.distributed.ranks.RankWatch.stop",
-    "nbguard.training.profiler.outputs.write_json",
-    "nbguard.training.profiler.outputs.Outputs.write",
+    "nbguard.training.profiler.profile.write_json",
+    "nbguard.training.profiler.profile.Outputs.write",
     *(
         f"nbguard.training.profiler.{place}.{action}"
         for place in (
-            "instruments.subject.Subject",
+            "instruments.instruments.Subject",
             "instruments.loader.loaders.LoaderWatch",
             "instruments.gpu.GpuWatch",
             "instruments.memory.memory.MemoryWatch",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.time.known_calls import KNOWN_CALLS, known_call
+from nbguard.training.profiler.analysis.time.stacks import KNOWN_CALLS, known_call
 from tests.profiler.loops import train
 
 

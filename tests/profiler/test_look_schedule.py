@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.training.profiler.record.look_schedule import LookSchedule
+from nbguard.training.profiler.record.log import LookSchedule
 
 
 def looked_at(schedule: LookSchedule, first: int, last: int) -> list[int]:

@@ -20,10 +20,9 @@ from torch.optim import optimizer
 from torch.utils.data import dataloader
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.notebook.monitor import FitMonitor
-from nbguard.frontend.notebook.profile import profile_fit
+from nbguard.frontend.notebook.profile import FitMonitor, profile_fit
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.profile import FitProfile
 from tests.profiler.loops import BATCH, ITEMS, Fails, items, learner, model, quiet_fit, torch_loader, train
 
@@ -79,9 +78,9 @@ def test_a_learner_fit() -> None:
         (1, True, 8), (1, False, 4), (2, True, 8), (2, False, 4),
     ]  # fmt: skip
     rows = {(row.group, row.phase) for row in timing.rows}
-    assert {("batch", phase) for phase in phases.STEP_PHASES} < rows
-    assert {("batch", "callback Recorder"), ("validation", phases.WAIT), ("validation", phases.FORWARD)} < rows
-    assert ("validation", phases.BACKWARD) not in rows
+    assert {("batch", phase) for phase in phase_log.STEP_PHASES} < rows
+    assert {("batch", "callback Recorder"), ("validation", phase_log.WAIT), ("validation", phase_log.FORWARD)} < rows
+    assert ("validation", phase_log.BACKWARD) not in rows
 
 
 def test_a_plain_loop() -> None:
@@ -92,7 +91,7 @@ def test_a_plain_loop() -> None:
         (1, True, 8), (1, False, 8), (2, True, 8), (2, False, 8),
     ]  # fmt: skip
     inside = {row.phase for row in timing.rows if row.group == "batch"}
-    assert inside == set(phases.STEP_PHASES) - {phases.TO_DEVICE, phases.TRANSFORMS} | {phases.OTHER}
+    assert inside == set(phase_log.STEP_PHASES) - {phase_log.TO_DEVICE, phase_log.TRANSFORMS} | {phase_log.OTHER}
 
 
 def test_what_takes_long_is_told_where_it_is() -> None:
@@ -114,8 +113,8 @@ def test_what_takes_long_is_told_where_it_is() -> None:
 
     medians = {row.phase: row.median or 0 for row in timing.rows if row.group == "batch"}
     assert 20e6 < medians.pop("callback Slow") < 40e6
-    assert 20e6 < medians.pop(phases.LOSS) < 40e6
-    assert 20e6 < medians.pop(phases.TRANSFORMS) < 40e6
+    assert 20e6 < medians.pop(phase_log.LOSS) < 40e6
+    assert 20e6 < medians.pop(phase_log.TRANSFORMS) < 40e6
     assert timing.step is not None
     assert timing.step > 60e6
 
@@ -141,7 +140,7 @@ def test_several_learners_and_other_loops_over_them() -> None:
 def test_workers_that_start_are_a_row() -> None:
     report = profiled(quiet_fit, learner(workers=1), 1)
 
-    assert phases.WORKERS in found(report, "around")
+    assert phase_log.WORKERS in found(report, "around")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -219,7 +218,7 @@ def test_an_optimizer_that_fails_leaves_the_rest_in_order() -> None:
     timing = profiled(cell).timing
 
     assert timing.batches == 8
-    assert {row.phase: row.total for row in timing.rows if row.group == "batch"}[phases.WAIT] > 0
+    assert {row.phase: row.total for row in timing.rows if row.group == "batch"}[phase_log.WAIT] > 0
 
 
 def test_a_closure_is_part_of_the_batch() -> None:
@@ -240,7 +239,7 @@ def test_a_closure_is_part_of_the_batch() -> None:
     timing = profiled(cell).timing
 
     assert timing.batches == 8
-    assert {phases.FORWARD, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD} <= {row.phase for row in timing.rows}
+    assert {phase_log.FORWARD, phase_log.BACKWARD, phase_log.STEP, phase_log.ZERO_GRAD} <= {row.phase for row in timing.rows}
 
 
 def test_a_fit_without_a_loader() -> None:
@@ -274,7 +273,7 @@ def test_a_loop_that_accelerate_prepared() -> None:
     timing = profiled(cell).timing
 
     assert timing.batches == 8
-    assert {phases.FORWARD, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD} <= {row.phase for row in timing.rows}
+    assert {phase_log.FORWARD, phase_log.BACKWARD, phase_log.STEP, phase_log.ZERO_GRAD} <= {row.phase for row in timing.rows}
 
 
 def test_a_callback_with_a_loop_of_its_own() -> None:
@@ -298,7 +297,7 @@ def test_a_transform_that_is_a_module_is_part_of_the_wait() -> None:
 
     report = profiled(lambda: [None for _ in loader])
 
-    assert phases.FORWARD not in {row.phase for row in report.timing.rows}
+    assert phase_log.FORWARD not in {row.phase for row in report.timing.rows}
 
 
 def test_training_is_the_same_to_the_bit() -> None:
@@ -582,5 +581,5 @@ def test_the_code_of_a_closure_is_no_part_of_the_step(by_name: bool) -> None:
 
     rows = {row.phase: row.total for row in profiled(cell).timing.rows if row.group == "batch"}
 
-    assert rows[phases.OTHER] >= 8 * 10_000_000
-    assert rows[phases.STEP] < rows[phases.OTHER]
+    assert rows[phase_log.OTHER] >= 8 * 10_000_000
+    assert rows[phase_log.STEP] < rows[phase_log.OTHER]

@@ -19,12 +19,12 @@ from nbguard.memory.core.facts import Unavailable
 from nbguard.training.profiler.analysis.memory.growth import growth_finding
 from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, memory_report
 from nbguard.training.profiler.analysis.report import Growth, MemoryReport
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.instruments.memory import growth as growth_watch
-from nbguard.training.profiler.instruments.memory import levels
+from nbguard.training.profiler.instruments.memory import timeline
 from nbguard.training.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
-from nbguard.training.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
 from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.training.profiler.instruments.memory.timeline import MOST_POINTS, LevelHistory
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.units import KiB, MiB
@@ -33,7 +33,7 @@ from tests.profiler.recording import recording
 WIDTH = 512
 BATCH = 128
 INPUT = BATCH * WIDTH * 4
-SLOW = levels._SLOW
+SLOW = timeline._SLOW
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     So may malloc's counter, which goes through all that other tests have freed.
     """
     monkeypatch.setattr(growth_watch, "_TOO_SLOW", 60.0)
-    monkeypatch.setattr(levels, "_SLOW", 1_000_000_000)
+    monkeypatch.setattr(timeline, "_SLOW", 1_000_000_000)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -111,7 +111,7 @@ def train(count: int = 40, *, keep: Keep = lambda x, loss: None, net: Any = None
 def test_phases_are_not_followed_in_a_short_fit_where_a_reading_takes_long(
     milliseconds: int, follows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(levels, "_SLOW", SLOW)
+    monkeypatch.setattr(timeline, "_SLOW", SLOW)
 
     def read() -> int:
         begun = time.thread_time_ns()
@@ -380,9 +380,9 @@ def test_points_are_in_order_and_phases_are_named() -> None:
     found = memory_of(lambda: train(20))
 
     assert [point.at for point in found.points] == sorted(point.at for point in found.points)
-    assert {phases.WAIT, phases.FORWARD, phases.BACKWARD, phases.STEP} <= {point.phase for point in found.points}
+    assert {phase_log.WAIT, phase_log.FORWARD, phase_log.BACKWARD, phase_log.STEP} <= {point.phase for point in found.points}
     assert max(point.allocated for point in found.points) <= found.peak
-    assert {each.phase for each in found.phases} >= {phases.FORWARD, phases.BACKWARD}
+    assert {each.phase for each in found.phases} >= {phase_log.FORWARD, phase_log.BACKWARD}
     assert max(each.peak for each in found.phases) <= found.peak
     assert not any(each.is_exact for each in found.phases)
     assert "malloc keeps no peak" in found.notes[0]
@@ -393,7 +393,7 @@ def test_points_are_thinned_out_evenly() -> None:
     for batch in range(3000):
         history.begin_batch()
         for _ in range(5):
-            history.add(batch, phases.FORWARD, batch, Level(batch), follows=True)
+            history.add(batch, phase_log.FORWARD, batch, Level(batch), follows=True)
 
     kept = sorted({point.batch for point in history.points})
     steps = {after - before for before, after in itertools.pairwise(kept)}
@@ -457,11 +457,11 @@ def test_a_recorded_batch_sees_inside_the_phases_and_names_the_line() -> None:
     found = memory_of(lambda: train(12, net=Wasteful()), deep=True)
     plain = memory_of(lambda: train(12, net=Wasteful()))
 
-    forward = next(each for each in found.phases if each.phase == phases.FORWARD)
-    unseen = next(each for each in plain.phases if each.phase == phases.FORWARD)
+    forward = next(each for each in found.phases if each.phase == phase_log.FORWARD)
+    unseen = next(each for each in plain.phases if each.phase == phase_log.FORWARD)
     assert forward.is_exact
     assert forward.peak - unseen.peak == pytest.approx(8 * MiB, rel=0.1)
-    assert found.peak_phase == phases.FORWARD
+    assert found.peak_phase == phase_log.FORWARD
     assert named(found)["temporaries"] == 8 * MiB
     assert (found.stacks[0].nbytes, found.stacks[0].category) == (8 * MiB, "temporaries")
     assert found.stacks[0].site.startswith("test_memory.py:")

@@ -31,8 +31,7 @@ from nbguard.training.profiler.analysis.time.batches import divide
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.training.profiler.checks import CHECKS
 from nbguard.training.profiler.checks.amp import AmpWatch
-from nbguard.training.profiler.profile import FitProfile
-from nbguard.training.profiler.run_history import forget
+from nbguard.training.profiler.profile import FitProfile, forget
 from nbguard.training.runs.analysis.record import RunCell, RunRecord
 from tests.profiler.loops import Fails, learner, quiet_fit, torch_loader, train
 from tests.profiler.record_profiles import FITS, FOLDER

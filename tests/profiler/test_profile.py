@@ -15,8 +15,7 @@ import nbguard
 from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.profile import FitProfile
-from nbguard.training.profiler.run_history import forget
+from nbguard.training.profiler.profile import FitProfile, forget
 from tests.profiler.loops import Fails, items, learner, model, quiet_fit, torch_loader, train
 from tests.profiler.recording import generators
 

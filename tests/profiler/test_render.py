@@ -25,7 +25,7 @@ from nbguard.training.profiler.analysis.report import (
     TimeRow,
     WorkerTrial,
 )
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from tests.profiler.fit_reports import GiB, MiB, healthy, partial, points, rich
 from tests.render.test_render import _golden, _parsed
 from tests.test_units import seconds
@@ -286,7 +286,7 @@ def _crowded() -> FitReport:
     )
     callbacks = tuple(
         TimeRow(
-            phase=phases.callback(f"Callback{n}"),
+            phase=phase_log.callback(f"Callback{n}"),
             callback=f"Callback{n}",
             group="batch",
             total=10**9 + 10**7 * n,

@@ -23,7 +23,7 @@ from nbguard.memory.core.counters import Counted, Reading
 from nbguard.memory.core.facts import Block, DeviceFacts, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
 from nbguard.training.profiler.analysis.figures import figures, summary
-from nbguard.training.profiler.analysis.memory_figures import cell_figures, reading_figures
+from nbguard.training.profiler.analysis.memory_log import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import (
     EpochRow,
     FitFinding,
@@ -35,7 +35,7 @@ from nbguard.training.profiler.analysis.report import (
     TimeRow,
     Timing,
 )
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.sinks import open_sink
 from nbguard.training.profiler.sinks.sink import own_random
 from nbguard.training.runs.analysis.record import record_from
@@ -50,10 +50,10 @@ EPOCH = "nbguard/epoch_total_seconds/training"
 
 def _report(step: int = 12 * MS) -> FitReport:
     rows = (
-        TimeRow(phase=phases.WAIT, group="batch", total=600 * MS, median=5 * MS, p95=9 * MS),
-        TimeRow(phase=phases.FORWARD, group="batch", total=300 * MS, median=3 * MS, p95=4 * MS),
-        TimeRow(phase=phases.FORWARD, group="validation", total=50 * MS),
-        TimeRow(phase=phases.OTHER, group="around", total=50 * MS),
+        TimeRow(phase=phase_log.WAIT, group="batch", total=600 * MS, median=5 * MS, p95=9 * MS),
+        TimeRow(phase=phase_log.FORWARD, group="batch", total=300 * MS, median=3 * MS, p95=4 * MS),
+        TimeRow(phase=phase_log.FORWARD, group="validation", total=50 * MS),
+        TimeRow(phase=phase_log.OTHER, group="around", total=50 * MS),
     )
     epochs = (
         EpochRow(number=0, is_training=True, batches=40, total=500 * MS, wait=300 * MS),
@@ -69,7 +69,7 @@ def _report(step: int = 12 * MS) -> FitReport:
         peak=3 << 30,
         start=1 << 20,
         end=2 << 20,
-        phases=(PhasePeak(phases.BACKWARD, 3 << 30),),
+        phases=(PhasePeak(phase_log.BACKWARD, 3 << 30),),
     )
     finding = FitFinding(
         kind="eps", severity="problem", what="eps rounds to zero", evidence="1e-8 in float16", change="eps=1e-4"
@@ -127,7 +127,7 @@ def test_memory_is_told_by_epoch() -> None:
     epochs = tuple(replace(epoch, start=start) for epoch, start in zip(report.timing.epochs, starts, strict=True))
     levels = ((10, 5, 8), (400, 9, 9), (500, 4, 12), (599, 3, 12), (700, 6, 12), (999, 2, 12))
     points = tuple(
-        MemoryPoint(at=at * MS, phase=phases.FORWARD, batch=1, allocated=allocated, reserved=reserved)
+        MemoryPoint(at=at * MS, phase=phase_log.FORWARD, batch=1, allocated=allocated, reserved=reserved)
         for at, allocated, reserved in levels
     )
     assert isinstance(report.memory, MemoryReport)
@@ -168,7 +168,7 @@ def test_csv_has_a_row_per_figure_and_later_fits_below(tmp_path: Path, unchanged
 
     assert len(rows) == 2 * len(figures(_report()))
     assert [float(row["value"]) for row in rows if row["name"] == "step_median"] == [0.012, 0.008]
-    (wait,) = [row for row in rows[: len(rows) // 2] if row["name"] == "phase_median" and row["of"] == phases.WAIT]
+    (wait,) = [row for row in rows[: len(rows) // 2] if row["name"] == "phase_median" and row["of"] == phase_log.WAIT]
     assert (float(wait["value"]), wait["unit"], wait["title"]) == (0.005, "seconds", "In[7] · fastai fit")
     assert [row["epoch"] for row in rows if row["name"] == "epoch_total"][:3] == ["0", "0", "1"]
 
@@ -206,7 +206,7 @@ def test_prometheus_text_is_read_by_its_own_parser(tmp_path: Path, unchanged: No
     found = {(sample.name, sample.labels.get("of")): sample.value for family in families for sample in family.samples}
 
     assert found["nbguard_step_median_seconds", None] == 0.008
-    assert found["nbguard_phase_median_seconds", phases.WAIT] == 0.005
+    assert found["nbguard_phase_median_seconds", phase_log.WAIT] == 0.005
     assert found["nbguard_memory_peak_bytes", None] == 3 << 30
     assert found["nbguard_epoch_total_seconds", "training"] == 0.4  # the last one
 

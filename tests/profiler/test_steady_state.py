@@ -16,7 +16,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from tests.profiler.loops import BATCH, learner, model, quiet_fit, torch_loader, train
 
 BATCHES = 60
@@ -113,7 +113,7 @@ def test_only_models_and_losses_are_watched_where_few_batches_are_looked_at() ->
     assert not hasattr(_MapDatasetFetcher.fetch, "__wrapped__")
     assert not any(map(watched, (nn.Sequential, nn.CrossEntropyLoss, Inner)))
     assert "__call__" not in vars(nn.Sequential)
-    assert calls(profile.report, phases.FORWARD) == calls(profile.report, phases.BACKWARD)
+    assert calls(profile.report, phase_log.FORWARD) == calls(profile.report, phase_log.BACKWARD)
 
 
 def test_a_model_of_another_class_that_is_called_later_is_seen() -> None:
@@ -128,7 +128,7 @@ def test_a_model_of_another_class_that_is_called_later_is_seen() -> None:
         fit()
 
     labels = [profile.observations.log.labels[code] for code in profile.observations.log.codes]
-    assert labels.count(phases.FORWARD) == 2 * BATCHES
+    assert labels.count(phase_log.FORWARD) == 2 * BATCHES
 
 
 def test_a_class_that_cannot_be_changed_leaves_all_modules_watched() -> None:
@@ -143,7 +143,7 @@ def test_a_class_that_cannot_be_changed_leaves_all_modules_watched() -> None:
         loop(Net(*model()), lambda _: None, BATCHES)
 
     assert profile.report.notes == ()
-    assert calls(profile.report, phases.FORWARD) == calls(profile.report, phases.BACKWARD)
+    assert calls(profile.report, phase_log.FORWARD) == calls(profile.report, phase_log.BACKWARD)
 
 
 def is_marked(owner: Any, name: str) -> bool:
@@ -170,7 +170,7 @@ def test_copies_in_a_learners_fit_are_marked_where_fastai_makes_them() -> None:
 
     assert copies.seen[0] == (True, True)
     assert copies.seen[BATCHES - 1] == (False, False)  # the loader has put the batch where the model is
-    assert calls(profile.report, phases.TO_DEVICE)
+    assert calls(profile.report, phase_log.TO_DEVICE)
     assert not is_marked(torch.Tensor, "to")
     assert not is_marked(fastai.learner, "to_device")
 
@@ -191,7 +191,7 @@ def test_a_learner_that_copies_its_batches_itself_is_timed_in_all_of_them(monkey
     assert fastai.learner.to_device is copied
     log = profile.observations.log
     marks = [log.labels[code] for code in log.codes]
-    assert marks.count(phases.TO_DEVICE) >= 2 * BATCHES  # the loader's and the Learner's
+    assert marks.count(phase_log.TO_DEVICE) >= 2 * BATCHES  # the loader's and the Learner's
 
 
 @pytest.mark.parametrize("to", [torch.float32, torch.float64])
@@ -209,7 +209,7 @@ def test_copies_of_a_plain_loop_are_marked_in_all_batches_if_it_makes_any(to: to
     assert marked[0]
     assert marked[BATCHES - 1] == (to is torch.float64)
     log = profile.observations.log
-    marks = [log.labels[code] for code in log.codes].count(phases.TO_DEVICE)
+    marks = [log.labels[code] for code in log.codes].count(phase_log.TO_DEVICE)
     assert marks == BATCHES if to is torch.float64 else marks < BATCHES
     assert not is_marked(torch.Tensor, "to")
 

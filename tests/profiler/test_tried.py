@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from nbguard.memory.scan.devices.cores import usable_cores
+from nbguard.memory.scan.devices.host import usable_cores
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
 from nbguard.training.profiler.analysis.loader.tried import LoaderRun, without_tried
 from nbguard.training.profiler.analysis.observations import FitObservations

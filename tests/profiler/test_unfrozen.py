@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations, Unfrozen, unfrozen_finding
 from nbguard.training.profiler.analysis.report import FitFinding
-from nbguard.training.profiler.instruments.memory import levels
+from nbguard.training.profiler.instruments.memory import timeline
 from nbguard.units import MiB
 
 pytestmark = pytest.mark.usefixtures("_reads_at_any_cost")
@@ -27,7 +27,7 @@ BODY = 64 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH  # values
 @pytest.fixture
 def _reads_at_any_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Malloc's counter goes through all that other tests have freed."""
-    monkeypatch.setattr(levels, "_SLOW", 1_000_000_000)
+    monkeypatch.setattr(timeline, "_SLOW", 1_000_000_000)
 
 
 def data() -> TensorDataset:

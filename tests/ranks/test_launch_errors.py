@@ -16,7 +16,7 @@ import nbguard
 from nbguard.errors import RankFactsError
 from nbguard.render.text import blocks_text
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError
-from nbguard.training.ranks.errors.launch_errors import leave_for_launcher
+from nbguard.training.ranks.errors import leave_for_launcher
 from tests.kernels import Kernel, Zygote
 
 ECHO = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:7048"

@@ -8,11 +8,11 @@ import sys
 import threading
 from pathlib import Path
 
-from nbguard.training.ranks.waker import Waker
+from nbguard.training.ranks.watchdog import Waker
 
 SCRIPT = """
 import os, signal, sys, threading, time
-from nbguard.training.ranks.waker import Waker
+from nbguard.training.ranks.watchdog import Waker
 
 def work():
     if waker.wait(60) == "terminated":

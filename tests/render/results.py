@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard import replay, what_if
-from nbguard.frontend.cluster.analysis.cleanup import EngineCleanup, EnginesCleanup
-from nbguard.frontend.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, report_of
+from nbguard.frontend.cluster.analysis import (
+    Answer,
+    EngineCleanup,
+    EngineDevice,
+    EngineMemory,
+    EnginesCleanup,
+    report_of,
+)
 from nbguard.memory.allocator.replay.replay import Difference, FileReplay
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import Request
@@ -26,17 +32,16 @@ from nbguard.memory.reports.switches import Switches
 from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.room.spill import AirbagState
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
-from nbguard.memory.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
-from nbguard.memory.snapshots.report import SnapshotReport
+from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
 from nbguard.memory.snapshots.save import SnapshotFiles
 from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
-from nbguard.training.doctor.analysis.deterministic import Deterministic, StepTimes
+from nbguard.training.doctor.analysis.determinism import Deterministic, StepTimes
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.training.doctor.analysis.serving import RepairedModel
-from nbguard.training.profiler.analysis.health.float32 import Float32Trial
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.training.profiler.analysis.health.operations import Float32Trial
 from nbguard.training.profiler.analysis.memory_log import MemoryLogState
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from nbguard.frontend.notebook.bundle import line_bundle
+from nbguard.frontend.notebook.display import line_bundle
 from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
-from nbguard.memory.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
-from nbguard.memory.reports.cell_lines import cell_line as line
-from nbguard.memory.reports.cell_lines import released_line
+from nbguard.memory.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share, released_line
+from nbguard.memory.reports.cell_ledger import cell_line as line
 from nbguard.memory.reports.switches import Switches
 from tests.render.test_render import _golden, _parsed
 

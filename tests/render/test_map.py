@@ -11,7 +11,7 @@ import pytest
 
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Block, DeviceFacts, Facts, PoolFact, Segment
-from nbguard.memory.reports.map_rows import Paints, rows_of
+from nbguard.memory.reports.map_picture import Paints, rows_of
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.core.test_pinning import losses_in_every_segment

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
-from nbguard.memory.cleanup.plan.verdict import verdict
+from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request, verdict
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import DeviceFacts, ProcessFact
 from nbguard.memory.core.gpus import GpuReading, Gpus

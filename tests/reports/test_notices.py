@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Graph
-from nbguard.memory.reports.notices.growth import judge_growth
 from nbguard.memory.reports.notices.judge import explain_departure, held_storages, judge_departure, judge_departures
 from nbguard.memory.reports.notices.notice import Departure, Notice, known_again
+from nbguard.memory.reports.notices.rounds import judge_growth
 from nbguard.memory.reports.notices.view import notice_line, notice_sentence
 from nbguard.testing import make_facts, make_graph
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.training.runs.analysis.cell_slice import cells_behind
+from nbguard.training.runs.analysis.cell_seeds import cells_behind
 
 CELLS = [
     "",

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nbguard.memory.scan import collector
-from nbguard.memory.scan.collector import keep_garbage
+from nbguard.memory.scan import pause
+from nbguard.memory.scan.pause import keep_garbage
 from nbguard.memory.scan.scan import Notebook, scan
 
 
@@ -43,7 +43,7 @@ def test_what_is_there_stays_and_what_comes_meanwhile_is_collected() -> None:
         new = [_cycle() for _ in range(100)]
         _allocate()
         assert all(ref() is not None for ref in [*old, gc_old])
-        if collector._HAS_YOUNG_ONLY:
+        if pause._HAS_YOUNG_ONLY:
             assert not any(ref() is not None for ref in new)
 
 

@@ -18,8 +18,8 @@ from nbguard.errors import TargetError
 from nbguard.memory.core.facts import Facts, UnreadFact
 from nbguard.memory.core.references.graph import reach, storages_of
 from nbguard.memory.scan.heap.kinds import Kinds
-from nbguard.memory.scan.heap.unread import Unread
-from nbguard.memory.scan.objects.describe import describe
+from nbguard.memory.scan.heap.walk import Unread
+from nbguard.memory.scan.learners import describe
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.weak_holdings import WeakLook
 
@@ -148,7 +148,7 @@ def test_an_object_that_cannot_be_read_costs_one_row(monkeypatch: pytest.MonkeyP
         raise RuntimeError("Internal error: please file an issue")
 
     monkeypatch.setattr("nbguard.memory.scan.heap.referents._array", fails)
-    monkeypatch.setattr("nbguard.memory.scan.objects.describe.tensor_shape", fails)
+    monkeypatch.setattr("nbguard.memory.scan.learners.tensor_shape", fails)
     names = {"thing": [np.empty(3, object), np.empty(2, object)], "tensor": torch.ones(1000), "keep": {"a": torch.ones(7)}}
 
     report = nbguard.report(namespace=names)

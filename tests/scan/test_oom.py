@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from nbguard.memory.cleanup.apply.oom_observer import attach, detach
-from nbguard.memory.cleanup.apply.placeholders import Placeholder
+from nbguard.memory.cleanup.apply.tracebacks import Placeholder
 from nbguard.memory.scan.devices.host import host_facts
+from nbguard.memory.scan.oom.chain import ran_out
 from nbguard.memory.scan.oom.last_error import PLACEHOLDERS
 from nbguard.memory.scan.oom.names import made_by, names_in, names_of_functions, reached_by
-from nbguard.memory.scan.oom.notes import ran_out
 from nbguard.memory.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
 

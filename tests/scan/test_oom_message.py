@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nbguard.memory.core.oom_facts import OomNote
-from nbguard.memory.scan.oom.message import OomText, as_torch_writes, belongs_to, read_text, size_of
+from nbguard.memory.scan.oom.chain import OomText, as_torch_writes, belongs_to, read_text, size_of
 
 KiB, MiB, GiB, TiB = 1024, 1024**2, 1024**3, 1024**4
 CUDA = (

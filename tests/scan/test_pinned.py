@@ -11,7 +11,7 @@ from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, PinnedFacts
 from nbguard.memory.reports.report import build_report
-from nbguard.memory.scan.devices.kept_memory.pinned import pinned_of
+from nbguard.memory.scan.devices.kept_memory import pinned_of
 from nbguard.testing import make_facts, make_graph
 
 MIB = 2**20

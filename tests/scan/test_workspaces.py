@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.memory.scan.devices.kept_memory.workspaces import lt_workspace_of
+from nbguard.memory.scan.devices.kept_memory import lt_workspace_of
 
 MIB = 2**20
 UNIFIED, SIZE = "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "CUBLASLT_WORKSPACE_SIZE"

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from nbguard import SnapshotError, snapshot_diff, snapshot_map, snapshot_report
 from nbguard.memory.core.facts import Block, DeviceFacts, Segment
 from nbguard.memory.reports.report import Report
-from nbguard.memory.snapshots.diff import difference
 from nbguard.memory.snapshots.load import site_of
-from nbguard.memory.snapshots.report import SnapshotReport, saved_device
+from nbguard.memory.snapshots.report import SnapshotReport, difference, saved_device
 
 MIB = 1024**2
 CELL = {"filename": "/tmp/ipykernel_7/123.py", "line": 3, "name": "step"}

@@ -383,7 +383,7 @@ def _living_bytes() -> int:
     """Return the bytes of all tensors that live and are not parked, counted apart from nbguard's own walk."""
     import torch
 
-    from nbguard.memory.scan.objects.parked import parked_addresses
+    from nbguard.memory.scan.parked import parked_addresses
 
     seen, storages, graph = set[Any](), dict[int, int](), type(torch.ones(1, requires_grad=True).exp().grad_fn).__mro__[-2]
     todo: list[Any] = [obj for obj in gc.get_objects() if isinstance(obj, (torch.Tensor, graph))]

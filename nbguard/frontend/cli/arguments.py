@@ -10,8 +10,8 @@ import nbguard
 from nbguard.errors import SettingsError
 from nbguard.frontend.cli import commands, files
 from nbguard.memory.core.gpu_models import gpu_size
-from nbguard.printable import printable
 from nbguard.spelling import none_of
+from nbguard.texts import printable
 from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
 from nbguard.units import parse_bytes, parse_time
 
@@ -194,7 +194,7 @@ def _add_page(command: argparse.ArgumentParser) -> None:
 
 
 def _version(text: str) -> str:
-    from nbguard.memory.allocator.model.policy import parse_version
+    from nbguard.memory.allocator.model.settings import parse_version
 
     try:
         parse_version(text)

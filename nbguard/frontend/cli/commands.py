@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from nbguard.errors import NbguardError
 from nbguard.files import open_file, unreadable
-from nbguard.frontend.cli.progress import shown_stages
-from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result
+from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result, shown_stages
 from nbguard.spelling import did_you_mean
 from nbguard.texts import form
 
@@ -120,7 +119,7 @@ def list_gpus(options: argparse.Namespace) -> int:
     """List the GPUs and the processes on them; return 1 where the driver shows none."""
     from nbguard.memory.cleanup.apply.processes import find_zombies
     from nbguard.memory.core.gpus import Gpus
-    from nbguard.memory.scan.devices.gpus import read_gpus
+    from nbguard.memory.scan.devices.cuda import read_gpus
 
     gpus, driver, reason = read_gpus()
     processes = find_zombies().judged if gpus else ()

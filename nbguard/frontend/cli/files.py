@@ -9,9 +9,10 @@ from pathlib import Path
 
 from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
 from nbguard.files import write_file
-from nbguard.frontend.cli.progress import progress
-from nbguard.frontend.cli.terminal import say, show_blocks, show_json, show_result
+from nbguard.frontend.cli.terminal import progress, say, show_blocks, show_json, show_result
 from nbguard.memory.reports.memory_map import MemoryMap
+from nbguard.render.html import blocks_html
+from nbguard.render.markup import Html, join, style_sheet, tag
 from nbguard.render.result import Result
 
 _LARGE = 32 * 1024**2
@@ -52,7 +53,7 @@ def show_map(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Show growth between two snapshots."""
-    from nbguard.memory.snapshots.diff import snapshot_diff
+    from nbguard.memory.snapshots.report import snapshot_diff
 
     _show(snapshot_diff(options.before, options.after, progress("read", _LARGE)), options)
     return 0
@@ -148,11 +149,9 @@ def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None
     """Print a result as text, or as JSON on one line; write its page and the picture of its map where these were asked for."""
     written = []
     if the_map is not None and options.html is not None:
-        from nbguard.render.page import page
-
         written.append(_write(options.html, page(result, limit=options.n)))
     if the_map is not None and options.svg is not None:
-        from nbguard.memory.reports.map_svg import map_svg
+        from nbguard.memory.reports.map_view import map_svg
 
         written.append(_write(options.svg, map_svg(the_map, options.n)))
     show_result(result, as_json=options.json, limit=options.n)
@@ -167,3 +166,23 @@ def _write(file: str, text: str) -> str:
     except OSError as error:
         raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
     return file
+
+
+# --- A result as a web page of its own, in one file, without script, that fetches nothing.
+
+
+_STYLE = style_sheet(
+    """
+:root { color-scheme: light dark; }
+body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; font: 14px/1.5 system-ui, sans-serif;
+       background: Canvas; color: CanvasText; }
+"""
+)
+
+
+def page(result: Result, **details: int) -> str:
+    """Return the HTML document; `details` as in `Result.blocks`."""
+    title = f"nbguard: {result.label}"
+    head = tag("head", Html('<meta charset="utf-8">'), tag("title", title), _STYLE)
+    body = tag("body", tag("main", tag("h1", title), blocks_html(result.blocks(**details), result.label)))
+    return str(join((Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"))))

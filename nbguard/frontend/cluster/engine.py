@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.training.ranks.errors.error_words import error_words
+from nbguard.training.ranks.errors import error_words
 
 
 def memory_facts() -> dict[str, Any]:

@@ -8,9 +8,11 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
+from fastai.callback.core import Callback
+
 from nbguard.errors import NbguardError, ReachedError
-from nbguard.memory.cells.cell_end import CellEnd
-from nbguard.shell import running_shell
+from nbguard.memory.cells.hooks import CellEnd
+from nbguard.texts import running_shell
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.profile import FitProfile
@@ -108,8 +110,44 @@ def show(report: FitReport, *, whole: bool = True) -> None:
     if at is not None and at.rank:
         return
     if running_shell() is not None:
-        from nbguard.frontend.notebook.bundle import display_bundle
+        from nbguard.frontend.notebook.display import display_bundle
 
         display_bundle(report.mimebundle(whole=whole), report.display_metadata())
     else:
         print(report)  # noqa: T201 - a script has nothing else
+
+
+# --- `FitMonitor`: the profile of a fit as a fastai callback, for scripts.
+
+
+class FitMonitor(Callback):  # type: ignore[misc]
+    """Profile each fit of a Learner: `learn.fit(3, cbs=FitMonitor())`. The report is shown when the fit ends, however.
+
+    The profile begins once the other callbacks have prepared the fit. While another profile runs (`%%profile_fit`), it leaves
+    the fit to that one.
+
+    Args:
+        show: show the report; it is in `monitor.report` anyway.
+        options: as of `profile_fit`.
+    """
+
+    order = 10**6  # the others prepare the fit before it
+
+    def __init__(self, *, show: bool = True, **options: Any) -> None:
+        self.report: FitReport | None = None
+        self._options = options_of(options)
+        self._shows = show
+
+    def before_fit(self) -> None:
+        """Start a profile that ends with this fit."""
+        if FitProfile.is_any_running():
+            return
+        profile = FitProfile(self._options)
+        profile.start()
+
+        def ended(error: BaseException | None) -> None:
+            self.report = profile.finish(error, key="FitMonitor")
+            if self._shows:
+                show(self.report)
+
+        profile.joins(self.learn, ended)

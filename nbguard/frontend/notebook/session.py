@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.display import show_card, show_notice, show_released, show_sentence
-from nbguard.frontend.notebook.notice_switch import NoticeSwitch
 from nbguard.frontend.notebook.recording import CellRecording
-from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS, SessionMemory
+from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS, NoticeSwitch, SessionMemory
 from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
 
@@ -145,7 +144,7 @@ class Session:
 
     def _next_fit(self, name: str) -> str:
         """Return the memory of the next fit of the Learner of a name."""
-        from nbguard.frontend.notebook.foreseen_row import foreseen_row
+        from nbguard.frontend.notebook.predictions import foreseen_row
 
         return foreseen_row(self._shell.user_ns, name)
 
@@ -154,7 +153,7 @@ class Session:
 
         `whole`: whether all figures stand open.
         """
-        from nbguard.frontend.notebook.foreseen_remedies import with_foreseen_bytes
+        from nbguard.frontend.notebook.predictions import with_foreseen_bytes
         from nbguard.frontend.notebook.profile import CellProfile, show
         from nbguard.training.profiler.profile import FitProfile
 

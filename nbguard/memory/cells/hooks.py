@@ -13,11 +13,136 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nbguard.errors import line_of
-from nbguard.memory.cells.cell_counters import CellCounters
-from nbguard.memory.cells.cell_scan import CellScan
+
+if TYPE_CHECKING:
+    from nbguard.memory.core.counters import Reading
+    from nbguard.memory.scan.devices.counters import Counters
+    from nbguard.memory.scan.scan import TimedScan
+
+
+# --- The end of the cell that runs now, for actions that a magic in it began.
+
+
+class CellEnd:
+    """Calls `act(result)` once, with IPython's result, when the cell that runs now ends.
+
+    It is called before the other listeners at the end of each cell, whose time, as for a scan of the heap, is not the cell's.
+    Cells inside this one and cells of other threads (subshells) are not taken for it.
+    """
+
+    def __init__(
+        self, shell: Any, act: Callable[[Any], None], failed: Callable[[BaseException | None], None] | None = None
+    ) -> None:
+        """`failed(error)` is called where the cell failed, before IPython draws the traceback, which may take seconds."""
+        self._shell = shell
+        self._failed = failed
+        self._show = shell.showtraceback
+        if failed is not None:
+            self._before = vars(shell).get("showtraceback")
+            shell.showtraceback = self._shows
+        self._events = shell.events
+        self._act = act
+        self._inside = 0
+        self._thread = threading.get_ident()
+        self._events.register("pre_run_cell", self._begins)
+        self._events.register("post_run_cell", self._ended)
+        callbacks = self._events.callbacks["post_run_cell"]
+        callbacks.insert(0, callbacks.pop())
+
+    def cancel(self) -> None:
+        """Call nobody."""
+        if self._failed is not None and vars(self._shell).get("showtraceback") == self._shows:
+            if self._before is None:
+                del self._shell.showtraceback
+            else:
+                self._shell.showtraceback = self._before
+        for event, function in (("pre_run_cell", self._begins), ("post_run_cell", self._ended)):
+            if function in self._events.callbacks[event]:
+                self._events.unregister(event, function)
+
+    def _shows(self, *args: Any, **named: Any) -> Any:
+        """Show a traceback, after `failed` where it is the one of the cell's own code."""
+        __tracebackhide__ = True
+        is_cells = named.get("running_compiled_code") and not self._inside and threading.get_ident() == self._thread
+        if is_cells and self._failed is not None:
+            with suppress(Exception):  # the user's traceback comes in any case
+                self._failed(sys.exc_info()[1])
+        return self._show(*args, **named)
+
+    def _begins(self, _: Any) -> None:
+        self._inside += threading.get_ident() == self._thread
+
+    def _ended(self, result: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if self._inside:
+            self._inside -= 1
+            return
+        self.cancel()
+        self._act(result)
+
+
+# --- The scan of the notebook after a cell, shared by all listeners that ask for it.
+
+
+class CellScan:
+    """Scans the notebook when the first listener asks for it, and hands the same scan to the others.
+
+    It is for the listeners of one cell, between its end and the beginning of the next, and so is the analysis of the scan. A
+    listener that changes the state itself hands in a scan made afterwards.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.last: TimedScan | None = None
+
+    def get(self) -> TimedScan:
+        """Return the scan of the state after the cell. Raises NoTorchError if PyTorch is not imported."""
+        if self.last is None:
+            from nbguard.memory.scan.scan import Notebook, timed_scan
+
+            self.last = timed_scan(Notebook(self._shell, self._shell.user_ns))
+        return self.last
+
+    def replace(self, after: TimedScan) -> None:
+        """Forget the scan so far: `after` was made since, when a listener had changed the state."""
+        self.last = after
+
+
+# --- The counters at the beginning and at the end of a cell, read once for all listeners that ask.
+
+
+class CellCounters:
+    """Reads the counters when the first listener asks for them, and hands the same reading to the others.
+
+    malloc may need a millisecond for its answer, and a listener that looks at the heap changes it for those after it.
+    """
+
+    def __init__(self) -> None:
+        self._counters: Counters | None = None  # made when the first listener asks
+        self._reading: Reading | None = None
+        self._is_read = False
+
+    def forget(self) -> None:
+        """Forget the reading: a cell begins or ends."""
+        self._is_read = False
+
+    def read(self) -> Reading | None:
+        """Return the counters of this end of the cell; None where there are none (`Counters.read`)."""
+        if not self._is_read:
+            self._reading, self._is_read = self.read_now(), True
+        return self._reading
+
+    def read_now(self) -> Reading | None:
+        """Return the counters as they are now, for who has changed them since by looking."""
+        if self._counters is None:
+            from nbguard.memory.scan.devices.counters import Counters
+
+            self._counters = Counters()
+        return self._counters.read()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbguard.memory.cells.cell_counters import CellCounters
-from nbguard.memory.cells.hooks import CellFact
+from nbguard.memory.cells.hooks import CellCounters, CellFact
 from nbguard.memory.core.counters import Reading
 from nbguard.memory.reports.cell_ledger import (
     NOTHING,

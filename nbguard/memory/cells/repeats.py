@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbguard.memory.core.counters import Reading
-from nbguard.memory.reports.notices.growth import judge_growth
 from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
 from nbguard.memory.reports.notices.notice import Notice
+from nbguard.memory.reports.notices.rounds import judge_growth
 
 if TYPE_CHECKING:
-    from nbguard.memory.cells.cell_counters import CellCounters
-    from nbguard.memory.cells.hooks import CellFact
+    from nbguard.memory.cells.hooks import CellCounters, CellFact
 
 _CELLS = 20
 """Cells that are remembered, by their sources."""

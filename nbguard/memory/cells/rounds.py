@@ -10,7 +10,7 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
 from nbguard.memory.reports.notices.notice import StorageKey
 from nbguard.memory.reports.notices.rounds import Garbage, RoundsReport, compare_rounds, garbage_of
-from nbguard.memory.scan.collector import keep_garbage
+from nbguard.memory.scan.pause import keep_garbage
 from nbguard.memory.scan.scan import Notebook, scan
 
 

@@ -135,7 +135,7 @@ class Zombies(Result):
     """The answer of `%reset_gpu --zombies`: every process on the devices but this one, diagnosed."""
 
     kind: ClassVar[str] = "zombies"
-    view: ClassVar[str] = "nbguard.memory.core.views.processes:zombies_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.views.device:zombies_blocks"
 
     judged: tuple[Judged, ...] = ()  # processes, each with the diagnosis and its reason
     unavailable: str = ""  # why processes could not be listed; empty if they could

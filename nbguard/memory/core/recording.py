@@ -22,7 +22,7 @@ class Recording(Result):
     """The state of the allocator's recorded history."""
 
     kind: ClassVar[str] = "recording"
-    view: ClassVar[str] = "nbguard.memory.core.views.recording:recording_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.views.device:recording_blocks"
 
     state: State  # `on` by nbguard, `waiting` for CUDA, `theirs` by someone else, or `off`
     entries: int | None = None  # kept of each device at most; None if unknown

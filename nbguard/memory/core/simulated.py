@@ -122,7 +122,7 @@ class SimulationState(Result):
     """The answer of `%gpumem simulate`: whether it is on, in words, and the figures of the device."""
 
     kind: ClassVar[str] = "simulation_state"
-    view: ClassVar[str] = "nbguard.memory.core.views.simulated:state_blocks"
+    view: ClassVar[str] = "nbguard.memory.core.views.device:state_blocks"
 
     words: str  # the sentence that is shown
     figures: Simulated  # of the device, in bytes

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_of_device
-from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.core.breakdown import NOT_OURS, Part, other_processes
+from nbguard.memory.core.analysis import NOT_OURS, Analysis, DeviceAnalysis, Part, other_processes, others_line
 from nbguard.memory.core.facts import PinnedFacts, ProcessFact, Unavailable
 from nbguard.memory.core.finding import Finding
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.pools import Pool
+from nbguard.memory.core.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.memory.reports.findings import find
+from nbguard.render.blocks import Block, Line, Listing, Section, Title
 from nbguard.render.result import Result
+from nbguard.units import MiB, counted, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class Report(Result):
     """The report of `%gpumem`. Frozen numbers and words: keeping one keeps nothing else alive."""
 
     kind: ClassVar[str] = "report"
-    view: ClassVar[str] = "nbguard.memory.reports.report_view:report_blocks"
+    view: ClassVar[str] = "nbguard.memory.reports.report:report_blocks"
 
     tracked: str  # kind of device whose tensors are tracked
     devices: tuple[DeviceReport, ...]  # one report each
@@ -91,3 +94,47 @@ def _device(device: DeviceAnalysis) -> DeviceReport:
         others=other_processes(device.facts, device.analysis.facts.pid),
         pools=device.pools,
     )
+
+
+# --- The report as blocks, per device its parts, holders and pools; then findings.
+
+
+def report_blocks(report: Report, limit: int | None = 12) -> Iterator[Block]:
+    """Yield a report; at most `limit` holders per device, without a limit all, the small ones too."""
+    if report.headline:
+        yield Title(report.headline, "dim")
+    for device in report.devices:
+        yield from _device_of_report_view(device, limit)
+    if report.pinned is not None and report.pinned.reserved >= MiB:
+        yield Line(_pinned(report.pinned), "dim")
+    if report.findings:
+        yield Listing(sentences=tuple(finding.sentence for finding in report.findings), mark="•")
+    if report.unavailable:
+        yield Listing(sentences=tuple(missing.reason for missing in report.unavailable))
+
+
+def _device_of_report_view(device: DeviceReport, limit: int | None) -> Iterator[Block]:
+    if device.total is None:
+        figures = f"{format_bytes(device.allocated)} in {counted(device.storages, 'storage')}"
+    else:
+        figures = f"this kernel {format_bytes(device.kernel)} of {format_bytes(device.total)}"
+    yield Section(device.device, device.name, figures)
+    if len(device.parts) > 1:
+        yield parts_bar(device.parts, device.total, figures)
+    if words := others_line(device.others):
+        yield Line(words, "dim")
+    if device.holders:
+        yield holder_table(holder_rows(device.holders, device.allocated, limit))
+    else:
+        yield Line("nothing is held here", "dim")
+    if (pools := pool_table(device.pools)) is not None:
+        yield pools
+
+
+def _pinned(pinned: PinnedFacts) -> str:
+    """Return the sentence on page-locked host memory."""
+    held = f"pinned host memory {format_bytes(pinned.reserved)}"
+    if pinned.active is None or pinned.unused is None:
+        return f"{held} (not of the device): this PyTorch does not tell how much of it is in use"
+    in_use, kept = format_bytes(pinned.active), format_bytes(pinned.unused)
+    return f"{held}: {in_use} in use, {kept} kept for later (not of the device)"

@@ -21,7 +21,7 @@ from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import PoolId
 from nbguard.memory.scan.devices.cuda import allocator_settings, memory_fraction, tracked_device
-from nbguard.memory.scan.devices.kept_memory.reserve import (
+from nbguard.memory.scan.devices.reserve import (
     Reserve,
     airbag_of,
     falls_back,
@@ -29,7 +29,7 @@ from nbguard.memory.scan.devices.kept_memory.reserve import (
     note_reserve,
     spilled_now,
 )
-from nbguard.memory.scan.objects.plain_torch import plain_torch
+from nbguard.memory.scan.plain_torch import plain_torch
 from nbguard.units import MiB, format_bytes
 
 _SEGMENT = 2 * MiB

@@ -18,7 +18,7 @@ from nbguard.memory.room.moving import Traveller, Trip, move_out_and_back, on_st
 from nbguard.memory.room.plan import PARKED_AS, MadeRoom, plan_room
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.heap.walk import WeakTracker
-from nbguard.memory.scan.objects.parked import movable
+from nbguard.memory.scan.parked import movable
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 
 _OTHER_SIZE = "its storage is not the whole of its block"

@@ -21,7 +21,7 @@ from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.room.airbag import Airbag
 from nbguard.memory.room.moving import Traveller, move_out_and_back
 from nbguard.memory.scan.devices.cuda import nested_stats, segments_by_device
-from nbguard.memory.scan.objects.parked import movable, storage_of
+from nbguard.memory.scan.parked import movable, storage_of
 from nbguard.memory.scan.scan import Notebook, scan
 
 _BY_ADDRESS = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "jax", "jaxlib", "tensorflow"})

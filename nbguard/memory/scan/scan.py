@@ -16,34 +16,28 @@ from nbguard.errors import NoTorchError
 from nbguard.libraries import libraries
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact
-from nbguard.memory.core.references.cycles import with_cycles_named
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
-from nbguard.memory.scan.collector import keep_garbage
+from nbguard.memory.core.references.owner_sets import with_cycles_named
 from nbguard.memory.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
-from nbguard.memory.scan.devices.kept_memory.pinned import pinned_facts
+from nbguard.memory.scan.devices.kept_memory import pinned_facts
 from nbguard.memory.scan.heap.compact import compact
 from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.heap.unwalked import exported_storages
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
-from nbguard.memory.scan.objects.compiled import has_compiled
-from nbguard.memory.scan.objects.describe import describe
-from nbguard.memory.scan.objects.learners import gradient_calls, learner_facts
-from nbguard.memory.scan.objects.parked import parked_addresses, parked_facts, shared_storages
-from nbguard.memory.scan.objects.plain_torch import unseen_by_modes
-from nbguard.memory.scan.objects.pools import pool_facts
-from nbguard.memory.scan.objects.workers import workers_facts
+from nbguard.memory.scan.learners import describe, gradient_calls, learner_facts
 from nbguard.memory.scan.oom.last_error import oom_fact
-from nbguard.memory.scan.outside.other_holders import other_holders
+from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
-from nbguard.memory.scan.pause import pause_main_thread
-from nbguard.memory.scan.roots import marimo
-from nbguard.memory.scan.roots.event_loop import ending_handles, ending_roots, loop_of, waiting_roots
-from nbguard.memory.scan.roots.frames import running_roots
+from nbguard.memory.scan.parked import parked_addresses, parked_facts, shared_storages
+from nbguard.memory.scan.pause import keep_garbage, pause_main_thread
+from nbguard.memory.scan.plain_torch import has_compiled, unseen_by_modes
+from nbguard.memory.scan.roots import tracebacks as marimo
+from nbguard.memory.scan.roots.frames import LiveRoot, running_roots
 from nbguard.memory.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
-from nbguard.memory.scan.roots.registries import registry_roots
-from nbguard.memory.scan.roots.root import LiveRoot
+from nbguard.memory.scan.roots.registries import ending_handles, ending_roots, loop_of, registry_roots, waiting_roots
 from nbguard.memory.scan.roots.tracebacks import error_roots
-from nbguard.shell import running_shell
+from nbguard.memory.scan.workers import pool_facts, workers_facts
+from nbguard.texts import running_shell
 
 _COUNTED = ("name", "module", "out")
 """Kinds of roots whose references are all in namespaces that can be counted."""

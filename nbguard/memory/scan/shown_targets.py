@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterable
 
 from nbguard.errors import TargetError
-from nbguard.memory.core.facts import Graph
-from nbguard.memory.core.references.explain_unheld import explain_unheld, is_explained
+from nbguard.memory.core.facts import Graph, Target
+from nbguard.memory.core.references.explain import explain_unheld, is_explained
 from nbguard.memory.core.references.holders import unheld
 from nbguard.memory.core.references.shown_paths import HOOK, is_written, targets_written
-from nbguard.memory.core.target import Target
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.targets import resolve_targets
 

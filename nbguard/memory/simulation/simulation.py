@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
-from nbguard.memory.allocator.model.policy import parse_version, segment_size
-from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version, segment_size
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.counters import TickReading
 from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
@@ -24,13 +23,11 @@ from nbguard.memory.core.simulated import DEVICE, NAME, TRACKED, Simulated, on_s
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.memory.reports.report import Report, build_report
-from nbguard.memory.scan.oom.cell_start import full_collections
-from nbguard.memory.scan.oom.message import as_torch_writes
-from nbguard.memory.scan.oom.notes import NOTES, cell_now, with_free_blocks
+from nbguard.memory.scan.oom.chain import NOTES, as_torch_writes, cell_now, with_free_blocks
+from nbguard.memory.scan.oom.failed_runs import full_collections
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.storage_events import StorageMode
-from nbguard.memory.simulation.device import SimulatedDevice
-from nbguard.memory.simulation.history import SimulatedHistory
+from nbguard.memory.simulation.device import SimulatedDevice, SimulatedHistory
 from nbguard.units import format_bytes
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from nbguard.errors import SnapshotError
-from nbguard.memory.allocator.replay.data import WhatIfData, whatif_data
+from nbguard.memory.allocator.replay.view import WhatIfData, whatif_data
 from nbguard.memory.allocator.replay.whatif import WhatIf, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.reports.memory_map import MemoryMap

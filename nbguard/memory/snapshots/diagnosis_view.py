@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.memory.allocator.replay.advice import recommendation, recorded_requests
 from nbguard.memory.allocator.replay.view import note_blocks, trial_blocks
+from nbguard.memory.allocator.replay.whatif import recommendation, recorded_requests
 from nbguard.memory.reports.map_view import map_blocks
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
 from nbguard.memory.snapshots.saved_view import saved_blocks

@@ -11,10 +11,8 @@ from typing import Any
 
 from nbguard.errors import SnapshotError
 from nbguard.files import read_file
-from nbguard.memory.allocator.snapshot.read import load_snapshot
-from nbguard.memory.allocator.snapshot.sidecar import LARGEST_SIDECAR, sidecar_path
-from nbguard.memory.allocator.snapshot.snapshot import Snapshot, SnapshotSegment
-from nbguard.memory.allocator.snapshot.stacks import Frame
+from nbguard.memory.allocator.snapshot.read import LARGEST_SIDECAR, load_snapshot, sidecar_path
+from nbguard.memory.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Segment
 from nbguard.render.words import clean, line_words
 

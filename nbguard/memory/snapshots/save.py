@@ -5,34 +5,141 @@ from __future__ import annotations
 import json
 import pickle
 import stat
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, NoTorchError
 from nbguard.files import write_files
+from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.sidecar import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
-from nbguard.memory.cleanup.apply.allocator_history import recording
-from nbguard.memory.core.facts import Facts
-from nbguard.memory.core.recording import Recording
-from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
+from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
+from nbguard.memory.core.facts import DeviceFacts, Facts
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording
+from nbguard.memory.core.references.holders import holdings, workspace_blocks
+from nbguard.memory.core.simulated import NAME
+from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, memory_fraction, tracked_device
 from nbguard.memory.scan.scan import Notebook, scan
-from nbguard.memory.snapshots.capture import (
-    BlockHolder,
-    block_holders,
-    cell_files,
-    sidecar_of,
-    sidecar_of_simulation,
-    torch_snapshot,
-)
 from nbguard.render.result import Result
+from nbguard.texts import running_shell
 
 if TYPE_CHECKING:
     from nbguard.memory.simulation.simulation import Simulation
+
+
+# --- PyTorch's own snapshot of its allocator, the switch of its history, and the facts a snapshot lacks. None opens a device.
+
+
+BlockHolder = tuple[int, str, tuple[int, ...]]
+"""(number of the device, label of the holder, addresses of its blocks)."""
+
+_MOST_CELLS = 5000
+"""Cells whose file names are kept, the latest."""
+
+
+def record(on: bool = True, entries: int = DEFAULT_ENTRIES) -> Recording:
+    """Keep PyTorch's history of its allocator from now on, bounded, or end it and forget it; return the state afterwards.
+
+    Where CUDA is not in use yet, recording begins when it is: no context is opened for it. A history that somebody else
+    records is left alone, by both.
+
+    Args:
+        on: keep the history; False ends it.
+        entries: how many to keep of each device, the latest.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+        NbguardError: this PyTorch has no history that can be bounded.
+    """
+    return start(entries) if on else stop()
+
+
+def torch_snapshot() -> dict[str, Any]:
+    """Return `torch.cuda.memory._snapshot()`: segments, and the history where one is recorded.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+        NbguardError: CUDA is not in use, or this PyTorch has no snapshots.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        raise NoTorchError
+    if not torch.cuda.is_initialized():
+        raise NbguardError("CUDA is not in use in this kernel yet, so its allocator has nothing to save")
+    try:
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+    except AttributeError:
+        raise NbguardError("this PyTorch has no snapshots of its allocator") from None
+    return snapshot
+
+
+def sidecar_of(devices: Iterable[DeviceFacts], settings: str | None = None) -> Sidecar:
+    """Return the facts that PyTorch's format lacks. A list by device ends before the first device whose figure is unknown.
+
+    Args:
+        devices: from a scan, in the order of their numbers.
+        settings: of the allocator, where the snapshot has them; by default from the environment.
+    """
+    torch: Any = sys.modules["torch"]
+    facts = tuple(devices)
+    fractions = tuple(memory_fraction(number) if device.has_context else 1.0 for number, device in enumerate(facts))
+    return Sidecar(
+        torch_version=str(torch.__version__),
+        settings=allocator_settings() if settings is None else settings,
+        totals=_known(device.total for device in facts),
+        frees=_known(device.free for device in facts),
+        fractions=_known(fractions),
+        names=tuple(device.name for device in facts),
+    )
+
+
+def sidecar_of_simulation(simulation: Simulation) -> Sidecar:
+    """Return the same facts about a simulated device."""
+    figures = simulation.figures()
+    return Sidecar(
+        torch_version=figures.torch_version,
+        settings=figures.settings,
+        totals=(figures.capacity,),
+        frees=(figures.free,),
+        fractions=(simulation.fraction,),
+        names=(NAME,),
+    )
+
+
+def _known(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values before the first that is None."""
+    known = []
+    for value in values:
+        if value is None:
+            break
+        known.append(value)
+    return tuple(known)
+
+
+def block_holders(facts: Facts) -> tuple[BlockHolder, ...]:
+    """Return the holders of blocks in the words of `%gpumem`, device by device, the largest first."""
+    holders: list[BlockHolder] = []
+    for number, device in enumerate(facts.devices):
+        for row, storages in holdings(facts.graph, device.device):
+            addresses = tuple(sorted(facts.graph.storages[storage].address for storage in storages))
+            if addresses:
+                holders.append((number, row.path if row.stale and row.path else row.label, addresses))
+        workspaces = workspace_blocks(facts.graph, device)
+        if workspaces:
+            holders.append((number, "cuBLAS workspaces", tuple(block.address for block in workspaces)))
+    return tuple(holders)
+
+
+def cell_files() -> dict[str, int]:
+    """Return the number of the cell for each file that IPython compiled one as, by the file's name without its folder."""
+    known = getattr(getattr(running_shell(), "compile", None), "_filename_map", None)
+    latest = list(known.items())[-_MOST_CELLS:] if type(known) is dict else []
+    return {PurePath(file).name: int(number) for file, number in latest}
+
 
 _PROTOCOL = 4
 """Of the pickle, whatever Python's default: the reader of pytorch.org/memory_viz knows none above 4."""

@@ -8,8 +8,7 @@ from nbguard.memory.allocator.replay.view import whatif_blocks
 from nbguard.memory.core import advice
 from nbguard.memory.core.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.memory.reports.report import DeviceReport
-from nbguard.memory.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
-from nbguard.memory.snapshots.report import SnapshotReport
+from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
 from nbguard.memory.snapshots.save import SnapshotFiles
 from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title

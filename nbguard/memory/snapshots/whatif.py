@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from nbguard.errors import NbguardError
-from nbguard.memory.allocator.replay.data import WhatIfData, whatif_data
+from nbguard.memory.allocator.replay.view import WhatIfData, whatif_data
 from nbguard.memory.allocator.replay.whatif import WhatIf, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.cleanup.apply.allocator_history import recording
 from nbguard.memory.core import advice
 from nbguard.memory.reports.report import build_report
 from nbguard.memory.scan.scan import Notebook, scan
-from nbguard.memory.snapshots.capture import cell_files
 from nbguard.memory.snapshots.load import Progress, load_named, with_cell_names
-from nbguard.memory.snapshots.save import live_snapshot
+from nbguard.memory.snapshots.save import cell_files, live_snapshot
 from nbguard.render.result import Result
 from nbguard.units import format_bytes
 

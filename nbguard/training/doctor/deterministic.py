@@ -12,7 +12,7 @@ from typing import Any
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
-from nbguard.training.doctor.analysis.deterministic import Deterministic
+from nbguard.training.doctor.analysis.determinism import Deterministic
 
 _MOST = 2**32
 """Seeds lie below this: numpy takes no larger ones."""
@@ -28,7 +28,7 @@ class DeterministicSwitch:
         refuse_unsettable(seed)
         torch: Any = sys.modules["torch"]
         from nbguard.memory.scan.devices.generators import LibraryGenerators
-        from nbguard.training.doctor.determinism.seeds import loaders_of
+        from nbguard.training.doctor.determinism.operations import loaders_of
         from nbguard.training.doctor.subject import subject_of
 
         self.seed = seed

@@ -6,8 +6,7 @@ import time
 
 from nbguard.training.doctor.analysis.diagnosis import Diagnosis
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks
-from nbguard.training.doctor.analysis.launch.checks import launch_checks
-from nbguard.training.doctor.analysis.launch.pod import pod_checks
+from nbguard.training.doctor.analysis.launch_checks import launch_checks, pod_checks
 from nbguard.training.doctor.analysis.machine_checks import machine_checks
 from nbguard.training.doctor.analysis.variable_checks import variable_checks
 from nbguard.training.doctor.environment import environment_facts

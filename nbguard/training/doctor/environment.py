@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbguard.memory.scan.devices.cores import usable_cores
-from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.devices.library_versions import library_versions, reading
+from nbguard.memory.scan.devices.host import host_facts, library_versions, reading, usable_cores
 from nbguard.memory.scan.devices.nvml import NvmlReader
 from nbguard.memory.scan.libraries import has_shared_state
 from nbguard.training.doctor.analysis.environment import (

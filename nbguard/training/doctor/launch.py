@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 
 from nbguard.memory.scan.libraries import has_shared_state
-from nbguard.printable import printable
 from nbguard.render.words import clean
-from nbguard.training.doctor.analysis.launch.facts import LEGACY, PREFIXES, LaunchFacts, SelfTest
+from nbguard.texts import printable
+from nbguard.training.doctor.analysis.launch_checks import LEGACY, PREFIXES, LaunchFacts, SelfTest
 from nbguard.training.ranks.analysis.launcher import number
 from nbguard.training.ranks.meeting_point import addresses_of, has_agent, is_this_host, listener_at
 

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.files import read_file, unreadable
-from nbguard.printable import printable
+from nbguard.texts import printable
 
 _LARGEST = 100 * 1024**2
 """Bytes of a notebook or a script."""

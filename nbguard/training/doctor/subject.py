@@ -11,7 +11,7 @@ from nbguard.errors import UndiagnosableError
 from nbguard.memory.core.advice import diagnose
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
-from nbguard.memory.scan.objects.learners import is_learner
+from nbguard.memory.scan.learners import is_learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

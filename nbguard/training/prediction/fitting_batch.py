@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nbguard.errors import NbguardError
-from nbguard.memory.allocator.model.policy import parse_version
+from nbguard.memory.allocator.model.settings import parse_version
 from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.predict import tracer_of
 from nbguard.training.prediction.prediction import ChangeKind, Saving

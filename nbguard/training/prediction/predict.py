@@ -2,34 +2,120 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.memory.allocator.model.policy import parse_version
-from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.memory.core.advice import PREDICT_CELL
 from nbguard.memory.scan.devices.cuda import allocator_settings
 from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.objects.learners import is_learner
+from nbguard.memory.scan.learners import is_learner
 from nbguard.texts import Text
 from nbguard.training.prediction import calibration
 from nbguard.training.prediction.code.cell import fits_of_cell
 from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.fits.sources import source_of
 from nbguard.training.prediction.hardware import Gpu, gpu_of
-from nbguard.training.prediction.imports import import_time
-from nbguard.training.prediction.largest_batch import largest_batch
 from nbguard.training.prediction.live import live_device, unopened_gpu
 from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, GpuComparison, Prediction
-from nbguard.training.prediction.refusals import refuse, refuse_optimizers
 from nbguard.training.prediction.savings.savings import savings as tried_savings
-from nbguard.training.prediction.trace import FitTracer
+from nbguard.training.prediction.trace import FitTracer, largest_batch
 from nbguard.units import format_bytes
+
+# --- The time that first imports take, as a trace meets parts of PyTorch that this process has not used yet.
+
+
+@dataclass(slots=True)
+class ImportTime:
+    """The time that imports took."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def import_time() -> Iterator[ImportTime]:
+    """Yield the time that the import statements of this thread take in the context, those that load a module."""
+    total, former, thread, depth = ImportTime(), builtins.__import__, threading.get_ident(), 0
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth or threading.get_ident() != thread:
+            return former(*args, **kwargs)
+        loaded, started = len(sys.modules), time.perf_counter()
+        depth += 1
+        try:
+            return former(*args, **kwargs)
+        finally:
+            depth -= 1
+            if len(sys.modules) != loaded:
+                total.seconds += time.perf_counter() - started
+
+    builtins.__import__ = timed
+    try:
+        yield total
+    finally:
+        builtins.__import__ = former
+
+
+# --- Modules whose memory cannot be predicted, refused by their path.
+
+
+_REFUSED = {
+    "OptimizedModule": "torch.compile plans its own buffers",
+    "DataParallel": "its replicas live on several devices",
+    "DistributedDataParallel": "its buckets depend on the process group",
+    "FullyShardedDataParallel": "its shards depend on the process group",
+    "FSDPModule": "its shards depend on the process group",
+    "ScriptModule": "TorchScript runs its operators without Python",
+    "RecursiveScriptModule": "TorchScript runs its operators without Python",
+}
+"""Modules whose memory cannot be predicted, by the class of torch's that they are, and why."""
+
+_COMPRESSED = ("apex", "bitsandbytes", "torchao")
+"""Packages whose optimizers have kernels and states of their own."""
+
+
+def refuse_optimizers(optimizers: Iterable[tuple[str, Any]]) -> None:
+    """Refuse optimizers whose memory cannot be predicted, by name.
+
+    Args:
+        optimizers: (name, optimizer) of a fit.
+
+    Raises:
+        UnpredictableError: there is one of a package with kernels of its own, such as those that keep 8 bits of their state.
+    """
+    for name, optimizer in optimizers:
+        package = type(optimizer).__module__.partition(".")[0]
+        if package in _COMPRESSED:
+            raise UnpredictableError(f"{name} is {package}'s {type(optimizer).__name__}, which has its own state and kernels")
+
+
+def refuse(modules: Iterable[tuple[str, Any]]) -> None:
+    """Refuse modules whose memory cannot be predicted, by the path to the first of them.
+
+    Args:
+        modules: (name, module) of the models of a fit.
+
+    Raises:
+        UnpredictableError: there is such a module.
+    """
+    for name, model in modules:
+        for path, module in model.named_modules():
+            for kind in type(module).__mro__:
+                reason = _REFUSED.get(kind.__name__)
+                if reason and str(kind.__module__).partition(".")[0] == "torch":
+                    where = f"{name}.{path}" if path else f"the model {name}" if name != "model" else "the model"
+                    raise UnpredictableError(f"{where} is a {kind.__name__}: {reason}")
+
 
 _EMPTY = "the device is empty before the fit; memory of other notebooks, processes and earlier cells is not counted"
 _ASSUMPTIONS = (

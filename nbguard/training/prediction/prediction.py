@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal, TypeAlias
 
+from nbguard.memory.core.gpu_models import gpu_model
+from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result
+from nbguard.texts import Text
+from nbguard.units import format_bytes, format_column, unit_of
 
 
 class FitPhase(str, Enum):
@@ -104,7 +109,7 @@ class Prediction(Result):
     """The memory of a fit that has not run. All sizes are bytes."""
 
     kind: ClassVar[str] = "prediction"
-    view: ClassVar[str] = "nbguard.training.prediction.prediction_view:prediction_blocks"
+    view: ClassVar[str] = "nbguard.training.prediction.prediction:prediction_blocks"
 
     gpu: str  # name of the GPU, or its size in words
     capacity: int | None  # of the GPU; None if none was named
@@ -155,7 +160,7 @@ class CellPrediction(Result):
     """The memory of the fits that a cell would start, or of a script's first."""
 
     kind: ClassVar[str] = "cell_prediction"
-    view: ClassVar[str] = "nbguard.training.prediction.prediction_view:cell_blocks"
+    view: ClassVar[str] = "nbguard.training.prediction.prediction:cell_blocks"
 
     executed: str  # code that has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell
@@ -166,7 +171,174 @@ class GpuComparison(Result):
     """The memory of the same fits on several GPUs."""
 
     kind: ClassVar[str] = "gpu_comparison"
-    view: ClassVar[str] = "nbguard.training.prediction.prediction_view:comparison_blocks"
+    view: ClassVar[str] = "nbguard.training.prediction.prediction:comparison_blocks"
 
     executed: str  # as of `CellPrediction`; empty if nothing has run
     fits: tuple[ForeseenFit, ...]  # all on the first GPU, then all on the next; each GPU is empty before a fit
+
+
+# --- A prediction as blocks.
+
+
+_SHORT = 0.05
+"""Seconds of imports that are not mentioned."""
+_WORTH = 0.01
+"""Share of the reserved peak that a change must save to be shown with its lines."""
+_SPOKEN_WITH_A_VOWEL = "AHLMR"
+"""First letters of models that follow "an": an A100, an RTX 3060."""
+_ANSWERS = {True: "It fits", False: "It does not fit", None: "It is not known whether it fits"}
+
+
+def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> Iterator[Block]:
+    """Yield the answer, the peaks and their parts, the assumptions unless they are shown already."""
+    yield Title(_verdict(prediction), "strong")
+    yield Line(prediction.why)
+    rows = (
+        ("peak allocated", prediction.peak_allocated, _place(prediction.peak)),
+        ("peak reserved", prediction.peak_reserved, "by PyTorch's allocator"),
+        ("CUDA context", prediction.context, "and other processes, measured" if prediction.is_live else "assumed"),
+        ("band", prediction.band, "for library memory that cannot be computed"),
+    )
+    figures = format_column([nbytes for _, nbytes, _ in rows], unit_of(prediction.need))
+    shown = tuple(TableRow(cells=(name, figure, note)) for (name, _, note), figure in zip(rows, figures, strict=True))
+    yield Table(rows=shown, figures=(1,))
+    yield from _made_of(prediction)
+    imports = f" after {prediction.import_seconds:.1f} s of imports" if prediction.import_seconds >= _SHORT else ""
+    yield Line(
+        f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · "
+        f"predicted in {prediction.seconds:.1f} s{imports}"
+    )
+    yield from _savings(prediction)
+    if prediction.largest is not None:
+        yield Line(_largest(prediction.largest), "strong")
+    if prediction.unknown:
+        yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
+    if prediction.assumptions and assumptions:
+        yield Listing(sentences=tuple(Text("assumed: ") + text for text in prediction.assumptions))
+
+
+def _verdict(prediction: Prediction) -> str:
+    """Return the answer in a sentence, with the bytes that the fit takes and those that CUDA takes by itself."""
+    context = f"{format_bytes(prediction.context)} {'that is in use already' if prediction.is_live else 'for CUDA itself'}"
+    takes = f"{format_bytes(prediction.peak_reserved)} for tensors and cache, plus about {context}"
+    if prediction.capacity is None:
+        return f"The next fit takes {takes}"
+    gpu = prediction.gpu
+    if gpu_model(gpu):
+        gpu = f"{'an' if gpu[0] in _SPOKEN_WITH_A_VOWEL else 'a'} {gpu}"
+    if prediction.fits is None and prediction.unknown and prediction.need <= prediction.capacity:
+        return f"As far as it could be traced, it fits on {gpu}: {takes}"
+    return f"{_ANSWERS[prediction.fits]} on {gpu}: {takes}"
+
+
+def _place(peak: PeakPlace) -> str:
+    """Return where the peak is, in words."""
+    words = "the batch comes" if peak.phase is FitPhase.BATCH else str(peak.phase)
+    if peak.module_class:
+        words += f" of {peak.module} ({peak.module_class})" if peak.module else f" of {peak.module_class}"
+    return f"in tensors: batch {peak.batch}, {words}" + (f", {peak.line}" if peak.line else "")
+
+
+def _made_of(prediction: Prediction) -> Iterator[Block]:
+    """Yield the bytes allocated at the peak by category, and the peak of each phase."""
+    unit = unit_of(prediction.peak_allocated)
+    figures = format_column([each.nbytes for each in prediction.categories], unit)
+    rows = (TableRow(cells=(str(each.category), figure)) for each, figure in zip(prediction.categories, figures, strict=True))
+    yield Line("allocated at the peak:", "strong")
+    yield Table(rows=tuple(rows), figures=(1,))
+    phases = " · ".join(f"{each.phase} {format_bytes(each.peak_allocated)}" for each in prediction.phases)
+    yield Line(f"peak of each phase: {phases}")
+    first, steady = format_bytes(prediction.first_batch), format_bytes(prediction.steady)
+    yield Line(f"first batch {first}, later ones {steady}")
+
+
+def cell_blocks(cell: CellPrediction) -> Iterator[Block]:
+    """Yield the predictions of a cell's fits one after the other."""
+    yield Line(f"predicted; {cell.executed}:", "dim")
+    for fit in cell.fits:
+        yield Line(fit.text, "strong")
+        yield from prediction_blocks(fit.prediction, assumptions=fit is cell.fits[-1])
+
+
+_FITS = {True: "fits", False: "does not fit", None: "may fit"}
+
+
+def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
+    """Yield a table for each fit, with a row for each GPU in the given order."""
+    if comparison.executed:
+        yield Line(f"predicted; {comparison.executed}:", "dim")
+    for text in dict.fromkeys(fit.text for fit in comparison.fits):
+        predictions = [fit.prediction for fit in comparison.fits if fit.text == text]
+        yield Line(text, "strong")
+        yield _of_gpus(predictions)
+    found = [fit.prediction for fit in comparison.fits]
+    sentences = [f"not counted: {text}" for each in found for text in each.unknown]
+    sentences += [Text("assumed: ") + text for each in found for text in each.assumptions]
+    if sentences:
+        yield Listing(sentences=tuple(dict.fromkeys(sentences)))
+
+
+def _of_gpus(predictions: list[Prediction]) -> Table:
+    """Return the GPUs, whether the fit runs on each, and the memory it leaves free; also the largest batches on request."""
+    unit = unit_of(max(each.need for each in predictions))
+    needs = format_column([each.need for each in predictions], unit)
+    margins = [(each.capacity or 0) - each.need for each in predictions]
+    figures = format_column([abs(margin) for margin in margins], unit)
+    has_largest = any(each.largest is not None for each in predictions)
+    rows = []
+    for each, need, margin, figure in zip(predictions, needs, margins, figures, strict=True):
+        size = format_bytes(each.capacity or 0)
+        cells = (each.gpu, size, _FITS[each.fits], need, f"−{figure}" if margin < 0 else figure)
+        rows.append(TableRow(cells=(*cells, "" if each.largest is None else _items(each.largest)) if has_largest else cells))
+    names = ("GPU", "memory", "the fit", "it needs", "margin", *(("largest batch",) if has_largest else ()))
+    return Table(rows=tuple(rows), names=names, figures=(1, 3, 4))
+
+
+def _items(largest: LargestBatch) -> str:
+    """Return the largest batches in a few words: `31, up to 34 may fit`."""
+    if not largest.limit:
+        return "none"
+    if largest.sure == largest.limit:
+        return f"{largest.sure}"
+    return f"{largest.sure or 'none'}, up to {largest.limit} may fit"
+
+
+def _savings(prediction: Prediction) -> Iterator[Block]:
+    """Yield the changes that save memory, each with the lines that do it, and the names of those that do not."""
+    helping = [saving for saving in prediction.savings if saving.saved > _WORTH * prediction.peak_reserved]
+    if helping:
+        figures = format_column([saving.saved for saving in helping], unit_of(prediction.peak_reserved))
+        rows = (
+            TableRow(cells=(each.name, f"−{figure}", _fits_after(prediction, each) + each.cost + _largest_after(each)))
+            for each, figure in zip(helping, figures, strict=True)
+        )
+        yield Line("changes that would save memory (of the reserved peak):", "strong")
+        yield Table(rows=tuple(rows), figures=(1,))
+        for saving in helping:
+            yield Line(f"{saving.name}:", "dim")
+            yield from map(Line, saving.code.splitlines() or [f"PYTORCH_ALLOC_CONF={saving.settings}"])
+    others = [saving.name for saving in prediction.savings if saving not in helping]
+    if others:
+        yield Line(f"would save next to nothing here: {', '.join(others)}", "dim")
+
+
+def _fits_after(prediction: Prediction, saving: Saving) -> str:
+    """Return whether the fit runs after a change, where it does not as it is."""
+    if prediction.fits or saving.fits is None:
+        return ""
+    return "then it fits; " if saving.fits else "even then it does not fit; "
+
+
+def _largest_after(saving: Saving) -> str:
+    return "" if saving.largest is None else f"; {_largest(saving.largest)}"
+
+
+def _largest(largest: LargestBatch) -> str:
+    """Return the largest batches in a sentence."""
+    if not largest.limit:
+        return "largest batch: not even one item fits"
+    whole = ", the whole training set" if largest.is_whole_set else ""
+    if largest.sure == largest.limit:
+        return f"largest batch: {largest.limit} fits{whole}"
+    sure = "none is sure to fit" if not largest.sure else f"{largest.sure} is sure to fit"
+    return f"largest batch: {sure}; up to {largest.limit}{whole} may fit, with nothing left for memory that cannot be computed"

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.memory.core.advice import STOP_ON_NAN, repair_nan
-from nbguard.memory.scan.objects.module_hooks import hooks_of
+from nbguard.memory.scan.plain_torch import hooks_of
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair, line_for
 from nbguard.training.profiler.analysis.health.nonfinite import NotFinite, Origin
 from nbguard.training.profiler.record.model_calls import CallArguments
@@ -71,9 +71,8 @@ def origin_on(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Ori
     """
     import torch
 
-    from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
     from nbguard.training.profiler.nonfinite.origin import origin_of_loss
-    from nbguard.training.profiler.nonfinite.rerun import ForwardCall, autocast_of, device_type
+    from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, autocast_of, device_type
 
     arguments = CallArguments.of(inputs, named)
     autocast = autocast_of(torch, device_type(torch, arguments))

@@ -3,25 +3,127 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nbguard.errors import NbguardError, StoppedAtNaN
-from nbguard.training.profiler import run_history
+from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
-from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.training.profiler.analysis.loader.tried import LoaderRun, WorkerTuning
 from nbguard.training.profiler.analysis.memory.growth import KeptGraphs, least_kept
 from nbguard.training.profiler.analysis.observations import Failure, FitObservations
-from nbguard.training.profiler.analysis.report import Ending, FitReport, Overhead, Timing
-from nbguard.training.profiler.analysis.time import phases
-from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryReport, Overhead, Timing
+from nbguard.training.profiler.analysis.time import phase_log as phases
+from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, joined
+from nbguard.training.profiler.analysis.time.trace import trace_events
+from nbguard.training.profiler.files import check_path, write_json, write_text
 from nbguard.training.profiler.instruments.instruments import Instruments
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.growth import kept_graphs, operations_so_far
 from nbguard.training.profiler.options import FitOptions
-from nbguard.training.profiler.outputs import Outputs
 from nbguard.training.profiler.record.recorder import Recorder
+from nbguard.training.profiler.sinks import open_sink
+
+# --- The files and logs of a profile, checked before the fit, which may take hours, and written after it.
+
+
+class Outputs:
+    """The files and logs that the options of a profile name.
+
+    Raises:
+        NbguardError: one of them could not be written.
+    """
+
+    def __init__(self, options: FitOptions) -> None:
+        self._trace = check_path(options.trace) if options.trace else None
+        self._json = check_path(options.json) if options.json else None
+        self._save = check_path(options.save) if options.save else None
+        self._sinks = [open_sink(spec) for spec in options.logs]
+        self.failed: list[str] = []
+
+    def write(self, report: FitReport, observations: FitObservations) -> Iterator[str]:
+        """Write everything and yield the places, in words; failures are in `failed`."""
+        for place, act in self._acts(report, observations):
+            try:
+                act()
+            except NbguardError as error:
+                self.failed.append(str(error))
+            else:
+                yield place
+
+    def _acts(self, report: FitReport, observations: FitObservations) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield each place to write to, and the function that writes there."""
+        if self._trace is not None:
+            yield str(self._trace), partial(_write_trace, self._trace, report, observations)
+        if self._json is not None:
+            yield str(self._json), partial(_write_json, self._json, report)
+        if self._save is not None:
+            yield str(self._save), partial(_write_observations, self._save, observations)
+        for sink in self._sinks:
+            for each in (*report.earlier, report):
+                yield sink.place, partial(sink.write, each)
+
+
+def _write_trace(path: Path, report: FitReport, observations: FitObservations) -> None:
+    points = report.memory.points if isinstance(report.memory, MemoryReport) else ()
+    logs = [*(earlier.log for earlier in observations.earlier), observations.log]
+    spans = [
+        span for each in (*observations.earlier, observations) if each.operators is not None for span in each.operators.spans
+    ]
+    write_json(path, trace_events(joined(logs), points, report.title, spans))
+
+
+def _write_observations(path: Path, observations: FitObservations) -> None:
+    write_text(path, observations.to_json())
+
+
+def _write_json(path: Path, report: FitReport) -> None:
+    write_json(path, report.to_data())
+
+
+# --- The last runs of the cells of this process, kept for `--compare last`, and to give no advice again that did not help.
+#
+# Plain figures: nothing of the user's is held.
+
+
+_LIMIT = 20
+
+_runs: dict[str, FitSamples] = {}
+_loaders: deque[LoaderRun] = deque(maxlen=_LIMIT)
+
+
+def keep(cell: str, run: FitSamples) -> None:
+    """Keep the run of a cell, known by its text; the oldest go when there are too many."""
+    _runs.pop(cell, None)
+    _runs[cell] = run
+    for oldest in list(_runs)[:-_LIMIT]:
+        del _runs[oldest]
+
+
+def last(cell: str) -> FitSamples | None:
+    """Return the last run of a cell of this text; of a text never run, as after an edit, the last run of any cell."""
+    return _runs.get(cell) or next(reversed(_runs.values()), None)
+
+
+def keep_loader(run: LoaderRun) -> None:
+    """Keep how the loader of a fit was set up, with the time that an epoch took."""
+    _loaders.append(run)
+
+
+def loaders(fit: str) -> tuple[LoaderRun, ...]:
+    """Return the loaders of the last runs of a fit, known by its `LoaderRun.fit`; the latest last."""
+    return tuple(run for run in _loaders if run.fit == fit)
+
+
+def forget() -> None:
+    """Forget all runs."""
+    _runs.clear()
+    _loaders.clear()
+
 
 _T = TypeVar("_T")
 _running: FitProfile | None = None
@@ -181,9 +283,9 @@ class FitProfile:
             kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least, tracked), none)
             observed = replace(observed, kept_graphs=kept)
         if (run := analysis.loader_run) is not None:
-            observed = replace(observed, tried=run_history.loaders(run.fit))
+            observed = replace(observed, tried=loaders(run.fit))
         if options.compare:
-            observed = replace(observed, is_compared=True, before=run_history.last(key))
+            observed = replace(observed, is_compared=True, before=last(key))
         ranks = self._attempt("other ranks", lambda: instruments.ranks.exchange(analysis.rank_row), None)
         return analysis.with_more(replace(observed, ranks=ranks))
 
@@ -191,9 +293,9 @@ class FitProfile:
 def _keep(analysis: FitAnalysis, key: str) -> None:
     """Keep the figures of a fit, to compare the next run of the same code with."""
     if analysis.timing.batches:
-        run_history.keep(key, analysis.samples)
+        keep(key, analysis.samples)
     if analysis.observations.ending == "complete" and (run := analysis.loader_run) is not None:
-        run_history.keep_loader(run)
+        keep_loader(run)
 
 
 def _bare(observed: FitObservations) -> FitReport:
@@ -239,6 +341,6 @@ def ending_of(error: BaseException | None) -> Ending:
         return "interrupted"
     if isinstance(error, StoppedAtNaN):
         return "stopped at NaN"
-    from nbguard.memory.scan.oom.notes import ran_out
+    from nbguard.memory.scan.oom.chain import ran_out
 
     return "out of memory" if ran_out(error) else "error"

@@ -114,8 +114,7 @@ class watch_ranks:  # noqa: N801 - used like a function
     def _failed(self, error: Exception, board: JobBoard, watchdog: HangWatchdog) -> None:
         """Tell the other ranks of an error, and say whether it is this rank's own or an echo of another's."""
         from nbguard.training.ranks.analysis.event_faults import is_echo
-        from nbguard.training.ranks.errors.error_words import error_words, raised_at
-        from nbguard.training.ranks.errors.launch_errors import leave_for_launcher
+        from nbguard.training.ranks.errors import error_words, leave_for_launcher, raised_at
 
         board.join()  # before another rank that fails takes its file away
         words = error_words(error)

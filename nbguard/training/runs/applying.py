@@ -16,8 +16,8 @@ from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord, l
 from nbguard.training.runs.analysis.comparison import NOT_THERE, RunDifference, compare_records
 from nbguard.training.runs.analysis.record import NEVER_SET, RunRecord, Topic
 from nbguard.training.runs.comparing import record_of
-from nbguard.training.runs.ingredients import Ingredients, ingredients_of
 from nbguard.training.runs.run_record import collect
+from nbguard.training.runs.settings import Ingredients, ingredients_of
 
 _MODES = {"off": 0, "warn only": 1, "on": 2}
 _LEARNERS = ("lr", "wd", "moms", "wd_bn_bias", "train_bn")

@@ -13,8 +13,7 @@ from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.fingerprint import array_hash, is_tensor, spread, tensors_hash, texts_hash
-from nbguard.training.runs.ingredients import Ingredients
-from nbguard.training.runs.settings import LOADERS
+from nbguard.training.runs.settings import LOADERS, Ingredients
 
 _FILES = 1000
 """Files whose sizes are asked for, evenly spread over all: names are taken of all."""

@@ -10,13 +10,19 @@ from typing import Any
 
 from nbguard.memory.scan.scan import Notebook
 from nbguard.training.runs.analysis.record import TOPICS, RunCell, RunRecord
-from nbguard.training.runs.code import collect_cells, collect_modules, names_of, notebook_path
+from nbguard.training.runs.code import collect_cells, collect_git, collect_modules, names_of, notebook_path
 from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.data import collect_data
-from nbguard.training.runs.git import collect_git
-from nbguard.training.runs.ingredients import Ingredients, ingredients_of
-from nbguard.training.runs.seeds import collect_generators, collect_seeds
-from nbguard.training.runs.settings import collect_learner, collect_loaders, collect_model, collect_optimizer
+from nbguard.training.runs.settings import (
+    Ingredients,
+    collect_generators,
+    collect_learner,
+    collect_loaders,
+    collect_model,
+    collect_optimizer,
+    collect_seeds,
+    ingredients_of,
+)
 from nbguard.training.runs.surroundings import (
     collect_hardware,
     collect_place,

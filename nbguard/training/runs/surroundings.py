@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbguard.memory.scan.devices.cores import usable_cores
-from nbguard.memory.scan.devices.library_versions import dotted, library_versions
+from nbguard.memory.scan.devices.host import dotted, library_versions, usable_cores
 from nbguard.memory.scan.devices.nvml import NvmlReader
 from nbguard.training.runs.analysis.secrets import HIDDEN, RECORDED_VARIABLES, is_secret_name, without_secrets
 from nbguard.training.runs.collector import FactCollector

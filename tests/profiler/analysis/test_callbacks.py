@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard.training.profiler.analysis.report import TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
-from nbguard.training.profiler.analysis.time.callbacks import slow_callbacks
+from nbguard.training.profiler.analysis.time import phase_log
+from nbguard.training.profiler.analysis.time.batches import slow_callbacks
 from tests.profiler.analysis.timings import MS, timing
 
 
@@ -23,10 +23,10 @@ def test_a_callback_that_takes_a_share_of_a_batch_is_named() -> None:
 
 
 def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
-    row = TimeRow(phase=phases.callback("Logs"), callback="Logs", group="batch", total=300 * MS, median=0, p95=30 * MS)
+    row = TimeRow(phase=phase_log.callback("Logs"), callback="Logs", group="batch", total=300 * MS, median=0, p95=30 * MS)
     every_tenth = Timing(
         wall=1300 * MS,
-        rows=(TimeRow(phase=phases.FORWARD, group="batch", total=1000 * MS, median=10 * MS), row),
+        rows=(TimeRow(phase=phase_log.FORWARD, group="batch", total=1000 * MS, median=10 * MS), row),
         batches=100,
         warm_up=3,
         step=10 * MS,
@@ -49,7 +49,7 @@ def test_a_callback_beside_a_gpu_at_work_costs_what_this_does_not_fill() -> None
 
 
 def test_a_callback_in_validation_or_of_a_fit_without_a_step_is_no_finding() -> None:
-    slow = TimeRow(phase=phases.callback("Slow"), group="validation", total=900 * MS, callback="Slow")
+    slow = TimeRow(phase=phase_log.callback("Slow"), group="validation", total=900 * MS, callback="Slow")
     whole = timing(forward=10 * MS)
 
     assert list(slow_callbacks(replace(whole, rows=(*whole.rows, slow)))) == []

@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.training.profiler.analysis.compare import LIMIT, PEAK, FitSamples, compare, fit_samples, thinned, words
+from nbguard.training.profiler.analysis.compare import (
+    LIMIT,
+    PEAK,
+    FitSamples,
+    compare,
+    fit_samples,
+    ratio_interval,
+    stretch,
+    thinned,
+    words,
+)
 from nbguard.training.profiler.analysis.report import Setting
-from nbguard.training.profiler.analysis.time import phases
-from nbguard.training.profiler.analysis.time.bootstrap import ratio_interval, stretch
+from nbguard.training.profiler.analysis.time import phase_log
 
 MIB = 1 << 20
 
@@ -32,7 +41,7 @@ def _drifting(batches: int, seed: int, memory: float = 0.9) -> list[int]:
 
 
 def _run(step: float, batches: int = 60, seed: int = 1, **facts: object) -> FitSamples:
-    parts = {phases.FORWARD: _noisy(3e6, batches, seed + 50), phases.WAIT: _noisy(step - 3e6, batches, seed + 90)}
+    parts = {phase_log.FORWARD: _noisy(3e6, batches, seed + 50), phase_log.WAIT: _noisy(step - 3e6, batches, seed + 90)}
     run = fit_samples("In[1] · fastai fit", batches + 3, _noisy(step, batches, seed), parts, 100 * MIB)
     return replace(run, **facts)  # type: ignore[arg-type]
 
@@ -53,8 +62,8 @@ def test_a_gain_is_told_with_its_interval() -> None:
 def test_the_phase_that_changed_comes_first_and_the_other_shows_nothing() -> None:
     _, first, second, peak = compare(_run(8.1e6, seed=2), _run(12.4e6)).changes
 
-    assert (first.name, first.is_significant) == (phases.WAIT, True)
-    assert (second.name, second.is_significant) == (phases.FORWARD, False)
+    assert (first.name, first.is_significant) == (phase_log.WAIT, True)
+    assert (second.name, second.is_significant) == (phase_log.FORWARD, False)
     assert (peak.name, peak.before, peak.now, peak.is_significant) == (PEAK, 100 * MIB, 100 * MIB, None)
 
 

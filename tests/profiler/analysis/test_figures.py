@@ -7,7 +7,7 @@ from dataclasses import replace
 from nbguard.memory.core.facts import Unavailable
 from nbguard.training.profiler.analysis.figures import Figure, figures, summary
 from nbguard.training.profiler.analysis.report import TimeRow
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from tests.profiler.fit_reports import healthy, rich
 
 
@@ -38,7 +38,7 @@ def test_an_unknown_figure_is_left_out() -> None:
 
 
 def test_phases_of_the_same_name_in_training_and_validation_are_told_apart() -> None:
-    forward = [TimeRow(phase=phases.FORWARD, group=group, total=10**9) for group in ("batch", "validation", "around")]
+    forward = [TimeRow(phase=phase_log.FORWARD, group=group, total=10**9) for group in ("batch", "validation", "around")]
     report = replace(healthy(), timing=replace(healthy().timing, rows=tuple(forward)))
     totals = {figure.of for figure in figures(report) if figure.name == "phase_total"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.gpu import GpuMark, gpu_facts, lags
 
 MS = 1_000_000
@@ -36,19 +36,19 @@ def timeline(batch: list[Phase], batches: int = 40, drift: float = 0.0, offset: 
 
 
 GPU_BOUND = [
-    (phases.WAIT, 0.1, 0, 1, False),
-    (phases.FORWARD, 1, 8, 20, False),
-    (phases.BACKWARD, 1, 16, 20, False),
-    (phases.STEP, 0.5, 2, 10, False),
-    (phases.OTHER, 0.1, 0, 1, True),
+    (phase_log.WAIT, 0.1, 0, 1, False),
+    (phase_log.FORWARD, 1, 8, 20, False),
+    (phase_log.BACKWARD, 1, 16, 20, False),
+    (phase_log.STEP, 0.5, 2, 10, False),
+    (phase_log.OTHER, 0.1, 0, 1, True),
 ]
-STARVED = [(phases.WAIT, 30, 0, 1, False), *GPU_BOUND[1:]]
+STARVED = [(phase_log.WAIT, 30, 0, 1, False), *GPU_BOUND[1:]]
 PYTHON_BOUND = [
-    (phases.WAIT, 0.1, 0, 1, False),
-    (phases.FORWARD, 8, 0.8, 200, False),
-    (phases.BACKWARD, 8, 0.8, 200, False),
-    (phases.STEP, 2, 0.2, 50, False),
-    (phases.OTHER, 1, 0, 1, False),
+    (phase_log.WAIT, 0.1, 0, 1, False),
+    (phase_log.FORWARD, 8, 0.8, 200, False),
+    (phase_log.BACKWARD, 8, 0.8, 200, False),
+    (phase_log.STEP, 2, 0.2, 50, False),
+    (phase_log.OTHER, 1, 0, 1, False),
 ]
 
 
@@ -60,9 +60,9 @@ def test_a_gpu_that_has_enough_to_do_is_busy(drift: float, waits: bool) -> None:
     assert facts.busy is not None
     assert facts.busy > 0.95
     found = dict(facts.phases)
-    assert found[phases.FORWARD] == pytest.approx(8 * MS, rel=0.05)
-    assert found[phases.BACKWARD] == pytest.approx(16 * MS, rel=0.05)
-    assert found[phases.STEP] == pytest.approx(2 * MS, rel=0.05)
+    assert found[phase_log.FORWARD] == pytest.approx(8 * MS, rel=0.05)
+    assert found[phase_log.BACKWARD] == pytest.approx(16 * MS, rel=0.05)
+    assert found[phase_log.STEP] == pytest.approx(2 * MS, rel=0.05)
 
 
 @pytest.mark.parametrize("drift", [0.0, 1e-5, -1e-5])
@@ -70,7 +70,7 @@ def test_a_gpu_that_waits_for_data_is_idle(drift: float) -> None:
     facts = gpu_facts(timeline(STARVED, batches=4000, drift=drift))  # by its end the clocks are 2.2 ms apart
     assert facts.idle == pytest.approx(30 / 56, abs=0.03)
     assert facts.busy == pytest.approx(26 / 56, abs=0.03)
-    assert phases.WAIT not in dict(facts.phases)
+    assert phase_log.WAIT not in dict(facts.phases)
 
 
 def test_a_gpu_that_is_given_small_pieces_is_paced() -> None:
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_given_small_pieces_is_paced() -> None:
 
 
 def test_a_wait_that_the_gpu_fills_with_work_is_no_idleness() -> None:
-    batch = [(phases.WAIT, 20, 0, 1, False), *GPU_BOUND[1:4]]  # the loader waits while the GPU still works: 26 ms of 26
+    batch = [(phase_log.WAIT, 20, 0, 1, False), *GPU_BOUND[1:4]]  # the loader waits while the GPU still works: 26 ms of 26
     facts = gpu_facts(timeline(batch))
     assert facts.busy is not None
     assert facts.busy > 0.95
@@ -101,19 +101,19 @@ def test_what_was_not_followed_is_no_stretch() -> None:
         for at, mark in enumerate(marks)
     ]
     found = dict(gpu_facts(cut).phases)
-    assert found[phases.FORWARD] == pytest.approx(8 * MS, rel=0.05)
+    assert found[phase_log.FORWARD] == pytest.approx(8 * MS, rel=0.05)
 
 
 def test_validation_is_left_out() -> None:
     """Its forward passes have other sizes, and its end asks for a batch in vain."""
-    validation = [(phases.WAIT, 40, 0, 1, False), (phases.FORWARD, 1, 3, 1, False), (phases.OTHER, 0.1, 0, 1, True)]
+    validation = [(phase_log.WAIT, 40, 0, 1, False), (phase_log.FORWARD, 1, 3, 1, False), (phase_log.OTHER, 0.1, 0, 1, True)]
     marks = timeline(GPU_BOUND)
     last = marks[-1]
     marks += [
         GpuMark(mark.batch + 40, mark.phase, last.host + mark.host, last.gpu + mark.gpu - marks[0].gpu)
         for mark in timeline(validation, batches=100)
     ]
-    assert dict(gpu_facts(marks).phases)[phases.FORWARD] == pytest.approx(8 * MS, rel=0.05)
+    assert dict(gpu_facts(marks).phases)[phase_log.FORWARD] == pytest.approx(8 * MS, rel=0.05)
     assert gpu_facts(marks).busy == pytest.approx(gpu_facts(timeline(GPU_BOUND)).busy, abs=0.01)
 
 

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from nbguard.training.profiler.analysis.health.health import health
 from nbguard.training.profiler.analysis.health.nonfinite import (
     BatchPosition,
     FiniteFacts,
@@ -19,9 +18,10 @@ from nbguard.training.profiler.analysis.health.nonfinite import (
     Origin,
     nan_findings,
 )
+from nbguard.training.profiler.analysis.health.untrained import health
 from nbguard.training.profiler.analysis.remedies import RemedyContext, remedies, remedy_context
 from nbguard.training.profiler.analysis.report import Category, FitFinding, MemoryReport
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.amp import AmpFacts, ScalerFacts, amp_findings
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.checks.fp16_range import RangeFacts
@@ -283,11 +283,11 @@ def test_gradients_thrown_away_for_nothing_and_many_optimizers() -> None:
     assert optimizer_findings(replace(thrown, optimizers=(*thrown.optimizers, OptimizerFacts(name="SGD", steps=10)))) == ()
 
     unused = OptimizersFacts(backwards=9, unused=UnusedGradients(("body.0.weight",), 0.5))
-    (finding,) = optimizer_findings(unused, times={phases.BACKWARD: 8 * MS})
+    (finding,) = optimizer_findings(unused, times={phase_log.BACKWARD: 8 * MS})
     assert (finding.time, "`model.body`" in finding.change) == (2 * MS, True)
 
     many = OptimizersFacts(optimizers=tuple(OptimizerFacts(name="Adam", steps=9, parameters=1) for _ in range(20)), backwards=9)
-    (finding,) = optimizer_findings(many, times={phases.STEP: 20 * MS})
+    (finding,) = optimizer_findings(many, times={phase_log.STEP: 20 * MS})
     assert finding.what == "20 optimizers step in each batch"
     assert finding.time == 19 * MS
     assert optimizer_findings(replace(many, backwards=180)) == ()  # one of them in each batch

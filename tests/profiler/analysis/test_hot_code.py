@@ -8,7 +8,7 @@ import pytest
 
 from nbguard.libraries import library_work
 from nbguard.training.profiler.analysis.report import Group, TimeRow
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batch, Batches, Moment
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, hot_code
 from nbguard.training.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
@@ -37,7 +37,7 @@ def hot(
 
     `callers`: the stack of these calls.
     """
-    all_looks = [*looks, ("batch", phases.BACKWARD, (CELL, LOOP, ENGINE))]
+    all_looks = [*looks, ("batch", phase_log.BACKWARD, (CELL, LOOP, ENGINE))]
     lines = tuple(dict.fromkeys(line for stack in (*(stack for _, _, stack in all_looks), callers) for line in stack))
     times, at, moments, totals = [], 0, [], {}
     for group, phase, _ in all_looks:
@@ -55,31 +55,31 @@ def hot(
         hooks=hooks,
         callers=((1, len(all_looks)), (at, len(all_looks))),
     )
-    trained = Batch(loop=1, start=1, times={phases.BACKWARD: at}, has_loss=True)
+    trained = Batch(loop=1, start=1, times={phase_log.BACKWARD: at}, has_loss=True)
     batches = Batches(batches=(trained,), outside={}, start=0, wall=at, moments=tuple(moments))
     rows = [TimeRow(phase=phase, group=group, total=total) for (group, phase), total in totals.items()]  # type: ignore[arg-type]
     return hot_code(samples, batches, rows)
 
 
 def test_a_function_that_the_loop_calls_is_named_and_the_loop_is_not() -> None:
-    (code,) = hot(("batch", phases.OTHER, (CELL, LOOP, users("plot"), users("draw", file="plots.py"))))
+    (code,) = hot(("batch", phase_log.OTHER, (CELL, LOOP, users("plot"), users("draw", file="plots.py"))))
 
     assert code.kind == "function"
     assert code.line is not None
     assert (code.line.called, code.line.file, code.inner) == ("plot", "In[2]", "draw")
-    assert code.times == {("batch", phases.OTHER): 10 * MS}
+    assert code.times == {("batch", phase_log.OTHER): 10 * MS}
 
 
 def test_a_function_that_is_at_work_in_every_look_is_named() -> None:
     """Code that lets no other thread run is seen at its end, and all else hardly ever."""
     stack = (CELL, LOOP, users("slow"))
     lines, times = (CELL, LOOP, users("slow")), tuple(range(10 * MS, 110 * MS, 10 * MS))
-    moments = tuple(Moment(phases.OTHER, 1, 1) for _ in times)
+    moments = tuple(Moment(phase_log.OTHER, 1, 1) for _ in times)
     stacks = (tuple(map(lines.index, stack)), (0, 1))
     samples = StackSamples(lines=lines, stacks=stacks, moments=times, seen=(0,) * 10, callers=((2, 1),))
-    trained = Batch(loop=1, start=1, times={phases.OTHER: 110 * MS}, has_loss=True)
+    trained = Batch(loop=1, start=1, times={phase_log.OTHER: 110 * MS}, has_loss=True)
     batches = Batches(batches=(trained,), outside={}, start=0, wall=110 * MS, moments=moments)
-    (code,) = hot_code(samples, batches, [TimeRow(phase=phases.OTHER, group="batch", total=110 * MS)])
+    (code,) = hot_code(samples, batches, [TimeRow(phase=phase_log.OTHER, group="batch", total=110 * MS)])
 
     assert code.line is not None
     assert (code.kind, code.line.called) == ("function", "slow")
@@ -89,14 +89,17 @@ def test_the_loop_is_known_by_the_call_of_its_model_where_no_look_fell_into_one(
     """Code that lets no other thread run hides the model from the sampler; waiting for data is seen all the same."""
     slow = (CELL, LOOP, users("slow"))
     lines = (CELL, LOOP, users("slow"), users("fetch"))
-    looks = [(phases.OTHER, 0)] * 8 + [(phases.WAIT, 1)] * 3
+    looks = [(phase_log.OTHER, 0)] * 8 + [(phase_log.WAIT, 1)] * 3
     stacks = tuple(tuple(map(lines.index, stack)) for stack in (slow, (CELL, LOOP, users("fetch")), (CELL, LOOP)))
     times = tuple(range(10 * MS, 120 * MS, 10 * MS))
-    trained = Batch(loop=1, start=1, times={phases.OTHER: 120 * MS}, has_loss=True)
+    trained = Batch(loop=1, start=1, times={phase_log.OTHER: 120 * MS}, has_loss=True)
     batches = Batches(
         batches=(trained,), outside={}, start=0, wall=120 * MS, moments=tuple(Moment(phase, 1, 1) for phase, _ in looks)
     )
-    rows = [TimeRow(phase=phases.OTHER, group="batch", total=90 * MS), TimeRow(phase=phases.WAIT, group="batch", total=30 * MS)]
+    rows = [
+        TimeRow(phase=phase_log.OTHER, group="batch", total=90 * MS),
+        TimeRow(phase=phase_log.WAIT, group="batch", total=30 * MS),
+    ]
     seen = tuple(number for _, number in looks)
 
     samples = StackSamples(lines=lines, stacks=stacks, moments=times, seen=seen, callers=((2, 2),))
@@ -132,17 +135,17 @@ def rarely(line: StackLine, looks: int, gap: int) -> tuple[HotCode, ...]:
     gaps = [2] * 20 + [gap] * looks
     times = tuple(sum(gaps[: at + 1]) * MS for at in range(len(gaps)))
     stacks, seen = ((0, 1, 3), (0, 1, 2)), (0,) * 20 + (1,) * looks
-    moments = tuple(Moment((phases.STEP, phases.OTHER)[number], 1, 1) for number in seen)
-    trained = Batch(loop=1, start=1, times={phases.OTHER: gap * looks * MS, phases.STEP: 40 * MS}, has_loss=True)
+    moments = tuple(Moment((phase_log.STEP, phase_log.OTHER)[number], 1, 1) for number in seen)
+    trained = Batch(loop=1, start=1, times={phase_log.OTHER: gap * looks * MS, phase_log.STEP: 40 * MS}, has_loss=True)
     batches = Batches(batches=(trained,), outside={}, start=0, wall=times[-1], moments=moments)
-    rows = [TimeRow(phase=phases.OTHER, group="batch", total=gap * looks * MS)]
+    rows = [TimeRow(phase=phase_log.OTHER, group="batch", total=gap * looks * MS)]
 
     return hot_code(StackSamples(lines=lines, stacks=stacks, moments=times, seen=seen, callers=((1, 0),)), batches, rows)
 
 
 def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
     line = replace(LOOP, line=12)
-    (code,) = hot(("batch", phases.OTHER, (CELL, line)))
+    (code,) = hot(("batch", phase_log.OTHER, (CELL, line)))
 
     assert (code.kind, code.line) == ("line", line)
 
@@ -159,14 +162,14 @@ def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
 def test_a_line_that_calls_the_model_has_no_blame_unless_a_library_works_in_it(
     below: tuple[StackLine, ...], named: bool
 ) -> None:
-    found = hot(("batch", phases.OTHER, (CELL, LOOP, *below)))
+    found = hot(("batch", phase_log.OTHER, (CELL, LOOP, *below)))
 
     assert [code.line for code in found] == ([LOOP] if named else [])
 
 
 def test_a_line_that_calls_the_model_is_named_by_a_known_call() -> None:
     line = replace(LOOP, call="torch.tensor")
-    (code,) = hot(("batch", phases.OTHER, (CELL, line)), callers=(CELL, line))
+    (code,) = hot(("batch", phase_log.OTHER, (CELL, line)), callers=(CELL, line))
 
     assert code.line == line
 
@@ -175,8 +178,8 @@ def test_a_line_that_calls_the_model_is_named_by_a_known_call() -> None:
 def test_looks_at_a_line_count_for_the_function_that_it_calls(looks: int, kinds: list[str]) -> None:
     """A look waits until another thread may run: after a function that lets none, that is in the line that has called it."""
     line = replace(LOOP, line=12)
-    at_line: tuple[Group, str, tuple[StackLine, ...]] = ("batch", phases.OTHER, (CELL, line))
-    found = hot(("batch", phases.OTHER, (CELL, line, users("curve"))), *[at_line] * looks)
+    at_line: tuple[Group, str, tuple[StackLine, ...]] = ("batch", phase_log.OTHER, (CELL, line))
+    found = hot(("batch", phase_log.OTHER, (CELL, line, users("curve"))), *[at_line] * looks)
 
     assert [code.kind for code in found] == kinds
     if kinds == ["function"]:
@@ -186,14 +189,14 @@ def test_looks_at_a_line_count_for_the_function_that_it_calls(looks: int, kinds:
 def test_a_mark_of_the_profile_is_no_time_of_its_line() -> None:
     mark = library("/home/me/nbguard/training/profiler/record/torch_loop.py", "zero_grad")
 
-    assert hot(("batch", phases.OTHER, (CELL, replace(LOOP, line=12), mark))) == ()
+    assert hot(("batch", phase_log.OTHER, (CELL, replace(LOOP, line=12), mark))) == ()
 
 
 def test_a_comprehension_is_a_part_of_its_line() -> None:
     """One line makes a batch: in some looks the comprehension in it runs, in others what it hands the rows to."""
     line = replace(LOOP, line=12)
     rows, stack = (line, users("<listcomp>", line.line)), (line, library("torch/functional.py", "stack"))
-    (code,) = hot(*[("batch", phases.OTHER, rows)] * 5, *[("batch", phases.OTHER, stack)] * 5)
+    (code,) = hot(*[("batch", phase_log.OTHER, rows)] * 5, *[("batch", phase_log.OTHER, stack)] * 5)
     assert (code.kind, code.line) == ("line", line)
 
 
@@ -201,8 +204,8 @@ def test_the_models_own_work_has_no_name_and_a_hook_has_that_of_its_module() -> 
     forward, hook = users("Net.forward"), users("watch")
     facts = HookFacts(function="watch", first=3, module="body.0", type="Linear")
     found = hot(
-        ("batch", phases.FORWARD, (CELL, LOOP, MODULE, forward, MODULE)),
-        ("batch", phases.FORWARD, (CELL, LOOP, MODULE, forward, MODULE, hook)),
+        ("batch", phase_log.FORWARD, (CELL, LOOP, MODULE, forward, MODULE)),
+        ("batch", phase_log.FORWARD, (CELL, LOOP, MODULE, forward, MODULE, hook)),
         hooks=(facts,),
     )
 
@@ -211,13 +214,13 @@ def test_the_models_own_work_has_no_name_and_a_hook_has_that_of_its_module() -> 
 
 def test_a_hook_of_the_users_that_fastai_calls_has_its_own_name() -> None:
     fastais, hook = library("fastai/callback/hook.py", "Hook.hook_fn"), users("Stats.hook")
-    (code,) = hot(("batch", phases.FORWARD, (CELL, LOOP, MODULE, fastais, hook)))
+    (code,) = hot(("batch", phase_log.FORWARD, (CELL, LOOP, MODULE, fastais, hook)))
 
     assert (code.kind, code.line) == ("hook", hook)
 
 
 def test_a_hook_of_the_backward_pass() -> None:
-    (code,) = hot(("batch", phases.BACKWARD, (CELL, LOOP, ENGINE, users("clip"))))
+    (code,) = hot(("batch", phase_log.BACKWARD, (CELL, LOOP, ENGINE, users("clip"))))
 
     assert code.kind == "hook"
     assert code.total == 10 * MS
@@ -228,7 +231,7 @@ def test_a_library_s_work_has_its_setting_and_the_rest_of_its_loop_has_no_blame(
     saves = library("transformers/trainer.py", "Trainer._save_checkpoint")
     found = {
         code.kind: code
-        for code in hot(("batch", phases.OTHER, (CELL, trainer, saves)), ("around", phases.OTHER, (CELL, trainer)))
+        for code in hot(("batch", phase_log.OTHER, (CELL, trainer, saves)), ("around", phase_log.OTHER, (CELL, trainer)))
     }
 
     assert set(found) == {"library", "loop"}
@@ -237,7 +240,7 @@ def test_a_library_s_work_has_its_setting_and_the_rest_of_its_loop_has_no_blame(
 
 
 def test_validation_is_named_by_the_function_that_calls_the_model() -> None:
-    (code,) = hot(("validation", phases.FORWARD, (CELL, users("evaluate"), MODULE)))
+    (code,) = hot(("validation", phase_log.FORWARD, (CELL, users("evaluate"), MODULE)))
 
     assert code.kind == "validation"
     assert code.line is not None
@@ -254,7 +257,7 @@ def test_an_evaluation_that_saves_is_saving() -> None:
 
 
 def test_imports_are_neither_the_users_nor_the_librarys() -> None:
-    (code,) = hot(("around", phases.OTHER, (CELL, users("build"), library("<frozen importlib._bootstrap>", "_load"))))
+    (code,) = hot(("around", phase_log.OTHER, (CELL, users("build"), library("<frozen importlib._bootstrap>", "_load"))))
 
     assert code.kind == "import"
 

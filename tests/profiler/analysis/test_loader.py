@@ -16,7 +16,7 @@ from nbguard.training.profiler.analysis.loader.fetches import FetchFacts, Loader
 from nbguard.training.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.training.profiler.analysis.loader.verdict import verdict
 from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.training.profiler.render.rows import loader_blocks
 from nbguard.units import MiB
@@ -26,11 +26,11 @@ MS = 1_000_000
 
 def timing(step: float, busy: float | None = None, epochs: tuple[EpochRow, ...] = (), **medians: float) -> Timing:
     names = {
-        "wait": phases.WAIT,
-        "to_device": phases.TO_DEVICE,
-        "transforms": phases.TRANSFORMS,
-        "other": phases.OTHER,
-        "callback": phases.callback("Slow"),
+        "wait": phase_log.WAIT,
+        "to_device": phase_log.TO_DEVICE,
+        "transforms": phase_log.TRANSFORMS,
+        "other": phase_log.OTHER,
+        "callback": phase_log.callback("Slow"),
     }
     rows = [
         TimeRow(
@@ -43,7 +43,7 @@ def timing(step: float, busy: float | None = None, epochs: tuple[EpochRow, ...] 
         for name, ms in medians.items()
     ]
     rest = step - sum(medians.values())
-    rows.append(TimeRow(phase=phases.BACKWARD, group="batch", total=round(50 * rest * MS), median=round(rest * MS)))
+    rows.append(TimeRow(phase=phase_log.BACKWARD, group="batch", total=round(50 * rest * MS), median=round(rest * MS)))
     return Timing(
         wall=round(50 * step * MS), rows=tuple(rows), batches=50, warm_up=3, step=round(step * MS), busy=busy, epochs=epochs
     )
@@ -351,13 +351,13 @@ def test_no_cost_exceeds_the_fit(number: int) -> None:
     """Whatever a fit was like: batches of two speeds, loaders of few and of many workers, lines that waited long and once."""
     rng = random.Random(number)
     count = rng.choice((3, 50, 1000))
-    phase_names = (phases.WAIT, phases.TO_DEVICE, phases.OTHER, phases.BACKWARD)
+    phase_names = (phase_log.WAIT, phase_log.TO_DEVICE, phase_log.OTHER, phase_log.BACKWARD)
     medians = {name: rng.choice((0, rng.randrange(1, 500) * MS)) for name in phase_names}
     rows = [
         TimeRow(phase=name, group="batch", total=round(count * median * rng.uniform(0.5, 2)), median=median)
         for name, median in medians.items()
     ]
-    rows.append(TimeRow(phase=phases.WORKERS, group="around", total=rng.randrange(3000) * MS))
+    rows.append(TimeRow(phase=phase_log.WORKERS, group="around", total=rng.randrange(3000) * MS))
     wall = sum(row.total for row in rows)
     passes = rng.randrange(1, 9)
     whole = Timing(

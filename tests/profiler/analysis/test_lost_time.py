@@ -6,7 +6,7 @@ import pytest
 
 from nbguard.libraries import library_work
 from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batch, Batches
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, HotKind
 from nbguard.training.profiler.analysis.time.lost_time import lost_time
@@ -21,7 +21,7 @@ def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
     """Return rows of (group, phase, milliseconds); `Name=(...)` is the phase of that callback."""
     plain = [TimeRow(phase=phase, group=group, total=ms * MS) for group, phase, ms in totals]
     named = [
-        TimeRow(phase=phases.callback(name), group=group, total=ms * MS, callback=name)
+        TimeRow(phase=phase_log.callback(name), group=group, total=ms * MS, callback=name)
         for name, (group, _, ms) in callbacks.items()
     ]
     return (*plain, *named)
@@ -31,7 +31,7 @@ def lost(
     *totals: Row,
     steps: tuple[int, ...] = (10,) * 40,
     stacks: StackSamples = NO_STACKS,
-    rest: str = phases.OTHER,
+    rest: str = phase_log.OTHER,
     hot: tuple[HotCode, ...] = (),
     others: tuple[TimeRow, ...] = (),
     **callbacks: Row,
@@ -42,7 +42,7 @@ def lost(
         Batch(
             loop=1,
             start=sum(steps[:number]) * MS,
-            times={phases.WAIT: 9 * MS, phases.LOSS: MS, rest: (ms - 10) * MS},
+            times={phase_log.WAIT: 9 * MS, phase_log.LOSS: MS, rest: (ms - 10) * MS},
             has_loss=True,
         )
         for number, ms in enumerate(steps)
@@ -55,32 +55,34 @@ def lost(
     )
 
 
-WORK: Row = ("batch", phases.FORWARD, 1000)
+WORK: Row = ("batch", phase_log.FORWARD, 1000)
 
 
 def test_a_fit_of_the_models_own_work_loses_nothing() -> None:
-    ordinary: tuple[Row, ...] = (("validation", phases.FORWARD, 300), ("around", phases.OTHER, 200))
+    ordinary: tuple[Row, ...] = (("validation", phase_log.FORWARD, 300), ("around", phase_log.OTHER, 200))
     assert lost(WORK, *ordinary, Recorder=("validation", "", 50)) == []
 
 
 def test_a_short_fit_has_nothing_that_is_worth_a_word() -> None:
-    assert lost(("batch", phases.FORWARD, 20), ("validation", phases.FORWARD, 150), ("around", phases.OTHER, 150)) == []
+    assert (
+        lost(("batch", phase_log.FORWARD, 20), ("validation", phase_log.FORWARD, 150), ("around", phase_log.OTHER, 150)) == []
+    )
 
 
 def test_batch_transforms_count_in_training_and_validation() -> None:
-    (finding,) = lost(WORK, ("batch", phases.TRANSFORMS, 1500), ("validation", phases.TRANSFORMS, 500))
+    (finding,) = lost(WORK, ("batch", phase_log.TRANSFORMS, 1500), ("validation", phase_log.TRANSFORMS, 500))
     assert finding.what == "batch transforms (`after_batch` of the loaders) take 2.00 s"
     assert (finding.total, finding.evidence) == (2000 * MS, "67% of the fit's 3.00 s")
 
 
 def test_a_slow_metric_is_named_and_not_the_recorder_that_computes_it() -> None:
-    (finding,) = lost(WORK, ("validation", phases.FORWARD, 100), Recorder=("validation", "", 3000))
+    (finding,) = lost(WORK, ("validation", phase_log.FORWARD, 100), Recorder=("validation", "", 3000))
     assert finding.what == "the metrics take 3.00 s of validation, in fastai's `Recorder`"
     assert "do less in `Recorder`" not in finding.change
 
 
 def test_validation_is_told_beside_its_metrics_where_it_takes_more_than_they() -> None:
-    metrics, validation = lost(WORK, ("validation", phases.FORWARD, 9000), Recorder=("validation", "", 3000))
+    metrics, validation = lost(WORK, ("validation", phase_log.FORWARD, 9000), Recorder=("validation", "", 3000))
     assert metrics.what == "the metrics take 3.00 s of validation, in fastai's `Recorder`"
     assert validation.what == "validation takes 9.00 s: 2 passes over its data"
     assert validation.evidence.endswith("most of it forward (9.00 s)")
@@ -94,13 +96,13 @@ def test_a_callback_of_the_users_in_validation_and_outside_of_batches() -> None:
 
 
 def test_validation_that_takes_most_of_the_time() -> None:
-    (finding,) = lost(WORK, ("validation", phases.FORWARD, 8000), ("validation", phases.WAIT, 1000))
+    (finding,) = lost(WORK, ("validation", phase_log.FORWARD, 8000), ("validation", phase_log.WAIT, 1000))
     assert finding.what == "validation takes 9.00 s: 2 passes over its data"
     assert finding.evidence == "90% of the fit's 10.0 s; most of it forward (8.00 s)"
 
 
 def test_starts_of_workers_and_code_around_the_batches() -> None:
-    found = lost(WORK, ("around", phases.WORKERS, 900), ("around", phases.OTHER, 800))
+    found = lost(WORK, ("around", phase_log.WORKERS, 900), ("around", phase_log.OTHER, 800))
     assert [finding.what for finding in found] == [
         "starting workers takes 900 ms",
         "code around the batches takes 800 ms",
@@ -138,8 +140,8 @@ def test_one_stall_without_a_cause_is_no_first_thing() -> None:
 )
 def test_code_that_is_simply_the_work_is_no_loss(name: str, kind: HotKind, share: int, said: bool) -> None:
     line = StackLine(name=name, file="In[3]", line=2, is_users=True)
-    code = HotCode(kind=kind, line=line, times={("batch", phases.OTHER): share * 100 * MS}, seen=seen_in(40))
-    found = lost(("batch", phases.OTHER, 8000), ("batch", phases.FORWARD, 2000), hot=(code,))
+    code = HotCode(kind=kind, line=line, times={("batch", phase_log.OTHER): share * 100 * MS}, seen=seen_in(40))
+    found = lost(("batch", phase_log.OTHER, 8000), ("batch", phase_log.FORWARD, 2000), hot=(code,))
     assert [finding.kind for finding in found] == ["code"] * said
 
 
@@ -150,8 +152,8 @@ def test_code_that_is_simply_the_work_is_no_loss(name: str, kind: HotKind, share
 def test_a_line_of_the_loop_is_named_by_the_time_of_usual_batches(usual: float, call: str, said: int) -> None:
     """What few batches take longer on a loaded machine is in any line; a known call may be rare, as one that saves."""
     line = StackLine(name="train", file="In[3]", line=2, is_users=True, call=call)
-    code = HotCode(kind="line", line=line, times={("batch", phases.OTHER): 2600 * MS}, seen=seen_in(40))
-    other = TimeRow(phase=phases.OTHER, group="batch", total=2600 * MS, median=round(usual * MS))
+    code = HotCode(kind="line", line=line, times={("batch", phase_log.OTHER): 2600 * MS}, seen=seen_in(40))
+    other = TimeRow(phase=phase_log.OTHER, group="batch", total=2600 * MS, median=round(usual * MS))
     found = lost(WORK, hot=(code,), others=(other,))
     assert [finding.kind for finding in found] == ["code"] * said
 
@@ -163,12 +165,12 @@ def test_code_that_is_at_work_in_usual_batches_too_does_not_stall(usually: int, 
     steps = (*(10,) * 20, 510, *(10,) * 9, 610, *(10,) * 9)
     starts = [sum(steps[:number]) * MS for number in range(len(steps))]
     seen = {start: (ms if ms > 10 else usually) * MS for start, ms in zip(starts, steps, strict=True)}
-    play = HotCode(kind="function", line=line, times={("batch", phases.OTHER): sum(seen.values())}, seen=seen)
-    found = lost(("batch", phases.OTHER, 1500), steps=steps, hot=(play,))
+    play = HotCode(kind="function", line=line, times={("batch", phase_log.OTHER): sum(seen.values())}, seen=seen)
+    found = lost(("batch", phase_log.OTHER, 1500), steps=steps, hot=(play,))
     assert found[0].kind == kind
 
 
-@pytest.mark.parametrize("phase", [phases.FORWARD, phases.BACKWARD, phases.STEP])
+@pytest.mark.parametrize("phase", [phase_log.FORWARD, phase_log.BACKWARD, phase_log.STEP])
 @pytest.mark.parametrize(
     ("processor", "words"),
     [(1.0, "it computed all that time"), (0.0, "it waited"), (0.5, "run it again")],
@@ -187,7 +189,7 @@ def test_one_batch_whose_computing_takes_long(phase: str, processor: float, word
 def test_a_long_batch_that_was_held_up_for_a_part_of_it_has_computed_in_the_rest() -> None:
     moments = tuple(at * MS for at in range(0, 1500, 10))
     stacks = StackSamples(moments=moments, ran=tuple(at // 2 for at in moments), waits=tuple(at // 2 for at in moments))
-    (finding,) = lost(WORK, steps=(*(10,) * 30, 910, *(10,) * 9), rest=phases.BACKWARD, stacks=stacks)
+    (finding,) = lost(WORK, steps=(*(10,) * 30, 910, *(10,) * 9), rest=phase_log.BACKWARD, stacks=stacks)
     assert finding.change.startswith("it computed all that time")
 
 
@@ -221,8 +223,8 @@ _SAVING = library_work([("lightning/pytorch/callbacks/model_checkpoint.py", "Mod
 
 def of_library(milliseconds: int, group: Group, *, fit: int = 600, validation: int = 0) -> list[FitFinding]:
     """Return the findings on a library that saves checkpoints, in a fit of so many milliseconds."""
-    saving = HotCode(kind="library", work=_SAVING, times={(group, phases.OTHER): milliseconds * MS}, seen=seen_in(8))
-    made = rows(("batch", phases.OTHER, fit), *((("validation", phases.FORWARD, validation),) if validation else ()))
+    saving = HotCode(kind="library", work=_SAVING, times={(group, phase_log.OTHER): milliseconds * MS}, seen=seen_in(8))
+    made = rows(("batch", phase_log.OTHER, fit), *((("validation", phase_log.FORWARD, validation),) if validation else ()))
     wall = sum(row.total for row in made)
     timing = Timing(wall=wall, rows=made, batches=40, warm_up=3, step=10 * MS, epochs=())
     return list(lost_time(timing, Batches(batches=(), outside={}, start=0, wall=wall), (), (saving,), NO_STACKS))
@@ -245,10 +247,10 @@ def test_a_librarys_work_beside_validation_is_told_once_and_in_no_passes() -> No
 def test_code_that_waits_for_a_gpu_at_work_costs_nothing(busy: float | None, lost: int | None) -> None:
     """As `.item()` on an H100: 37 ms of a batch's 30 to 60, in which the GPU computed all the time."""
     line = StackLine(name="note", file="In[3]", line=2, is_users=True)
-    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 720 * MS}, seen=seen_in(20))
+    code = HotCode(kind="function", line=line, times={("batch", phase_log.OTHER): 720 * MS}, seen=seen_in(20))
     rows = (
-        TimeRow(phase=phases.OTHER, group="batch", total=758 * MS, median=28 * MS),
-        TimeRow(phase=phases.BACKWARD, group="batch", total=100 * MS, median=2 * MS),
+        TimeRow(phase=phase_log.OTHER, group="batch", total=758 * MS, median=28 * MS),
+        TimeRow(phase=phase_log.BACKWARD, group="batch", total=100 * MS, median=2 * MS),
     )
     timing = Timing(wall=858 * MS, rows=rows, batches=20, warm_up=3, step=30 * MS, busy=busy)
     found = list(lost_time(timing, Batches(batches=(), outside={}, start=0, wall=timing.wall), hot=[code]))
@@ -258,10 +260,10 @@ def test_code_that_waits_for_a_gpu_at_work_costs_nothing(busy: float | None, los
 
 def test_code_in_few_batches_costs_what_it_takes_also_beside_a_gpu_at_work() -> None:
     line = StackLine(name="save", file="In[3]", line=2, is_users=True)
-    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 500 * MS}, seen=seen_in(10))
+    code = HotCode(kind="function", line=line, times={("batch", phase_log.OTHER): 500 * MS}, seen=seen_in(10))
     rows = (
-        TimeRow(phase=phases.OTHER, group="batch", total=534 * MS, median=138_000),
-        TimeRow(phase=phases.BACKWARD, group="batch", total=200 * MS, median=2 * MS),
+        TimeRow(phase=phase_log.OTHER, group="batch", total=534 * MS, median=138_000),
+        TimeRow(phase=phase_log.BACKWARD, group="batch", total=200 * MS, median=2 * MS),
     )
     timing = Timing(wall=750 * MS, rows=rows, batches=100, warm_up=3, step=2 * MS, busy=1.0)
     (found,) = lost_time(timing, Batches(batches=(), outside={}, start=0, wall=timing.wall), hot=[code])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from nbguard.memory.core.facts import Graph, Node, Root, StorageFact
 from nbguard.memory.core.references.graph import GRAPH
-from nbguard.training.profiler.analysis.memory import categories as memory
-from nbguard.training.profiler.analysis.memory.categories import Shape, Stock, categories
+from nbguard.training.profiler.analysis.memory import recorded_batch as memory
 from nbguard.training.profiler.analysis.memory.growth import (
     KeptGraphs,
     Sample,
@@ -23,9 +22,17 @@ from nbguard.training.profiler.analysis.memory.growth import (
     with_growth,
 )
 from nbguard.training.profiler.analysis.memory.holders import NESTED, Grown, HolderSizes, grown, holder_sizes, keepers
-from nbguard.training.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
+from nbguard.training.profiler.analysis.memory.recorded_batch import (
+    AllocationEvent,
+    PhaseEnd,
+    Shape,
+    Stock,
+    categories,
+    read_batch,
+    with_batch,
+)
 from nbguard.training.profiler.analysis.report import FitFinding, Growth, MemoryReport, PhasePeak
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.timing import Slowing
 from nbguard.units import KiB, MiB
 
@@ -296,7 +303,7 @@ def _stocks(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[Stock]:
     _SIZE,
     _SIZE,
     st.none() | _stocks(_SIZE),
-    st.none() | st.builds(Shape, _SIZE, st.none() | _SIZE, _SIZE, st.sampled_from(phases.ALL)),
+    st.none() | st.builds(Shape, _SIZE, st.none() | _SIZE, _SIZE, st.sampled_from(phase_log.ALL)),
     st.booleans(),
 )
 def test_categories_always_add_up_to_the_peak(
@@ -326,7 +333,7 @@ def test_no_byte_counts_twice_whenever_it_was_allocated(number: int) -> None:
     owned = sum(older(nbytes) for nbytes in sizes.values())
     before = sum(sizes.values()) + others + temporary
     stock = Stock(**sizes, gradients=sizes["kept_gradients"], spent=owned + freed)
-    shape = Shape(before, before + activations, before + activations, phases.LOSS)
+    shape = Shape(before, before + activations, before + activations, phase_log.LOSS)
 
     found = _named(shape.peak, others + owned + freed, stock, shape)
     expected = {
@@ -345,7 +352,7 @@ def test_no_byte_counts_twice_whenever_it_was_allocated(number: int) -> None:
 def test_a_peak_in_the_loss_has_activations_and_no_new_gradients() -> None:
     stock = Stock(parameters=100, gradients=100, state=200, inputs=30)
 
-    assert _named(920, 150, stock, Shape(330 + 50, 880, 920, phases.LOSS)) == {
+    assert _named(920, 150, stock, Shape(330 + 50, 880, 920, phase_log.LOSS)) == {
         "parameters": 100, "optimizer state": 200, "inputs": 30, "activations": 500, "temporaries": 40, "before the fit": 50,
     }  # fmt: skip
 
@@ -353,14 +360,14 @@ def test_a_peak_in_the_loss_has_activations_and_no_new_gradients() -> None:
 def test_a_peak_in_the_step_has_gradients_and_no_activations() -> None:
     stock = Stock(parameters=100, gradients=100, state=200, inputs=30)
 
-    found = _named(500, 0, stock, Shape(330, 880, 500, phases.STEP))
+    found = _named(500, 0, stock, Shape(330, 880, 500, phase_log.STEP))
 
     assert found == {"parameters": 100, "gradients": 100, "optimizer state": 200, "inputs": 30, "temporaries": 70}
 
 
 def test_what_has_grown_since_the_batch_that_was_followed_is_other() -> None:
     stock = Stock(parameters=100)
-    shape = Shape(100, 150, 160, phases.FORWARD)
+    shape = Shape(100, 150, 160, phase_log.FORWARD)
 
     assert _named(1160, 0, stock, shape, grows=True)["other"] == 1000
     assert _named(1160, 0, stock, shape)["temporaries"] == 1010
@@ -381,16 +388,16 @@ def test_a_recorded_batch_tells_the_peak_inside_a_phase_and_who_it_was() -> None
         AllocationEvent(5),
     )
     marks = (
-        PhaseEnd(1, phases.OTHER, 1010),
-        PhaseEnd(2, phases.WAIT, 1040),
-        PhaseEnd(5, phases.FORWARD, 1240),
-        PhaseEnd(8, phases.BACKWARD, 1040),
+        PhaseEnd(1, phase_log.OTHER, 1010),
+        PhaseEnd(2, phase_log.WAIT, 1040),
+        PhaseEnd(5, phase_log.FORWARD, 1240),
+        PhaseEnd(8, phase_log.BACKWARD, 1040),
     )
 
     found = read_batch(events, marks, {}, Stock(parameters=600), 250)
 
-    assert (found.peak, found.phase) == (1740, phases.FORWARD)
-    assert found.phases == {phases.WAIT: 1040, phases.FORWARD: 1740, phases.BACKWARD: 1240}
+    assert (found.peak, found.phase) == (1740, phase_log.FORWARD)
+    assert found.phases == {phase_log.WAIT: 1040, phase_log.FORWARD: 1740, phase_log.BACKWARD: 1240}
     assert {each.name: each.nbytes for each in found.categories} == {
         "parameters": 600, "inputs": 30, "activations": 200, "temporaries": 500, "before the fit": 250, "other": 160,
     }  # fmt: skip
@@ -410,7 +417,7 @@ def test_a_recorded_batch_re_adds(data: st.DataObject) -> None:
         events.append(AllocationEvent(number, data.draw(st.integers(1, 1000)), data.draw(st.sampled_from(["", "a", "b"]))))
         living.append(number)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(events)), min_size=2, max_size=8)))
-    marks = [PhaseEnd(cut, data.draw(st.sampled_from(phases.ALL)), data.draw(st.integers(0, 5000))) for cut in cuts]
+    marks = [PhaseEnd(cut, data.draw(st.sampled_from(phase_log.ALL)), data.draw(st.integers(0, 5000))) for cut in cuts]
     stock = data.draw(_stocks(st.integers(0, 2000)))
 
     batch = read_batch(events, marks, {1: memory.PARAMETERS}, stock, data.draw(st.integers(0, 2000)))

@@ -16,7 +16,7 @@ from nbguard.training.profiler.analysis.distributed.ranks import (
     to_text,
 )
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 
 MS = 1_000_000
@@ -48,7 +48,7 @@ def _report(*rows: RankRow, pulses: tuple[Pulse, ...] = (), world: int = 4, wait
 
 
 def _pulse(**facts: object) -> Pulse:
-    return replace(Pulse(rank=3, pid=77, batch=5, phase=phases.LOSS, age=200 * MS, is_alive=True), **facts)  # type: ignore[arg-type]
+    return replace(Pulse(rank=3, pid=77, batch=5, phase=phase_log.LOSS, age=200 * MS, is_alive=True), **facts)  # type: ignore[arg-type]
 
 
 def _only(report: RankReport) -> FitFinding:

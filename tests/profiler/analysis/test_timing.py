@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.batches import Batches, divide
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.training.profiler.analysis.time.stacks import StackSamples

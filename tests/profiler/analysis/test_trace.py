@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.training.profiler.analysis.report import MemoryPoint
-from nbguard.training.profiler.analysis.time import phases, trace
+from nbguard.training.profiler.analysis.time import phase_log as phases
+from nbguard.training.profiler.analysis.time import trace
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.training.profiler.analysis.time.trace import trace_events
 from nbguard.training.profiler.record.recorder import Recorder

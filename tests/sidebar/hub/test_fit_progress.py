@@ -16,7 +16,7 @@ from fastai.callback.schedule import Learner  # with fit_one_cycle, fine_tune an
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 
-from nbguard.frontend.sidebar.hub.fit_progress import FitProgress, _outwards
+from nbguard.frontend.sidebar.hub.tick_source import FitProgress, _outwards
 from nbguard.frontend.sidebar.protocol.state import FitTick
 
 BATCHES, ROWS = 6, 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbguard.frontend.sidebar.hub.leases import LEASE, Leases
+from nbguard.frontend.sidebar.hub.comms import LEASE, Leases
 
 
 class _Way:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client.session import Session
 
-from nbguard.frontend.sidebar.hub.channels.unasked import UnaskedSender
+from nbguard.frontend.sidebar.hub.comms import UnaskedSender
 from nbguard.frontend.sidebar.protocol.state import DevicePeak, JobStatus, TimeMark
 from nbguard.plain_data import to_plain
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.frontend.sidebar.line.line_store import GAP, LEVELS, LineStore, thinned
+from nbguard.frontend.sidebar.memory_line import GAP, LEVELS, LineStore, thinned
 from nbguard.frontend.sidebar.protocol.state import LinePoint
 
 NOW = 1_790_000_000.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.frontend.sidebar.line.mark_store import CELLS, EPOCHS, AllocatorPeak, MarkStore
+from nbguard.frontend.sidebar.memory_line import CELLS, EPOCHS, AllocatorPeak, MarkStore
 from nbguard.frontend.sidebar.protocol.state import DevicePeak, LinePoint, TimeMark
 from nbguard.units import GiB
 

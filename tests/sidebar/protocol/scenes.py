@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nbguard.frontend.sidebar.line.memory_line import MemoryLine
+from nbguard.frontend.sidebar.memory_line import MemoryLine
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
 from nbguard.frontend.sidebar.protocol.state import FitTick, LineHistory, MemoryState, Tick
 from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points

@@ -10,20 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.frontend.sidebar.protocol.experiments import names_of_learners
-from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
-from nbguard.frontend.sidebar.protocol.rows import rows_of
-from nbguard.frontend.sidebar.protocol.segments import strips
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state, strips
+from nbguard.frontend.sidebar.protocol.rows import names_of_learners, rows_of
 from nbguard.frontend.sidebar.protocol.state import MemoryState
 from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
 from nbguard.memory.cleanup.plan.default import default_plan
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact
-from nbguard.memory.core.references.explain_unheld import is_explained
+from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact, Target
+from nbguard.memory.core.references.explain import is_explained
 from nbguard.memory.core.segments.fragmentation import fragmentation
-from nbguard.memory.core.target import Target
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts, make_graph, make_segment
 from nbguard.units import MiB

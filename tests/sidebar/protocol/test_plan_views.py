@@ -12,17 +12,18 @@ from nbguard.frontend.sidebar.protocol.plan_views import (
     emptied_view,
     outcome_view,
     plan_view,
+    request_of,
+    rest_of,
     unpark_view,
     unparked_view,
+    waits_for_cell,
 )
-from nbguard.frontend.sidebar.protocol.requests import request_of, rest_of, waits_for_cell
 from nbguard.frontend.sidebar.protocol.state import ActionName, PlanView
 from nbguard.memory.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact, PinnedFacts, PoolFact
+from nbguard.memory.core.facts import Facts, LearnerFact, ParkedFact, PinnedFacts, PoolFact, Target
 from nbguard.memory.core.processes import Process, WorkersFact
-from nbguard.memory.core.target import Target
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import SCENES

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nbguard.frontend.sidebar.protocol import answers, messages, state
-from nbguard.memory.core.breakdown import Part
+from nbguard.memory.core.analysis import Part
 from nbguard.plain_data import to_plain
 from tests.programs import docs_program
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from nbguard.frontend.sidebar.line.mark_store import AllocatorPeak, MarkStore
-from nbguard.frontend.sidebar.line.memory_line import MemoryLine
+from nbguard.frontend.sidebar.memory_line import AllocatorPeak, MarkStore, MemoryLine
 from nbguard.frontend.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
 from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.memory.core.analysis import Analysis

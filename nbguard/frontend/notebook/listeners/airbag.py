@@ -65,7 +65,7 @@ class AirbagWatch:
 
     def _batch_that_fits(self) -> tuple[int, int] | None:
         """Return the items of the batch of the cell's fit, and of one that would have fitted; None: not known."""
-        from nbguard.frontend.notebook.foreseen_batch import batch_of_cell
+        from nbguard.frontend.notebook.predictions import batch_of_cell
         from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS
 
         code = self._shell.transform_cell(self._shell.history_manager.input_hist_raw[-1])

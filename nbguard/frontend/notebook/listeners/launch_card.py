@@ -38,7 +38,7 @@ class LaunchWatch:
         error = getattr(self._shell.last_execution_result, "error_in_exec", None)
         if error is None:
             return
-        from nbguard.training.ranks.errors.launch_errors import errors_of
+        from nbguard.training.ranks.errors import errors_of
 
         launched = errors_of(error)
         port = _BUSY.search(str(error)) if launched is None and type(error).__name__ == "DistNetworkError" else None

@@ -14,8 +14,7 @@ from nbguard.memory.cells.ledger import Ledger
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
 from nbguard.training.profiler.analysis.figures import Figure
-from nbguard.training.profiler.analysis.memory_figures import cell_figures, reading_figures
-from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+from nbguard.training.profiler.analysis.memory_log import MemoryLogState, cell_figures, reading_figures
 from nbguard.training.profiler.sinks import Sink, open_sink
 
 

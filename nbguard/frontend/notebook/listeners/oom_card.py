@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbguard.memory.cells.hooks import CellFact
 
 if TYPE_CHECKING:
-    from nbguard.memory.cells.cell_scan import CellScan
+    from nbguard.memory.cells.hooks import CellScan
     from nbguard.memory.core.oom_facts import AllocatorCounts
     from nbguard.memory.out_of_memory.card import OomCard
 
@@ -40,7 +40,7 @@ class OomWatch:
         """See that the moment of a failure will be noted, and note the state at the cell's start."""
         if "torch" in sys.modules:
             from nbguard.memory.cleanup.apply.oom_observer import attach
-            from nbguard.memory.scan.oom.cell_start import note_start
+            from nbguard.memory.scan.oom.failed_runs import note_start
 
             attach()
             note_start(len(self._shell.history_manager.input_hist_parsed), self._shell.user_ns, self._simulated())
@@ -49,15 +49,14 @@ class OomWatch:
         """Show the card, if this cell ran out of memory."""
         if not cell.raised or "torch" not in sys.modules:
             return
-        from nbguard.memory.scan.oom.notes import ran_out
+        from nbguard.memory.scan.oom.chain import ran_out
 
         error = getattr(self._shell.last_execution_result, "error_in_exec", None)
         if error is None:  # one that ended inside of the cell
             error = sys.__dict__.get("last_value")
         if error is None or not ran_out(error):
             return
-        from nbguard.memory.scan.oom.cell_start import keep_start
-        from nbguard.memory.scan.oom.failed_runs import keep_need, keep_run
+        from nbguard.memory.scan.oom.failed_runs import keep_need, keep_run, keep_start
 
         keep_start(self._shell.user_ns)
         keep_run(len(self._shell.history_manager.input_hist_parsed) - 1, self._shell.user_ns)
@@ -71,8 +70,7 @@ class OomWatch:
         """Switch the observer off."""
         if "nbguard.memory.cleanup.apply.oom_observer" in sys.modules:
             from nbguard.memory.cleanup.apply.oom_observer import detach
-            from nbguard.memory.scan.oom.cell_start import forget_start
-            from nbguard.memory.scan.oom.failed_runs import forget_runs
+            from nbguard.memory.scan.oom.failed_runs import forget_runs, forget_start
 
             detach()
             forget_start()

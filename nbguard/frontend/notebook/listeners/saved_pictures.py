@@ -11,7 +11,7 @@ from nbguard.memory.cells.hooks import CellFact
 from nbguard.memory.scan.devices.counters import Counters
 
 if TYPE_CHECKING:
-    from nbguard.memory.cells.cell_scan import CellScan
+    from nbguard.memory.cells.hooks import CellScan
     from nbguard.memory.core.counters import Reading
     from nbguard.memory.reports.report import Report
 

@@ -15,9 +15,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from nbguard.errors import NbguardError, line_of
-from nbguard.printable import printable
 from nbguard.render.result import Result
 from nbguard.spelling import none_of, unknown_arguments
+from nbguard.texts import printable
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
@@ -177,7 +177,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
 @contextmanager
 def showing_progress() -> Iterator[None]:
     """Show a stage that takes longer than a second in one line under the cell; the line goes with its end."""
-    from nbguard.frontend.notebook.bundle import ProgressLine
+    from nbguard.frontend.notebook.display import ProgressLine
     from nbguard.memory.scan.progress import reported
 
     line = ProgressLine()
@@ -194,7 +194,7 @@ def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int 
     Returns the result only if the line assigns it (`plan = %reset_gpu --dry-run`): else it would be displayed a second time
     and stay in `Out`.
     """
-    from nbguard.frontend.notebook.bundle import display_bundle
+    from nbguard.frontend.notebook.display import display_bundle
 
     keep(shell, options, result)
     bundle = result.json_bundle() if options.json else result.mimebundle(**details)

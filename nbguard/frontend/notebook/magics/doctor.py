@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
     from nbguard.frontend.notebook.session import Session
-    from nbguard.training.doctor.analysis.deterministic import Deterministic, Mode, StepTimes
+    from nbguard.training.doctor.analysis.determinism import Deterministic, Mode, StepTimes
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
     from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.doctor.subject import TrialSubject

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.objects.learners import is_learner
+from nbguard.memory.scan.learners import is_learner
 from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
 
 

@@ -15,7 +15,7 @@ from IPython.core.inputtransformer2 import cell_magic, leading_indent
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic import line_cell_magic as line_and_cell_magic
 
-from nbguard.frontend.notebook.bundle import display_bundle
+from nbguard.frontend.notebook.display import display_bundle
 from nbguard.frontend.notebook.magics.command_line import guarded, keep, parse, parser, split, with_options
 from nbguard.frontend.notebook.session import session_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
+from nbguard.errors import NbguardError
+from nbguard.frontend.notebook.display import display_bundle
 from nbguard.frontend.notebook.magics.command_line import (
     asks_for_help,
     complaint_of,
@@ -21,7 +23,6 @@ from nbguard.frontend.notebook.magics.command_line import (
     split,
     with_options,
 )
-from nbguard.frontend.notebook.magics.engines import engines_cleanup
 from nbguard.frontend.notebook.magics.grammar import MagicOfOptions, of_another_magic, option_of_another_magic
 from nbguard.frontend.notebook.session import session_of
 from nbguard.spelling import unknown_arguments
@@ -29,10 +30,55 @@ from nbguard.spelling import unknown_arguments
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
-    from nbguard.frontend.cluster.analysis.cleanup import EnginesCleanup
+    from nbguard.frontend.cluster.analysis import EnginesCleanup, EnginesReport
     from nbguard.memory.cleanup.plan.parking import Unparked
     from nbguard.memory.cleanup.plan.plan import Outcome, Plan
     from nbguard.memory.core.processes import Zombies
+
+
+# --- `--engines`: the memory of the engines of an ipyparallel cluster, and their cleanup, the plan of each shown first.
+
+
+def engines_report(namespace: Mapping[str, object]) -> EnginesReport:
+    """Return the memory of the engines of the notebook's cluster.
+
+    Raises:
+        NbguardError: no name, or more than one, leads to a client of a cluster, or it has no engines.
+    """
+    from nbguard.frontend.cluster.engines import engines
+
+    return engines(_client(namespace))
+
+
+def engines_cleanup(
+    namespace: Mapping[str, object], targets: Collection[str], choices: Mapping[str, Any], *, dry_run: bool
+) -> EnginesCleanup:
+    """Return the plans of the engines of the notebook's cluster; without `dry_run` show them, and return their outcomes.
+
+    Raises:
+        NbguardError: as `engines_report`.
+    """
+    from nbguard.frontend.cluster.engines import plan_engines, release_engines
+
+    client = _client(namespace)
+    plans = plan_engines(client, targets, choices)
+    if dry_run:
+        return plans
+    display_bundle(plans.mimebundle())
+    return release_engines(client, plans, targets, choices)
+
+
+def _client(namespace: Mapping[str, object]) -> Any:
+    from nbguard.frontend.cluster.engines import clients_in
+
+    clients = clients_in(namespace)
+    if not clients:
+        raise NbguardError("no name here is the client of a cluster: make one, as in  rc = ipyparallel.Client()")
+    if len(clients) > 1:
+        names = list(clients)
+        raise NbguardError(f"{', '.join(names)} are clients of clusters: ask one, as in  nbguard.engines({names[-1]})")
+    return next(iter(clients.values()))
+
 
 NAME = "%reset_gpu"
 """The magic."""

@@ -110,7 +110,7 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
             saved = guarded("%gpumem load", snapshot_report, _unquoted(options.file), _progress())
             return show(shell, options, _only(saved, options), limit=options.n)
         case "diff":
-            from nbguard.memory.snapshots.diff import snapshot_diff
+            from nbguard.memory.snapshots.report import snapshot_diff
 
             before, after = _unquoted(options.before), _unquoted(options.after)
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
@@ -148,7 +148,7 @@ def _whatif(**what: Any) -> Any:
 
 def _what_to_try(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of whatif as `whatif_report` takes them; UsageError for one that means nothing."""
-    from nbguard.memory.allocator.model.policy import parse_version
+    from nbguard.memory.allocator.model.settings import parse_version
     from nbguard.units import parse_bytes
 
     try:

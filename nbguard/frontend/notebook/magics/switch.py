@@ -2,23 +2,155 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
 
+from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.magics.command_line import guarded, show
-from nbguard.frontend.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed
+from nbguard.frontend.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed, named
 from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
-from nbguard.frontend.notebook.magics.log import add_log, logged
-from nbguard.frontend.notebook.magics.runs import add_apply, add_compare, add_record, applied, compared, recorded
 from nbguard.frontend.notebook.session import session_of
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    from nbguard.frontend.notebook.recording import CellRecording
+    from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+    from nbguard.training.runs.analysis.applied import AppliedRecord
+    from nbguard.training.runs.analysis.comparison import RunComparison
+    from nbguard.training.runs.analysis.record import RunRecord
+
+
+# --- `%nbguard record`, `compare` and `apply`: what a run is made of, what differs between two, and one set again.
+
+
+def add_record(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard record`."""
+    options.add_argument(
+        "name", nargs="?", metavar="LEARN", help="a Learner or a model (default: only the environment of a run)"
+    )
+    options.add_argument("--save", metavar="FILE", help="write the record as JSON, too")
+    options.add_argument("--no-code", action="store_true", help="leave cells and changes since the commit out of the record")
+
+
+def add_compare(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard compare`."""
+    for name in ("before", "after"):
+        options.add_argument(
+            name,
+            metavar=name.upper(),
+            help="a variable with a record or a report, a JSON file, a notebook, or the id of a run of MLflow's",
+        )
+
+
+def add_apply(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard apply`."""
+    options.add_argument(
+        "run", metavar="RUN", help="a variable with a record or a report, a JSON file, a notebook, or an id of MLflow's"
+    )
+    options.add_argument(
+        "name", nargs="?", metavar="LEARN", help="a Learner or a model whose settings to set (default: seeds and switches only)"
+    )
+
+
+def applied(shell: Any, options: argparse.Namespace) -> AppliedRecord:
+    """Set what a record says, and return this and what cannot be set.
+
+    Raises:
+        NbguardError: there is no record, or the name stands for no Learner and no model.
+    """
+    from nbguard.training.runs.applying import apply_record
+
+    return apply_record(_run(shell, options.run), named(shell, options.name), name=options.name or "learn")
+
+
+def recorded(shell: Any, options: argparse.Namespace) -> RunRecord:
+    """Return the record that a line asks for, and write it where it says.
+
+    Raises:
+        NbguardError: the name stands for no Learner and no model, or the file cannot be written.
+    """
+    from nbguard.training.runs.comparing import save_record
+    from nbguard.training.runs.run_record import run_record
+
+    record = run_record(named(shell, options.name), code=not options.no_code)
+    if options.save:
+        save_record(record, options.save.strip("'\""))
+    return record
+
+
+def compared(shell: Any, options: argparse.Namespace) -> RunComparison:
+    """Return the comparison that a line asks for.
+
+    Raises:
+        NbguardError: one of the two has no record.
+    """
+    from nbguard.training.runs.comparing import compare
+
+    return compare(_run(shell, options.before), _run(shell, options.after))
+
+
+def _run(shell: Any, text: str) -> Any:
+    """Return the object of a word: a variable of this name, else the text itself, a path or an id."""
+    bare = text.strip("'\"")
+    return shell.user_ns[bare] if bare in shell.user_ns else bare if _is_place(bare) else named(shell, text)
+
+
+def _is_place(text: str) -> bool:
+    """Return whether a word is the name of a file, or an id, and no expression such as `runs[0]`."""
+    return "[" not in text
+
+
+# --- `%nbguard log`: the logs that the memory is written to after each cell.
+
+
+_EVERY = 15.0
+"""Seconds between two writings of a file for Prometheus, which is usually read every 15 to 60 seconds."""
+
+
+def add_log(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard log`."""
+    options.add_argument(
+        "logs",
+        nargs="*",
+        metavar="LOG",
+        help="csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE (also several), or off (default: say what is logged)",
+    )
+    options.add_argument(
+        "--every",
+        type=float,
+        default=_EVERY,
+        metavar="SECONDS",
+        help=f"also write files for Prometheus while cells run, at this interval in seconds ({_EVERY:g})",
+    )
+
+
+def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogState:
+    """Begin or end the log that a line asks for, and return its state.
+
+    Raises:
+        NbguardError: a log cannot be written to; then the earlier log goes on.
+    """
+    logs = tuple(text.strip("'\"") for text in options.logs)
+    if not logs:
+        return recording.log_state
+    if "off" in logs:
+        if len(logs) > 1:
+            raise NbguardError("off takes nothing else, as in  %nbguard log off")
+        return recording.stop_logging()
+    if not options.every > 0:
+        raise NbguardError("--every takes seconds above 0, as in  %nbguard log prometheus:gpu.prom --every 15")
+    return recording.log(logs, options.every)
+
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
     from nbguard.memory.reports.notices.notice import Notices
     from nbguard.memory.reports.switches import Switches
-    from nbguard.training.doctor.analysis.deterministic import Deterministic
+    from nbguard.training.doctor.analysis.determinism import Deterministic
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
     from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.profiler.analysis.health.nan_repair import NanRepair

@@ -12,18 +12,14 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, OldHeapError
-from nbguard.frontend.sidebar.hub.busy import Busy, is_in_cell
-from nbguard.frontend.sidebar.hub.channels.panel_comm import PanelChannel
+from nbguard.frontend.sidebar.hub.comms import Channel, Leases, PanelChannel
 from nbguard.frontend.sidebar.hub.jobs import Job, Jobs
-from nbguard.frontend.sidebar.hub.leases import Channel, Leases
-from nbguard.frontend.sidebar.hub.look_budget import LookBudget
-from nbguard.frontend.sidebar.hub.sampler import Sampler
-from nbguard.memory.cells.cell_end import CellEnd
-from nbguard.memory.cells.hooks import CellFact
+from nbguard.frontend.sidebar.hub.sampler import Busy, LookBudget, Sampler, is_in_cell
+from nbguard.memory.cells.hooks import CellEnd, CellFact
 
 if TYPE_CHECKING:
-    from nbguard.frontend.sidebar.hub.channels.outbox import Outbox
-    from nbguard.frontend.sidebar.hub.requests import RequestHandler
+    from nbguard.frontend.sidebar.hub.comms import Outbox
+    from nbguard.frontend.sidebar.hub.plans import RequestHandler
     from nbguard.frontend.sidebar.hub.tick_source import TickSource
     from nbguard.frontend.sidebar.protocol import messages
     from nbguard.memory.core.analysis import Analysis
@@ -299,7 +295,7 @@ class Hub:
     @cached_property
     def _outbox(self) -> Outbox:
         """Return the sender of messages, imported here alone, once there is somebody to send one to."""
-        from nbguard.frontend.sidebar.hub.channels.outbox import Outbox
+        from nbguard.frontend.sidebar.hub.comms import Outbox
 
         return Outbox()
 
@@ -314,7 +310,7 @@ class Hub:
         with self._made:
             if self._handler is None:
                 from nbguard.frontend.sidebar.hub.memory_states import MemoryStates
-                from nbguard.frontend.sidebar.hub.requests import RequestHandler
+                from nbguard.frontend.sidebar.hub.plans import RequestHandler
 
                 states = MemoryStates(
                     self._notebook,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from nbguard.errors import NoTorchError
-from nbguard.frontend.sidebar.hub.lifetimes import Lifetimes, without
-from nbguard.frontend.sidebar.protocol.experiments import names_of_learners
-from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state, is_cured, notice_lines
-from nbguard.frontend.sidebar.protocol.rows import Rows
+from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state, is_cured, key_of_notice, notice_lines
+from nbguard.frontend.sidebar.protocol.rows import Rows, names_of_learners
 from nbguard.frontend.sidebar.protocol.state import MemoryState
 from nbguard.frontend.sidebar.protocol.ticks import LastLook
 from nbguard.memory.cells.ledger import is_rebound
@@ -20,9 +19,64 @@ from nbguard.memory.core.counters import Counted, Reading
 from nbguard.memory.core.segments.requests import RequestLimits
 from nbguard.memory.out_of_memory.card import build_card
 from nbguard.memory.reports.cell_ledger import names_of
-from nbguard.memory.reports.notices.notice import Notice
+from nbguard.memory.reports.notices.notice import Notice, StorageKey
 from nbguard.memory.scan.devices.counters import Counters
-from nbguard.memory.scan.scan import Notebook, TimedScan, timed_scan
+from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, timed_scan
+
+# --- Lifetimes of a memory state's rows and notices: weak references say without a scan which rows and notices are over.
+
+
+Key = int | str
+"""The number of a row, or the key of a notice."""
+
+
+class Lifetimes:
+    """Weak references to the memory of one memory state's rows and notices.
+
+    Each reference is asked until it has expired once, so that an answer usually takes one check per row.
+    """
+
+    def __init__(self, left: Mapping[Key, Iterable[Any]]) -> None:
+        """`left` are torch's weak references to the storages of each row or notice, None for a storage without one."""
+        known = ((key, list(refs)) for key, refs in left.items())
+        self._left = {key: refs for key, refs in known if refs and all(ref is not None for ref in refs)}
+
+    @classmethod
+    def of(cls, scan: Scan, rows: Rows, notices: Iterable[Notice]) -> Lifetimes:
+        """Return the lifetimes of the rows of a scan, and of notices that hold by it."""
+        weak = scan.tracker.storages
+        left: dict[Key, Iterable[Any]] = {
+            number: [weak[storage] for storage in storages] for number, storages in enumerate(rows.storages)
+        }
+        by_key: dict[StorageKey, Any] = {fact.key: ref for fact, ref in zip(scan.facts.graph.storages, weak, strict=True)}
+        left |= {key_of_notice(one): [by_key[key] for key in one.storages if key in by_key] for one in notices}
+        return cls(left)
+
+    def over(self) -> frozenset[Key]:
+        """Return the rows and notices whose memory has all been freed since the scan."""
+        return frozenset(self._over())
+
+    def _over(self) -> Iterator[Key]:
+        for key, refs in self._left.items():
+            while refs and refs[-1].expired():
+                refs.pop()
+            if not refs:
+                yield key
+
+
+def without(state: MemoryState, over: Collection[Key]) -> MemoryState:
+    """Return a memory state without expired parts: rows with stale bytes and Learners, notices, findings, the card."""
+    freed = sum(row.stale_bytes for row in state.holders if row.id in over)
+    return replace(
+        state,
+        stale=max(0, state.stale - freed),
+        holders=tuple(row for row in state.holders if row.id not in over),
+        experiments=tuple(one for one in state.experiments if one.id not in over),
+        findings=tuple(one for one in state.findings if one.key not in over),
+        notices=tuple(one for one in state.notices if one.key not in over),
+        oom=None if state.oom is None or state.oom.key in over else state.oom,
+    )
+
 
 _CHANGING = (Counted(device="", allocated=-1),)
 """Counters that no reading is equal to."""

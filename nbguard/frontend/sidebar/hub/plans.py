@@ -7,27 +7,38 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nbguard.errors import NbguardError
+from nbguard.api import why_in
+from nbguard.errors import NbguardError, NoTorchError, OldHeapError
+from nbguard.frontend.sidebar.hub.memory_states import MemoryStates
+from nbguard.frontend.sidebar.picture import report_picture
+from nbguard.frontend.sidebar.protocol.answers import Answer, Done, Explained, Foreseen, Pictured, Planned, why_view
+from nbguard.frontend.sidebar.protocol.messages import Apply, Ask, ForeseeRequest, PlanRequest, Question
 from nbguard.frontend.sidebar.protocol.plan_views import (
     cache_view,
+    does_something,
     emptied_view,
     outcome_view,
     plan_view,
+    request_of,
+    rest_of,
     unpark_view,
     unparked_view,
+    waits_for_cell,
 )
-from nbguard.frontend.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
+from nbguard.frontend.sidebar.protocol.rows import Rows
 from nbguard.frontend.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
 from nbguard.memory.cleanup.apply.apply import apply, bring_back, uncover
-from nbguard.memory.cleanup.apply.kept_memory import empty_cache, note_left_pools
+from nbguard.memory.cleanup.apply.loaders import empty_cache, note_left_pools
 from nbguard.memory.cleanup.plan.parking import plan_parking
 from nbguard.memory.cleanup.plan.plan import Plan
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.facts import Facts, PoolId
+from nbguard.memory.core.references.explain import Why, explain_root, explain_unheld
 from nbguard.memory.core.segments.pools import doubtful_pools, left_pools
 from nbguard.memory.reports.cell_ledger import names_of
+from nbguard.memory.reports.report import build_report
 from nbguard.memory.scan.devices.counters import Counters
-from nbguard.memory.scan.objects.parked import fixed_storages, parked_facts
+from nbguard.memory.scan.parked import fixed_storages, parked_facts
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, scan
 from nbguard.memory.scan.shown_targets import targets_of
 
@@ -196,3 +207,94 @@ def _reserved() -> int:
     """Return the bytes that the allocators of all devices have now."""
     reading = Counters().read()
     return 0 if reading is None else sum(each.reserved or 0 for each in reading.devices)
+
+
+# --- The handler of requests: the last memory state, the plans that were shown, the answers. Made for the first view.
+
+
+_CANNOT = {
+    "why": "there is nothing to explain about this row",
+    "foresee": "this row has no fit to predict, because it is not a Learner or is training now",
+    "release": "these rows cannot be released, because no name of yours alone holds them",
+    "park": "these rows cannot be parked; only experiments and tensors that no fit uses can",
+}
+
+
+class RequestHandler:
+    """Answers requests from the last memory state and the plans that were shown.
+
+    Args:
+        notebook: returns where the names live.
+        states: the memory states that were sent.
+        foresee: returns the memory of the next fit of the Learner of a name, in lines.
+    """
+
+    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, foresee: Callable[[str], str]) -> None:
+        self._notebook = notebook
+        self._foresee = foresee
+        self.states = states
+        self.plans = Plans(notebook)
+
+    def answer(self, asked: Question) -> tuple[Answer, bool]:
+        """Return the answer to a request, and whether the last state is out of date: by a cleanup, or as a plan has shown.
+
+        Raises NbguardError to refuse it.
+        """
+        match asked:
+            case Ask(rid, heap, id):
+                return Explained(rid, why_view(self._why(heap, id))), False
+            case ForeseeRequest(rid, heap, id):
+                return Foreseen(rid, self._foresee(self._texts("foresee", heap, (id,))[0])), False
+            case PlanRequest():
+                plan = self._plan(asked)
+                return Planned(asked.rid, plan), self._is_belied(plan, asked)
+            case Apply(rid, token):
+                view = self.plans.apply(token)
+                self.states.offer(self.plans.take_measured())
+                return (Planned(rid, view), False) if isinstance(view, PlanView) else (Done(rid, view), True)
+
+    def _is_belied(self, view: PlanView, asked: PlanRequest) -> bool:
+        """Say whether a plan finds nothing stale where the last state has something: it was freed since."""
+        return view.action == "clean_stale" and bool(view.refused) and not asked.keep and self.states.last.stale > 0
+
+    def picture(self, rid: str) -> Pictured:
+        """Return the picture of the last memory state. Raises NoTorchError if there is none."""
+        states = self.states
+        if states.analysis is None:
+            raise NoTorchError
+        return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
+
+    def _why(self, heap: int, row: int) -> Why:
+        """Return why a row of the last memory state is alive, by its name, its root, or C++'s references."""
+        rows = self._rows(heap)
+        texts = None if rows is None else rows.texts("why", (row,))
+        if rows is None or texts is None:
+            raise NbguardError(_CANNOT["why"])
+        if texts:
+            return why_in(self._notebook(), texts[0])
+        if not rows.roots[row]:
+            return explain_unheld(rows.holders[row])
+        why = explain_root(scan(self._notebook()).facts, rows.roots[row])
+        if why is None:
+            raise NbguardError(f"{rows.roots[row]} is no longer there")
+        return why
+
+    def _rows(self, heap: int | None) -> Rows | None:
+        """Return the rows of the last memory state; OldHeapError if the view has another one."""
+        if heap != self.states.last.heap:
+            raise OldHeapError
+        return self.states.rows
+
+    def _plan(self, asked: PlanRequest) -> PlanView:
+        texts = asked.names if asked.action == "unpark" else ()
+        if asked.action in ("release", "park"):
+            texts = self._texts(asked.action, asked.heap, asked.ids)
+        return self.plans.show(OperationRequest(asked.action, texts, asked.keep))
+
+    def _texts(self, what: str, heap: int | None, ids: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the names in the notebook of rows of the last memory state."""
+        rows = self._rows(heap)
+        texts = None if rows is None else rows.texts(what, ids)
+        if not texts:
+            raise NbguardError(_CANNOT[what])
+        return texts

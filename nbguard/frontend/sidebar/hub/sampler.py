@@ -2,9 +2,132 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+from nbguard.memory.cells.hooks import cells_on_stack
+
+# --- The budget for scans of the heap between cells that run one after another, where each is paid for before the next is
+# due.
+
+
+SHARE = 0.01
+"""Of the time that looks between the cells of a Run All may take."""
+_SHORT = 0.5
+"""Most seconds of a scan that may be made before it is paid for: the first of a Run All.
+
+With fastai, pandas and matplotlib loaded a scan takes 0.15 to 0.25 s on a quiet machine, and longer on a busy one.
+"""
+
+
+class LookBudget:
+    """Allows a scan once so much time has passed since the last one that this took no more than `SHARE` of it.
+
+    Only scans that cells have to wait for are paid for. Others say how long one takes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._start = self._next = clock()
+        self._usual: float | None = None  # seconds that the last scan took; None without one
+
+    @property
+    def allows(self) -> bool:
+        """Say whether cells may wait for a scan now. Not before the first one, whose time is unknown."""
+        now = self._clock()
+        if self._usual is None or now < self._next:
+            return False
+        return self._usual <= max(_SHORT, SHARE * (now - self._start))
+
+    def measure(self, seconds: float) -> None:
+        """Note that a scan took `seconds` without a waiting cell."""
+        self._usual = seconds
+
+    def spend(self, seconds: float) -> None:
+        """Note that cells waited `seconds` for a scan, and put the next one off accordingly."""
+        self._usual = seconds
+        self._next = self._clock() + seconds / SHARE - seconds
+
+
+# --- Cells of the user that run now, and the kernel's status where ipykernel would call it idle meanwhile.
+
+
+class Busy:
+    """Knows of the cell that runs, from its beginning to its end.
+
+    For every message that is handled while a cell runs, ipykernel publishes `busy` and then `idle`, and JupyterLab shows the
+    kernel as idle from there on. `again` says `busy` once more, in the cell's name.
+    """
+
+    def __init__(self, shell: Any, kernel: Any) -> None:
+        self._shell = shell
+        self._kernel = kernel
+        self._lock = threading.Lock()
+        self._cell: int | None = None
+        self._ended: int | None = None
+        self._parent: Any = None
+
+    @property
+    def cell(self) -> int | None:
+        """Return the number of the cell that runs; None if none does."""
+        return self._cell
+
+    @property
+    def ended(self) -> int | None:
+        """Return the number of the last cell that has ended; None if none has."""
+        if self._ended is not None or self._cell is not None:
+            return self._ended
+        return len(self._shell.history_manager.input_hist_parsed) - 1 or None
+
+    @property
+    def cell_id(self) -> str:
+        """Return the id of the current cell in its notebook, or "" without one or if the frontend does not tell it."""
+        metadata = self._parent.get("metadata") if type(self._parent) is dict else None
+        cell_id = metadata.get("cellId") if type(metadata) is dict else None
+        return cell_id if type(cell_id) is str else ""
+
+    def begin(self, *, is_running: bool = False) -> None:
+        """Note, in the thread of the cell, that one begins, or that one is running already."""
+        parent = self._kernel.get_parent("shell")
+        stored = len(self._shell.history_manager.input_hist_parsed)  # IPython counts a cell now before, now after it has run
+        with self._lock:
+            self._cell, self._parent = stored - is_running, parent
+
+    def end(self) -> int | None:
+        """Note that it ended, and return its number. From here on nothing says `busy`: the kernel has the last word."""
+        with self._lock:
+            ended, self._cell, self._parent = self._cell, None, None
+            self._ended = ended
+        return ended
+
+    def again(self) -> None:
+        """Say `busy` again after the message that is handled now, if a cell runs: once the kernel has said `idle`."""
+        if self._cell is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._say()
+        else:
+            loop.call_soon(self._say)  # the kernel says `idle` before its loop comes to this
+
+    def _say(self) -> None:
+        with self._lock:
+            if self._cell is not None:
+                state = {"execution_state": "busy"}
+                self._kernel.session.send(self._kernel.iopub_socket, "status", state, parent=self._parent, ident=b"status")
+
+
+def is_in_cell(shell: Any) -> bool:
+    """Say whether this is called from a cell whose end IPython will tell: not from a silent one, as a startup file is."""
+    parent = getattr(shell, "parent_header", None)
+    if type(parent) is not dict or not parent:  # nothing has been asked of the kernel yet
+        return False
+    return cells_on_stack() > 0 and not parent.get("content", {}).get("silent", False)
+
 
 _COSTLY = 0.002
 """Seconds of processor time that half of `_WINDOW` ticks may take more than: else ticks become half as many."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from nbguard.memory.core.breakdown import DevicePart as DevicePart
-from nbguard.memory.core.breakdown import Part
+from nbguard.memory.core.analysis import DevicePart as DevicePart
+from nbguard.memory.core.analysis import Part
 
 PROTOCOL = 5
 

@@ -16,7 +16,7 @@ from nbguard.frontend.sidebar.protocol.state import (
     TimeMark,
 )
 from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
-from nbguard.memory.core.breakdown import (
+from nbguard.memory.core.analysis import (
     NOT_OURS,
     DevicePart,
     Part,

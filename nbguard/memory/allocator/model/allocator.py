@@ -20,18 +20,20 @@ from nbguard.memory.allocator.model.blocks import (
     UNMAPPED,
     BlockPool,
     FreeSet,
+    Json,
     ModelBlock,
     PrivatePool,
     Range,
+    segments_of,
 )
 from nbguard.memory.allocator.model.driver import Driver, SimulatedDriver
-from nbguard.memory.allocator.model.layout import Json, segments_of
-from nbguard.memory.allocator.model.policy import (
+from nbguard.memory.allocator.model.settings import (
     DEFAULT_POOL,
     MIN_BLOCK,
     NEWEST,
     SMALL_MAX,
     SMALL_SEGMENT,
+    AllocatorSettings,
     PoolId,
     parse_version,
     range_size,
@@ -39,7 +41,6 @@ from nbguard.memory.allocator.model.policy import (
     segment_size,
     tie_break,
 )
-from nbguard.memory.allocator.model.settings import AllocatorSettings
 
 Event = tuple[str, int, int, int]
 """(action, address, bytes, stream) as in a snapshot's `device_traces`; the second of an `oom` is the device's free bytes."""

@@ -6,26 +6,25 @@ from itertools import groupby
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.policy import DEFAULT_POOL, PoolId
-from nbguard.memory.allocator.replay.order import learn_partial_release, learn_releases
-from nbguard.memory.allocator.replay.recorded_driver import TraceDriver
+from nbguard.memory.allocator.model.settings import DEFAULT_POOL, PoolId
 from nbguard.memory.allocator.replay.repair import (
+    TraceDriver,
     finds,
     follow_cut,
     follow_growth,
     follow_releases,
     follow_request,
+    is_retry,
     learn,
     learn_refusals,
+    place_range,
     pool_around,
     private_pools_of,
     undo,
 )
-from nbguard.memory.allocator.replay.retry import is_retry, place_range
 from nbguard.memory.allocator.replay.rollback import InitialState
-from nbguard.memory.allocator.replay.start import StartCorrections, set_up
-from nbguard.memory.allocator.snapshot.events import Event
-from nbguard.memory.allocator.snapshot.snapshot import Trace
+from nbguard.memory.allocator.replay.start import StartCorrections, learn_partial_release, learn_releases, set_up
+from nbguard.memory.allocator.snapshot.snapshot import Event, Trace
 
 _MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
 _RELEASES = frozenset({"segment_free", "segment_unmap"})

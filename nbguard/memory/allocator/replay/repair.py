@@ -4,15 +4,74 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.blocks import FREE, LIVE, UNMAPPED, FreeSet, ModelBlock
 from nbguard.memory.allocator.model.driver import SimulatedDriver
-from nbguard.memory.allocator.model.policy import DEFAULT_POOL, MIN_BLOCK, SMALL_MAX, PoolId, round_size, segment_size
+from nbguard.memory.allocator.model.settings import DEFAULT_POOL, MIN_BLOCK, SMALL_MAX, PoolId, round_size, segment_size
 from nbguard.memory.allocator.model.state import copy
-from nbguard.memory.allocator.replay.order import prefer
-from nbguard.memory.allocator.replay.recorded_driver import NOWHERE
-from nbguard.memory.allocator.replay.start import StartAssumptions, StartCorrections
-from nbguard.memory.allocator.snapshot.events import Event
+from nbguard.memory.allocator.replay.start import StartAssumptions, StartCorrections, prefer
+from nbguard.memory.allocator.snapshot.snapshot import Event
+
+# --- A driver that answers as the recorded one did; the trace shows whether there was room, and at which address.
+
+
+NOWHERE = 1 << 55
+"""From here on lie the addresses of memory that the model asks for and the recorded program did not."""
+
+
+class TraceDriver:
+    """A driver whose answers are taken from the events of a trace."""
+
+    def __init__(self, events: tuple[Event, ...], done: list[Event]) -> None:
+        self.events = events  # of the whole trace
+        self.done = done  # the model's events of the running call so far
+        self.position = 0  # in `events`, of the first event of the running call
+        self.fresh: int | None = None  # address of a range reserved before memory goes back for the same request, if known
+        self._nowhere = NOWHERE
+
+    def _expected(self) -> Event:
+        index = self.position + len(self.done)
+        return self.events[index] if index < len(self.events) else ("end", 0, 0, 0)
+
+    def allocate(self, size: int) -> int | None:  # noqa: D102
+        action, address, recorded, _ = self._expected()
+        if action == "segment_alloc" and recorded == size:
+            return address
+        return None if _is_refusal(action) else self._elsewhere(size)
+
+    def release(self, address: int, size: int) -> None:  # noqa: D102
+        pass
+
+    def reserve(self, size: int) -> int:  # noqa: D102
+        action, address, _, _ = self._expected()
+        if action == "segment_map":
+            return address
+        place, self.fresh = self.fresh, None
+        return self._elsewhere(size) if place is None or not _is_refusal(action) else place
+
+    def unreserve(self, address: int, size: int) -> None:  # noqa: D102
+        pass
+
+    def map(self, address: int, size: int) -> bool:  # noqa: ARG002, D102
+        return not _is_refusal(self._expected()[0])
+
+    def unmap(self, address: int, size: int) -> None:  # noqa: D102
+        pass
+
+    def free(self) -> int | None:  # noqa: D102
+        action, address, _, _ = self._expected()
+        return address if action == "oom" else None
+
+    def _elsewhere(self, size: int) -> int:
+        address = self._nowhere
+        self._nowhere += -(-size // 2**21) * 2**21
+        return address
+
+
+def _is_refusal(action: str) -> bool:
+    """Return whether an action shows, as the next event of a request, that the driver had no room."""
+    return action in ("segment_free", "segment_unmap", "oom")
 
 
 def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> ModelBlock:
@@ -254,3 +313,68 @@ def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:
             block.state = UNMAPPED  # should the run name it twice
         elif action == "segment_unmap" and block.range is not None and block.whole_pages()[0] <= address:
             model.unmap_pages(block)
+
+
+# --- Detection of retries (whether memory went back within a request or before it), and of the range reserved then.
+
+
+Events = tuple[Event, ...]
+"""The driver's events for a request, then the request's own event."""
+
+
+def is_retry(model: CachingAllocator, events: Events, released: int, pool: PoolId) -> bool:
+    """Return whether memory surely went back within a request, and not before it.
+
+    A request does not search the free blocks again after that. It shows in two cases only: unmapping makes a block that a
+    search would have found (before, the block was too large to be split, or free and unmapped blocks together were larger);
+    or the first try left an empty range behind, which the second fills.
+
+    Args:
+        model: before the request.
+        events: of the request.
+        released: how many of them give memory back, at the beginning.
+        pool: of the request.
+    """
+    if not model.settings.expandable or finds(model, events[-1], pool) is not None:
+        return False
+    emptied = copy(model, SimulatedDriver())
+    emptied.empty_cache()
+    gives = released < len(events) - 1
+    if (block := finds(emptied, events[-1], pool)) is not None:
+        return gives or block.address != events[-1][1]
+    if not gives or _reproduces(emptied, events[released:], pool):
+        return False
+    return _reproduces(copy(model, SimulatedDriver()), events, pool)
+
+
+def _reproduces(model: CachingAllocator, events: Events, pool: PoolId) -> bool:
+    """Return whether a copy of the model reproduces the events of a request."""
+    model.events.clear()
+    model.driver = driver = TraceDriver(events, model.events)
+    place_range(model, driver, events, pool)
+    try:
+        model.malloc(events[-1][2], events[-1][3], pool)
+    except SimulatedOutOfMemoryError:
+        return False
+    return tuple(model.events) == events
+
+
+def place_range(model: CachingAllocator, driver: TraceDriver, events: Events, pool: PoolId) -> None:
+    """Place a range of unknown address where a request first maps pages, if nothing else can lie there."""
+    driver.fresh = None
+    mapped = next((event[1] for event in events if event[0] == "segment_map"), None)
+    if mapped is None:
+        return
+    if events[0][0] == "segment_map":
+        adopt_range(set_of(model, events[-1][2], events[-1][3], pool)[0], mapped)
+    elif not _is_in_range(model, mapped):
+        driver.fresh = mapped
+
+
+def _is_in_range(model: CachingAllocator, address: int) -> bool:
+    """Return whether an address lies in an expandable segment, mapped or not."""
+    unmapped = [block for free in model.free_sets() for block in free.unmapped]
+    return any(
+        block.range is not None and block.range.base <= address < block.range.base + block.range.size
+        for block in (*model.blocks(), *unmapped)
+    )

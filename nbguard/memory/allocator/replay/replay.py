@@ -8,14 +8,11 @@ from typing import ClassVar
 from nbguard.errors import SettingsError, SnapshotError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.driver import Addresses, Driver, SimulatedDriver
-from nbguard.memory.allocator.model.policy import TieBreak, parse_version, range_size, tie_break
-from nbguard.memory.allocator.model.settings import AllocatorSettings
-from nbguard.memory.allocator.replay.order import settle
+from nbguard.memory.allocator.model.settings import AllocatorSettings, TieBreak, parse_version, range_size, tie_break
 from nbguard.memory.allocator.replay.player import Player
 from nbguard.memory.allocator.replay.rollback import InitialState, roll_back
-from nbguard.memory.allocator.replay.start import StartCorrections
-from nbguard.memory.allocator.snapshot.events import Event
-from nbguard.memory.allocator.snapshot.snapshot import Snapshot, SnapshotSegment, Trace
+from nbguard.memory.allocator.replay.start import StartCorrections, settle
+from nbguard.memory.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
 from nbguard.render.result import Result
 
 _MOST_PASSES = 40
@@ -42,7 +39,7 @@ class DeviceReplay(Result):
 
     kind: ClassVar[str] = "device_replay"
     view: ClassVar[str] = "nbguard.memory.allocator.replay.view:device_replay_blocks"
-    data: ClassVar[str] = "nbguard.memory.allocator.replay.data:replay_data"
+    data: ClassVar[str] = "nbguard.memory.allocator.replay.view:replay_data"
     label: ClassVar[str] = "replay of a recorded trace"
 
     device: int  # number of the device
@@ -71,7 +68,7 @@ class FileReplay(Result):
 
     kind: ClassVar[str] = "replay"
     view: ClassVar[str] = "nbguard.memory.allocator.replay.view:file_replay_blocks"
-    data: ClassVar[str] = "nbguard.memory.allocator.replay.data:file_replay_data"
+    data: ClassVar[str] = "nbguard.memory.allocator.replay.view:file_replay_data"
     label: ClassVar[str] = "replay of a recorded trace"
 
     file: str  # its name

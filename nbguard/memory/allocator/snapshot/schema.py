@@ -8,10 +8,18 @@ from itertools import accumulate, chain, pairwise
 from typing import Any, NoReturn
 
 from nbguard.errors import SnapshotError
-from nbguard.memory.allocator.model.policy import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
-from nbguard.memory.allocator.snapshot.events import CODES, Events
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
-from nbguard.memory.allocator.snapshot.stacks import Frame, Stacks
+from nbguard.memory.allocator.model.settings import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
+from nbguard.memory.allocator.snapshot.snapshot import (
+    CODES,
+    Events,
+    Frame,
+    Sidecar,
+    Snapshot,
+    SnapshotBlock,
+    SnapshotSegment,
+    Stacks,
+    Trace,
+)
 
 _STATES = {
     "inactive": "inactive",

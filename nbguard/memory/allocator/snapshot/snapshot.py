@@ -2,14 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, overload
 
-from nbguard.memory.allocator.model.policy import PoolId
-from nbguard.memory.allocator.snapshot.events import Event
-from nbguard.memory.allocator.snapshot.stacks import Stacks
+from nbguard.memory.allocator.model.settings import PoolId
 from nbguard.plain_data import Within
+
+# --- The different stacks of a snapshot, each frame kept once and each stack as the numbers of its frames.
+
+
+Frame = tuple[str, int, str]
+"""(file, line, function)."""
+
+Stack = tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks(Sequence[Stack]):
+    """A sequence of stacks that makes each one when it is asked for: most of a large snapshot's are never shown."""
+
+    frames: tuple[Frame, ...] = ()  # each different frame once
+    # Indices in `frames` of the frames of all stacks, innermost first, one stack after another.
+    numbers: array[int] = field(default_factory=lambda: array("I"))
+    # Of each stack, the end of its part of `numbers`.
+    ends: array[int] = field(default_factory=lambda: array("Q"))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Stack: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Stack]: ...
+    def __getitem__(self, index: int | slice) -> Stack | Sequence[Stack]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        start = self.ends[at - 1] if at else 0
+        return tuple([self.frames[number] for number in self.numbers[start : self.ends[at]]])
+
+    def with_frames(self, change: Callable[[Frame], Frame]) -> Stacks:
+        """Return the same stacks with each frame replaced by the result of `change`."""
+        return Stacks(tuple(map(change, self.frames)), self.numbers, self.ends)
+
+
+# --- The events of a trace as columns of numbers, since a large trace has millions and most commands read none of them.
+
+
+Event = tuple[str, int, int, int]
+"""(action, address, bytes, stream) of an entry; the second of an `oom` is the device's free bytes, -1 if not recorded."""
+
+ACTIONS = (
+    *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
+    *("oom", "snapshot"),
+)
+"""Actions of the allocator in a trace (`TraceEntry::Action`). Other entries, such as annotations, are only counted."""
+
+CODES = {action: code for code, action in enumerate(ACTIONS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Events(Sequence[Event]):
+    """A sequence of events that makes each tuple when it is asked for."""
+
+    actions: array[int] = field(default_factory=lambda: array("B"))  # index in `ACTIONS`
+    addresses: array[int] = field(default_factory=lambda: array("q"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))  # bytes
+    streams: array[int] = field(default_factory=lambda: array("Q"))
+
+    @property
+    def columns(self) -> tuple[array[int], array[int], array[int], array[int]]:
+        """The four columns, in the order of an event."""
+        return self.actions, self.addresses, self.sizes, self.streams
+
+    def extend(self, *columns: Iterable[int]) -> None:
+        """Append events, given as codes of actions, addresses, sizes and streams."""
+        for column, more in zip(self.columns, columns, strict=True):
+            column.extend(more)
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
+        if isinstance(index, slice):
+            return Events(*(column[index] for column in self.columns))
+        return ACTIONS[self.actions[index]], self.addresses[index], self.sizes[index], self.streams[index]
+
+    def __iter__(self) -> Iterator[Event]:
+        return zip(map(ACTIONS.__getitem__, self.actions), self.addresses, self.sizes, self.streams, strict=True)
+
 
 _Bytes: TypeAlias = Annotated[int, Within(0, 2**60)]
 _Share: TypeAlias = Annotated[float, Within(0, 1)]

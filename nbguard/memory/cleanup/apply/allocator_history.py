@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording, check_entries
-from nbguard.memory.scan.oom.notes import cell_now
+from nbguard.memory.scan.oom.chain import cell_now
 
 _NEEDED = frozenset({"enabled", "context", "stacks", "max_entries"})
 

@@ -17,20 +17,18 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.interrupts import Interrupts
-from nbguard.memory.cleanup.apply.kept_memory import FreedBytes, note_left_pools
+from nbguard.memory.cleanup.apply.loaders import FreedBytes, note_left_pools
 from nbguard.memory.cleanup.apply.parking import unpark
 from nbguard.memory.cleanup.apply.released_names import tell_released
 from nbguard.memory.cleanup.apply.steps import STEPS, StepContext, park_storages
-from nbguard.memory.cleanup.figures import holdings_of
+from nbguard.memory.cleanup.figures import holdings_of, way_out
 from nbguard.memory.cleanup.plan.parking import Unparked
-from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan
-from nbguard.memory.cleanup.plan.verdict import verdict
-from nbguard.memory.cleanup.ways_out import way_out
+from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan, verdict
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, PoolId
-from nbguard.memory.core.references.gradients import idle_gradients, zero_gradients_of
 from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.core.references.holders import idle_gradients, zero_gradients_of
 from nbguard.memory.core.segments.pools import left_pools
 from nbguard.memory.scan.devices.cuda import device_facts, lasting_error, nested_stats
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, timed_scan

@@ -13,9 +13,9 @@ from typing import Any
 
 from nbguard.memory.core.oom_facts import OomNote
 from nbguard.memory.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
-from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
-from nbguard.memory.scan.oom.cell_start import counts_of
-from nbguard.memory.scan.oom.notes import NOTES, cell_now, with_free_blocks
+from nbguard.memory.scan.devices.reserve import device_counters
+from nbguard.memory.scan.oom.chain import NOTES, cell_now, with_free_blocks
+from nbguard.memory.scan.oom.failed_runs import counts_of
 
 _ATTACH = "_cuda_attach_out_of_memory_observer"
 

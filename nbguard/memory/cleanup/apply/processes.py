@@ -13,7 +13,7 @@ from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.plan.orphans import judge
 from nbguard.memory.core.processes import DeviceProcess, Process, Zombies
 from nbguard.memory.scan.devices.processes import device_processes, is_alive, surroundings
-from nbguard.memory.scan.objects.workers import worker_pids
+from nbguard.memory.scan.workers import worker_pids
 
 _PATIENCE = {signal.SIGTERM: 5.0, getattr(signal, "SIGKILL", signal.SIGTERM): 5.0}
 """Seconds that a process gets to end after each signal."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from nbguard.memory.cleanup.figures import holdings_on
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.core.breakdown import Part, parts_of
+from nbguard.memory.core.analysis import Analysis, DeviceAnalysis, Part, parts_of
 from nbguard.memory.core.references.holders import Holder, all_holders
 from nbguard.memory.core.segments.pinning import BlockHolders, HolderPins, pins_of_holders
 

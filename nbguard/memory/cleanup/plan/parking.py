@@ -13,9 +13,8 @@ from nbguard.errors import TargetError
 from nbguard.memory.cleanup.plan.plan import Action, Plan, Request
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import is_python
-from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, Graph, Root
-from nbguard.memory.core.finding import Finding
-from nbguard.memory.core.least_shown import least_shown
+from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, Graph, Root, Target
+from nbguard.memory.core.finding import Finding, least_shown
 from nbguard.memory.core.references.graph import (
     BASE,
     GRADIENT,
@@ -29,7 +28,6 @@ from nbguard.memory.core.references.graph import (
 )
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.core.segments.pools import doubtful_pools, given_back, pools_in_use
-from nbguard.memory.core.target import Target
 from nbguard.render.result import Result
 from nbguard.texts import joined
 from nbguard.units import format_bytes

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nbguard.memory.cleanup.plan.parking import Unparked
-from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan
-from nbguard.memory.cleanup.plan.verdict import Verdict
+from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan, Verdict
 from nbguard.memory.core import advice
-from nbguard.memory.core.least_shown import least_of_rows, least_shown
-from nbguard.memory.core.views.processes import zombies_blocks
+from nbguard.memory.core.finding import least_of_rows, least_shown
+from nbguard.memory.core.views.device import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.render.words import SENTENCE
 from nbguard.texts import joined

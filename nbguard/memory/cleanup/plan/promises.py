@@ -8,10 +8,9 @@ from dataclasses import replace
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import Advice, release_names, release_stale
-from nbguard.memory.core.facts import Facts, Graph
+from nbguard.memory.core.facts import Facts, Graph, Target
 from nbguard.memory.core.references.explain import Why
 from nbguard.memory.core.references.graph import GRAPH, Edge, nbytes_of, reach_of_roots, storages_of
-from nbguard.memory.core.target import Target
 
 _NEEDING = frozenset({"learner", "model"})
 """Kinds of objects that are broken without their contents."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
 from operator import or_
+from types import MappingProxyType
 from typing import ClassVar
 
-from nbguard.memory.core.advice import NONE, Advice, release_errors
-from nbguard.memory.core.facts import Facts, Graph, Root
+from nbguard.memory.core.advice import HARD, NONE, RECORD_ON, Advice, release_errors
+from nbguard.memory.core.facts import Facts, Graph, HolderSource, Root
 from nbguard.memory.core.references.graph import (
     STALE_KINDS,
     nbytes_of,
@@ -20,6 +21,7 @@ from nbguard.memory.core.references.graph import (
     steps_of,
     storages_of,
 )
+from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.memory.core.references.releases import release_of_alike, release_of_way
 from nbguard.memory.core.references.shown_paths import ways_written
@@ -161,3 +163,51 @@ def _is_of_error(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
     others = (n for n, node in enumerate(graph.nodes) if node.kind not in _OF_ERRORS)
     frames = reach(graph, (error,), blocked=frozenset(others))
     return bool(storages_of(graph, reach(graph, own)) - storages_of(graph, reach(graph, own, blocked=frames)))
+
+
+# --- The part of PyTorch or a library that keeps memory no Python object holds, and the line that helps.
+
+
+_KEEPERS: Mapping[HolderSource, tuple[str, str, Advice]] = MappingProxyType(
+    {
+        "workspaces": (
+            "PyTorch → cuBLAS",
+            "scratch memory of matrix products, one block for each thread that has made one; the next product makes it again",
+            HARD,
+        ),
+        "graphs": (
+            "PyTorch → private pool",
+            "it is freed with the CUDA graph captured into it, or with the MemPool",
+            NONE,
+        ),
+        "site": ("C++ → a library", "made at that line of yours and kept by the library that the line calls", NONE),
+        "unknown": (
+            "C++ → a library",
+            "buffers and caches of libraries; once the history is on, their new allocations are listed by line",
+            RECORD_ON,
+        ),
+        "changed": ("another thread", "it allocated or freed memory during the scan; scan again", NONE),
+    }
+)
+"""By the source of a holder: the keeper, how much it keeps, and the line to run."""
+
+
+def is_explained(row: Holder) -> bool:
+    """Return whether `explain_unheld` knows who keeps the memory of a row without a root."""
+    return row.source in _KEEPERS
+
+
+def explain_unheld(row: Holder) -> Why:
+    """Return why the blocks of a row without a root are allocated. Only for a row that `is_explained`."""
+    keeper, effect, advice = _KEEPERS[row.source]
+    release = replace(advice, effect=effect, frees=None, targets=())
+    if row.release != NONE:  # of the pool's own graph or MemPool
+        release = replace(row.release, effect=row.release.effect if not row.release.targets else effect)
+    path = Path(
+        steps=(keeper,),
+        cell=None,
+        stale=False,
+        advice=release,
+        storages_only=True,
+    )
+    return Why(name=row.label, what=row.what, nbytes=row.retained, paths=(path,))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from nbguard.errors import TargetError
 from nbguard.memory.core.advice import ONLY_WITH_KERNEL, is_python
-from nbguard.memory.core.facts import EXPERIMENT_KINDS, Graph, Node, Root
+from nbguard.memory.core.facts import EXPERIMENT_KINDS, Graph, Node, Root, Target
 from nbguard.memory.core.references.graph import (
     BASE,
     CONTEXT,
@@ -26,7 +26,6 @@ from nbguard.memory.core.references.graph import (
     path_text,
     reach,
 )
-from nbguard.memory.core.target import Target
 
 Way = tuple[int, ...]
 """The nodes of a way from a root on."""

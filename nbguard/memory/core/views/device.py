@@ -2,16 +2,211 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from nbguard.memory.core import advice
-from nbguard.memory.core.breakdown import DevicePart, Part
-from nbguard.memory.core.least_shown import least_of_rows
+from nbguard.memory.core.analysis import DevicePart, Part
+from nbguard.memory.core.facts import ProcessFact
+from nbguard.memory.core.finding import least_of_rows
+from nbguard.memory.core.gpus import GpuReading, Gpus
+from nbguard.memory.core.processes import DeviceProcess, Judged, Zombies, basename, connection_of, pids_text
+from nbguard.memory.core.recording import ENTRY_BYTES, Recording
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.pools import Pool
-from nbguard.render.blocks import Bar, Slice, Table, TableRow
-from nbguard.texts import BEHIND_MORE, Text
-from nbguard.units import counted, format_bytes, format_column, unit_of
+from nbguard.memory.core.simulated import Simulated, SimulationState, assumptions_line
+from nbguard.render.blocks import Bar, Block, Line, Section, Slice, Table, TableRow, Title
+from nbguard.texts import BEHIND_MORE, Text, joined
+from nbguard.units import counted, format_bytes, format_column, signed, unit_of
+
+# --- The simulated device in words, as blocks of its state, and a line after each cell.
+
+
+def state_blocks(state: SimulationState, *, whole: bool = False) -> Iterator[Block]:
+    """Yield whether a device is simulated, its figures, and how many assumptions they rest on; these too if `whole`."""
+    yield Title(state.words, "strong")
+    yield from map(Line, _sentences_of_simulated(state.figures))
+    rows = tuple(TableRow(cells=(f"assumed: {text}",)) for text in state.figures.assumptions)
+    line = assumptions_line(len(rows))
+    yield Table(rows=rows, fold=line.replace("`", ""), brief=None if whole else Line(line, "dim"))
+
+
+def _sentences_of_simulated(figures: Simulated) -> Iterator[str]:
+    context = f" · CUDA context {format_bytes(figures.context)}" if figures.context else ""
+    yield f"PyTorch {figures.torch_version} · settings: {figures.settings or 'defaults'}{context}"
+    yield f"allocated {format_bytes(figures.allocated)} (peak {format_bytes(figures.peak_allocated)})"
+    yield f"reserved {format_bytes(figures.reserved)} (peak {format_bytes(figures.peak_reserved)})"
+    space = figures.fragmentation
+    yield f"releasable {format_bytes(space.releasable)}, stranded {format_bytes(space.stranded)}"
+    if figures.ooms:
+        yield f"ran out of memory {figures.ooms}×"
+    if figures.broken:
+        yield figures.broken
+
+
+def cell_line(before: Simulated, after: Simulated, cell: int) -> str:
+    """Return the changes of a cell to the simulated device in one line."""
+    head = f"In[{cell}]  simulated {format_bytes(after.capacity)}: allocated {signed(after.allocated - before.allocated)}"
+    parts = [f"{head} → {format_bytes(after.allocated)}"]
+    if after.peak_allocated > max(before.peak_allocated, after.allocated):
+        parts.append(f"new peak {format_bytes(after.peak_allocated)}")
+    reserved = f"reserved {format_bytes(after.reserved)}"
+    if after.peak_reserved > after.reserved:
+        reserved += f" (peak {format_bytes(after.peak_reserved)})"
+    parts.append(reserved)
+    if after.ooms > before.ooms:
+        parts.append(f"ran out of memory {after.ooms - before.ooms}×: " + advice.OOM.command)
+    if after.broken and not before.broken:
+        parts.append(after.broken)
+    return joined(" · ", parts)
+
+
+# --- The state of the allocator's history as blocks.
+
+
+def recording_blocks(recording: Recording) -> Iterator[Block]:
+    """Yield the state, and the cost and use of the history while it is kept."""
+    yield Title(_state(recording))
+    if recording.state in ("on", "waiting"):
+        most = format_bytes((recording.entries or 0) * ENTRY_BYTES)
+        yield Line(f"some 2 µs an allocation, and up to {most} of host memory per device")
+        whatif, snapshot, off = advice.WHATIF.command, advice.SNAPSHOT_FILE.command, advice.RECORD_OFF.command
+        yield Line(whatif + " replays it · " + snapshot + " keeps it · " + off + " ends it")
+
+
+def _state(recording: Recording) -> str:
+    entries = f"{recording.entries or 0:,}"
+    match recording.state:
+        case "on":
+            since = "" if recording.changed or recording.since is None else f" since In[{recording.since}]"
+            return f"recording{since}: the allocator's last {entries} entries by device, with the line of each allocation"
+        case "waiting":
+            return f"recording begins with the first use of CUDA: the allocator's last {entries} entries by device"
+        case "theirs":
+            return (
+                "Something else records PyTorch's history, so nbguard leaves it alone. "
+                + advice.SNAPSHOT.command
+                + " and "
+                + advice.WHATIF.command
+                + " use it; "
+                "torch.cuda.memory._record_memory_history(None) ends it"
+            )
+        case "off":
+            return "recording is off, and its history is deleted" if recording.changed else "nothing is being recorded"
+
+
+# --- Processes on the GPUs as blocks, each with its diagnosis, and how to end the orphans.
+
+
+def zombies_blocks(zombies: Zombies) -> Iterator[Block]:
+    """Yield the processes on the GPUs, orphans first, then the sentences on them."""
+    if zombies.judged:
+        yield Table(rows=tuple(map(process_row, zombies.judged)), figures=(3,))
+    yield from map(Line, _sentences(zombies))
+
+
+def process_row(judged: Judged) -> TableRow:
+    """Return a process with its diagnosis as a row."""
+    process = judged.found
+    started = datetime.fromtimestamp(process.process.started).strftime("%Y-%m-%d %H:%M")
+    judgement = f"{'orphan' if judged.is_orphan else 'left alone'}: {judged.reason}"
+    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", who(process), _bytes(judged), judgement))
+
+
+def who(process: DeviceProcess) -> str:
+    """Return whose a process is: the notebook of a kernel, else the command; the user in front where it is another one.
+
+    A cell that is too narrow loses its end: the notebook's folder stands behind its name.
+    """
+    path = process.identity.notebook if connection_of(process.command) else ""
+    name = basename(path)
+    folder = path.removesuffix(name).rstrip("/\\")
+    words = f"{name} in {folder}" if folder else name or " ".join(process.command) or "(command not readable)"
+    return f"{process.identity.user}: {words}" if process.identity.user else words
+
+
+def _bytes(judged: Judged) -> str:
+    if judged.found.used is not None:
+        return format_bytes(judged.found.used)
+    return "keeps the device open" if judged.found.holds_files else "? (the driver does not say)"
+
+
+def _sentences(zombies: Zombies) -> Iterator[str]:
+    """Yield sentences on the ended processes, or on how to end the orphans."""
+    if zombies.unavailable:
+        yield zombies.unavailable
+    if not zombies.judged and not zombies.interrupted:
+        yield "no process other than this kernel was found on a GPU"
+    elif zombies.judged and not zombies.orphans:
+        yield "no orphan of yours among the processes on the GPUs: there is nothing to end"
+    elif zombies.orphans and not zombies.asked:
+        pids = [orphan.process.pid for orphan in zombies.orphans]
+        known = [orphan.used for orphan in zombies.orphans if orphan.used is not None]
+        back = f", {format_bytes(sum(known))} of device memory" if known else ""
+        them = "them" if len(pids) > 1 else "it"
+        yield f"{counted(len(pids), 'orphan')} ({pids_text(pids)}{back}): " + advice.END_ZOMBIES.code + f" ends {them}"
+    if zombies.ended:
+        yield f"ended and gone: {pids_text(zombies.ended)}"
+    for pid, reason in zombies.remaining:
+        yield f"still there: pid {pid}: {reason}"
+    if zombies.interrupted:
+        yield "interrupted: run " + advice.ZOMBIES.command + " to see what is left"
+
+
+# --- The GPUs of this machine as blocks, a line for each, then the processes on them.
+
+
+_NAMES = ("GPU", "name", "used", "free", "total")
+_PROCESS_NAMES = ("GPU", "pid", "since", "notebook or command", "used", "")
+
+
+def gpus_blocks(gpus: Gpus, limit: int = 0) -> Iterator[Block]:  # noqa: ARG001 - of every view
+    """Yield the GPUs, then the processes on them."""
+    if gpus.gpus:
+        yield Section("GPUs", gpus.driver)
+        yield Table(names=_NAMES, rows=tuple(map(_row, gpus.gpus)), figures=(2, 3, 4))
+        if rows := tuple(_process_rows(gpus)):
+            yield Section("Processes on them")
+            yield Table(names=_PROCESS_NAMES, rows=rows, figures=(4,))
+        else:
+            yield Line("no process is on them that this user can see")
+    if not gpus.gpus:
+        yield Title("No NVIDIA GPU found on this machine", "strong")
+    if gpus.unavailable:
+        yield Line(gpus.unavailable)
+
+
+def _process_rows(gpus: Gpus) -> Iterator[TableRow]:
+    """Yield a row for each process on each GPU, the largest first, then for those that only keep a GPU open."""
+    judged = {each.found.process.pid: each for each in gpus.processes}
+    listed = set()
+    for gpu in gpus.gpus:
+        for process in sorted(gpu.processes, key=lambda process: -(process.used or 0)):
+            listed.add(process.pid)
+            used = "?" if process.used is None else format_bytes(process.used)
+            since, who, judgement = _words_on_of_gpus(judged.get(process.pid), process)
+            yield TableRow(cells=(str(gpu.index), str(process.pid), since, who, used, judgement))
+    for each in gpus.processes:
+        if each.found.process.pid not in listed:
+            _, since, who, used, judgement = process_row(each).cells
+            yield TableRow(cells=("?", str(each.found.process.pid), since.removeprefix("since "), who, used, judgement))
+
+
+def _words_on_of_gpus(judged: Judged | None, process: ProcessFact) -> tuple[str, str, str]:
+    """Return (since when it runs, whose it is, the judgement) of a process; it may be one that this user cannot see."""
+    if judged is not None:
+        _, since, who, _, judgement = process_row(judged).cells
+        return since.removeprefix("since "), who, judgement
+    if process.identity is not None:
+        return "", process.identity.words, ""
+    return "", "(not visible here)", ""
+
+
+def _row(gpu: GpuReading) -> TableRow:
+    name = gpu.name if gpu.capability is None else f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})"
+    sizes = (gpu.used, gpu.total - gpu.used, gpu.total)
+    return TableRow(cells=(str(gpu.index), name, *map(format_bytes, sizes)))
+
 
 _COLOURS: dict[str, tuple[str, str]] = {
     DevicePart.CONTEXT: ("ctx", "█"),

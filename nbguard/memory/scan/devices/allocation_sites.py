@@ -8,7 +8,7 @@ from typing import Any
 
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.render.words import line_words
-from nbguard.shell import running_shell
+from nbguard.texts import running_shell
 
 
 class Sites:

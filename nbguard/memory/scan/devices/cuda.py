@@ -13,14 +13,42 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
-from nbguard.memory.scan.devices.accelerators import accelerator_facts
+from nbguard.memory.core.gpus import GpuReading
+from nbguard.memory.scan.devices.accelerators import accelerator_facts, read_segments
 from nbguard.memory.scan.devices.amd import AmdReader
-from nbguard.memory.scan.devices.kept_memory.reserve import airbag_of, airbag_room, device_counters, without_reserve
-from nbguard.memory.scan.devices.kept_memory.workspaces import cublas_workspace, cublaslt_workspace
+from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace
 from nbguard.memory.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.nvml import NvmlReader
 from nbguard.memory.scan.devices.processes import identified
-from nbguard.memory.scan.devices.segments import read_segments
+from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
+
+# --- The GPUs of this machine, read from the driver alone, without a context and without PyTorch.
+
+
+def read_gpus() -> tuple[tuple[GpuReading, ...], str, str]:
+    """Return (the GPUs by index, the driver in words, why something is missing); texts may be empty."""
+    with NvmlReader() as nvml:
+        known = nvml.driver()
+        if known is None:
+            return (), "", nvml.reason or ""
+        version, (major, minor), capabilities = known
+        gpus = []
+        for index, (name, capability) in enumerate(capabilities):
+            reading = nvml.at(index)
+            if reading is not None:
+                facts = identified(reading[1]) or reading[1]
+                gpus.append(
+                    GpuReading(
+                        index=index,
+                        name=name,
+                        total=facts.total,
+                        used=facts.used,
+                        capability=capability,
+                        processes=facts.processes or (),
+                    )
+                )
+        return tuple(gpus), f"driver {version}, CUDA up to {major}.{minor}", nvml.reason or ""
+
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 

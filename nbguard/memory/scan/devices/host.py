@@ -3,10 +3,89 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from nbguard.memory.core.oom_facts import HostFacts
+
+# --- The versions of CUDA's libraries that PyTorch was built with and has loaded, read without initialising a device.
+
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryVersions:
+    """The versions in a build of PyTorch; the driver's own version is read by `NvmlReader.driver`."""
+
+    cuda: str = ""  # torch.version.cuda: it was built for this CUDA; empty for none
+    hip: str = ""  # likewise for ROCm
+    cudnn_built: tuple[int, ...] | None = None  # version that it was built with; None without one
+    cudnn_loaded: tuple[int, ...] | None = None  # version that it has loaded
+    nccl: tuple[int, ...] | None = None  # None without one
+
+
+def library_versions(torch: Any) -> LibraryVersions:
+    """Return the versions of a PyTorch that is imported."""
+    build = torch._C
+    cudnn: Any = getattr(build, "_cudnn", None)
+    return LibraryVersions(
+        cuda=torch.version.cuda or "",
+        hip=getattr(torch.version, "hip", None) or "",
+        cudnn_built=reading(lambda: tuple(cudnn.getCompileVersion()), None),
+        cudnn_loaded=reading(lambda: tuple(cudnn.getRuntimeVersion()), None),
+        nccl=reading(lambda: _nccl(build._nccl_version()), None),
+    )
+
+
+def reading(read: Callable[[], _Value], otherwise: _Value) -> _Value:
+    """Return a reading, or `otherwise` where this build of PyTorch does not have it."""
+    try:
+        return read()
+    except (AttributeError, RuntimeError, TypeError):
+        return otherwise
+
+
+def dotted(version: tuple[int, ...] | None) -> str:
+    """Return a version as it is written; empty for none."""
+    return ".".join(map(str, version or ()))
+
+
+def _nccl(version: Any) -> tuple[int, ...]:
+    """Return NCCL's version, which PyTorch packs into one number, 16 bits each: the rule of `torch.cuda.nccl.version`."""
+    return version >> 32, version >> 16 & 0xFFFF, version & 0xFFFF
+
+
+# --- The CPU cores that this process may use.
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Return the CPU cores that this process may use: by its affinity and the quota of its control group."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for quota in (_quota(_CGROUP / "cpu.max"), _old_quota(_CGROUP / "cpu")) if quota is not None]
+    return max(1, min([affinity, *(round(quota) for quota in quotas)]))
+
+
+def _quota(file: Path) -> float | None:
+    try:
+        quota, period = file.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return None
+
+
+def _old_quota(folder: Path) -> float | None:
+    try:
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None
+
 
 _UNLIMITED = 1 << 60
 """Least number that a cgroup of version 1 writes for no limit."""

@@ -10,18 +10,48 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from nbguard.memory.core.facts import KEPT_KINDS, StorageFact
+from nbguard.memory.core.facts import KEPT_KINDS, StorageFact, UnreadFact
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan import progress
 from nbguard.memory.scan.heap.graphs import Graphs
-from nbguard.memory.scan.heap.kinds import LEAF, Kinds, Unwalked, never_asked
+from nbguard.memory.scan.heap.kinds import LEAF, Kinds, Unwalked, name_of, never_asked
 from nbguard.memory.scan.heap.referents import Referents
-from nbguard.memory.scan.heap.unread import Unread
+
+# --- Objects of a scan that refuse to be read; each costs its own row, never the scan.
+
+
+_Read = TypeVar("_Read")
+
+
+class Unread:
+    """Counts the objects that could not be read, each once."""
+
+    def __init__(self) -> None:
+        self._types: dict[int, str] = {}  # names of the objects' types, by the objects' ids
+
+    def note(self, obj: object) -> None:
+        """Count an object."""
+        self._types[id(obj)] = name_of(type(obj))
+
+    def read(self, obj: Any, read: Callable[[Any], _Read], otherwise: _Read) -> _Read:
+        """Return the result of `read` on an object; where it fails, count the object and return `otherwise`."""
+        try:
+            return read(obj)
+        except Exception:  # noqa: BLE001 - whatever is odd about one object must not cost the look
+            self.note(obj)
+            return otherwise
+
+    @property
+    def facts(self) -> tuple[UnreadFact, ...]:
+        """Return the number of objects of each type, the most first."""
+        return tuple(UnreadFact(name, count) for name, count in Counter(self._types.values()).most_common())
+
 
 _CANDIDATES = KEPT_KINDS | {"tensor"}
 

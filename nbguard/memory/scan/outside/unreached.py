@@ -8,19 +8,155 @@ upwards, in whole passes over the heap, to a module's global if there is one.
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from nbguard.memory.core.references.components import components
+from nbguard.memory.core.references.owner_sets import components
+from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.memory.scan.heap.unwalked import fill_rest
-from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk
-from nbguard.memory.scan.outside.collectable import stuck_in_cpp
-from nbguard.memory.scan.outside.outside_references import Region, below
-from nbguard.memory.scan.outside.referrers import name_by_referrers, unnamed_roots
-from nbguard.memory.scan.outside.saved_copies import held_by_cpp_alone, without_saved_copies
-from nbguard.memory.scan.roots.root import LiveRoot
+from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, references_by_asking
+from nbguard.memory.scan.outside.referrers import Region, below, name_by_referrers, unnamed_roots
+from nbguard.memory.scan.roots.frames import LiveRoot
 from nbguard.units import counted
+
+# --- Copies of results that autograd keeps in C++, where they are objects of Python's as well.
+#
+# A node that saves its own result (`exp`, `softmax`) keeps a detached copy of the tensor, and unpacks another tensor on
+# the same
+# storage whenever it is asked. Usually the copy never was an object. Under a dispatch mode (FLOP counters, `%gpumem
+# simulate`)
+# Python makes it: the collector then tracks a tensor that nothing but C++ refers to, as if a library had it.
+
+
+def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
+    """Return the tensors among `objects` that one holder in C++ has and no object of Python's, besides this list."""
+    autograd, ours = walk.referents.autograd, references_by_asking()
+    if autograd is None:
+        return []
+    return [
+        objects[n]
+        for n in range(len(objects))
+        if walk.kinds.of(type(objects[n])) == "tensor"
+        and sys.getrefcount(objects[n]) == ours + 1  # the reference of C++ that keeps the object
+        and autograd.cpp_references(objects[n]) == 1
+    ]
+
+
+def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
+    """Return those of `tensors`, each held by C++ alone, that are no copy of a result which a graph of the walk has saved."""
+    unpacked = Counter(_unpacked(walk))
+    left = []
+    for tensor in tensors:
+        if id(tensor) in walk.number:
+            continue
+        storage = walk.storage_of(tensor)
+        if storage is not None and unpacked[storage]:
+            unpacked[storage] -= 1
+        else:
+            left.append(tensor)
+    return left
+
+
+def _unpacked(walk: Walk) -> Iterator[int]:
+    """Yield the storage of each tensor that a node unpacked when the walk asked it: one for each copy that graphs keep."""
+    autograd, ours = walk.referents.autograd, references_by_asking()
+    for node, kind in enumerate(walk.kind):
+        for child in walk.children[node] if kind == "graph" else ():
+            if walk.kind[child] == "tensor" and sys.getrefcount(walk.objects[child]) == ours:
+                assert autograd is not None
+                if not autograd.cpp_references(walk.objects[child]):
+                    yield from walk.holds.get(child, ())
+
+
+# --- Unreachable objects that the collector cannot free, since cycles that pass through C++ stay for ever.
+#
+# gc sees the references that Python objects show it. References that torch and numpy keep in C++ (a graph, a gradient,
+# the base
+# of a view) it takes for a holder outside, and leaves alone everything that holder leads to. If the holder goes with the
+# rest,
+# the next pass frees that too. If it is itself part of the cycle, nothing ever will: a hook on a tensor that closes over
+# the
+# tensor, `backward(create_graph=True)`, `base.view = base[:2]`.
+
+
+def stuck_in_cpp(walk: Walk, garbage: Collection[int]) -> set[int]:
+    """Return the objects of `garbage`, all unreachable, that no number of collections will free."""
+    model = _Collector(walk, garbage)
+    return model.run() if model.hidden else set()
+
+
+class _Collector:
+    """Python's collector and C++'s reference counts, played on the numbers of unreachable objects."""
+
+    def __init__(self, walk: Walk, garbage: Collection[int]) -> None:
+        self.left = set(garbage)
+        self.cpp = {n for n in garbage if walk.kind[n] == "graph" and not _is_python_function(walk.objects[n])}
+        self.children: dict[int, list[int]] = {}
+        self.parents: dict[int, set[int]] = {}
+        shown: Counter[int] = Counter()
+        hidden: dict[int, set[int]] = {}
+        for parent in garbage:
+            below = [] if _is_ours_alone(walk, parent) else [child for child in walk.children[parent] if child in self.left]
+            seen_by_gc = set() if parent in self.cpp else {id(ref) for ref in gc.get_referents(walk.objects[parent])}
+            self.children[parent] = below
+            for child in below:
+                self.parents.setdefault(child, set()).add(parent)
+                if id(walk.objects[child]) in seen_by_gc:
+                    shown[child] += 1
+                elif child in self.cpp or not _is_python_function(walk.objects[child]):
+                    hidden.setdefault(child, set()).add(parent)
+        more = {n for n in hidden if _has_more(walk, n, shown[n])}
+        self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or n in more}
+
+    def run(self) -> set[int]:
+        """Collect until nothing more goes; return the objects that are left."""
+        while freed := self._one_pass():
+            self.left -= freed
+        return self.left
+
+    def _one_pass(self) -> set[int]:
+        """Return the objects that one collection frees: those that no C++ holder leads to, then those that they kept in C++."""
+        kept = {n for n, above in self.hidden.items() if n in self.left and above & self.left} | (self.cpp & self.left)
+        todo = list(kept)
+        while todo:
+            for child in self.children[todo.pop()]:
+                if child in self.left and child not in kept:
+                    kept.add(child)
+                    todo.append(child)
+        freed = self.left - kept
+        todo = list(freed)
+        while todo:
+            for child in self.children[todo.pop()]:
+                if child in self.left and child not in freed and not (self.parents[child] & self.left) - freed:
+                    freed.add(child)
+                    todo.append(child)
+        return freed
+
+
+def _is_python_function(obj: object) -> bool:
+    """Say whether an object is the context of a `torch.autograd.Function`, whose and whose tensor's references gc sees."""
+    return any(name_of(cls) == "_FunctionBase" for cls in mro_of(type(obj)))
+
+
+def _has_more(walk: Walk, number: int, shown: int) -> bool:
+    """Say whether an object has more references than those that gc sees."""
+    return sys.getrefcount(walk.objects[number]) - references_by_asking() > shown or _is_held_by_cpp(walk, number)
+
+
+def _is_ours_alone(walk: Walk, number: int) -> bool:
+    """Say whether an object came into being by our looking: an output that its own graph saved is unpacked again each time."""
+    is_ours = walk.kind[number] == "tensor" and sys.getrefcount(walk.objects[number]) == references_by_asking()
+    return is_ours and not _is_held_by_cpp(walk, number)
+
+
+def _is_held_by_cpp(walk: Walk, number: int) -> bool:
+    """Say whether C++ refers to a tensor: PyTorch 2.13 counts that as a reference of its Python object, and 2.4 does not."""
+    autograd = walk.referents.autograd
+    return walk.kind[number] == "tensor" and autograd is not None and autograd.cpp_references(walk.objects[number]) > 0
+
 
 CPP_CYCLE = "unreachable C++ cycle"
 _WHILE_CODE_RUNS = "unreachable cycles, or in use by the code that runs: known when it ends"

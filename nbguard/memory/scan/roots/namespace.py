@@ -9,7 +9,7 @@ from typing import Any
 from nbguard.cell_names import cell_names
 from nbguard.memory.core.facts import RootKind
 from nbguard.memory.scan.heap.referents import Referents
-from nbguard.memory.scan.roots.root import LiveRoot
+from nbguard.memory.scan.roots.frames import LiveRoot
 from nbguard.memory.scan.roots.tracebacks import PDB_VARIABLES
 
 _UNDERSCORES = ("_", "__", "___")

@@ -13,8 +13,35 @@ from nbguard.memory.core.facts import DEBUGGER
 from nbguard.memory.scan.heap.kinds import module_namespaces, mro_of, name_of, namespace_of
 from nbguard.memory.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.memory.scan.pause import pause_main_thread
-from nbguard.memory.scan.roots.marimo import errors_of_cells
-from nbguard.memory.scan.roots.root import LiveRoot
+from nbguard.memory.scan.roots.frames import LiveRoot
+
+# --- The errors of failed cells that marimo keeps until each cell runs again, and with them all that the failed code had.
+#
+# Private fields of marimo are read: nothing is known of a release that has them elsewhere.
+
+
+def errors_of_cells() -> Iterator[BaseException]:
+    """Yield the errors that the cells of this thread's marimo notebook ended with. Does not import marimo."""
+    try:
+        statuses = [cell._run_result_status for cell in tuple(_context().graph.cells.values())]
+        errors = [status.exception for status in statuses]
+    except (AttributeError, RuntimeError):  # RuntimeError: cells came or went in another thread
+        return
+    yield from (error for error in errors if isinstance(error, BaseException))
+
+
+def machinery() -> Iterator[Any]:
+    """Yield the objects that run this thread's notebook in marimo, which each element of its interface leads to."""
+    context = _context()
+    kernel = getattr(context, "_kernel", None)
+    yield from (each for each in (context, kernel, getattr(kernel, "graph", None)) if each is not None)
+
+
+def _context() -> Any:
+    """Return marimo's context of this thread; None where there is none."""
+    module = sys.modules.get("marimo._runtime.context.types")
+    return getattr(module, "safe_get_context", lambda: None)()
+
 
 LABEL = "last error"
 PDB_VARIABLES = "__pdb_convenience_variables"

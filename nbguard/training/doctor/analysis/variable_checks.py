@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.errors import SettingsError
-from nbguard.memory.allocator.model.policy import parse_version
-from nbguard.memory.allocator.model.settings import AllocatorSettings
+from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.texts import before_start
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked
 from nbguard.training.doctor.analysis.environment import EnvironmentFacts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import warnings
@@ -16,10 +17,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.training.doctor.analysis.determinism import OperationFact
-from nbguard.training.doctor.analysis.deterministic import Mode
+from nbguard.training.doctor.analysis.determinism import Mode, OperationFact
+from nbguard.training.doctor.analysis.seed_checks import LoaderSeeds, SwitchStates
 from nbguard.training.doctor.determinism.digest import digest, tensors_in
+from nbguard.training.doctor.subject import TrialSubject
 
 _NAME = re.compile(r"(\S+) does not have a deterministic implementation")
 _DEFAULT = re.compile(r"(.+?) defaults to a non-deterministic algorithm")
@@ -196,3 +200,57 @@ def _users_line() -> str:
             return ""
         frame = frame.f_back
     return ""
+
+
+# --- The seeds of loaders and the switches of deterministic computing, read from attributes.
+
+
+_NAMES = ("the training loader", "the validation loader")
+
+
+def loaders_of(subject: TrialSubject) -> list[Any]:
+    """Return the loaders of a subject, the training one first."""
+    if subject.learn is None:
+        return [] if subject.loader is None else [subject.loader]
+    loaders = attribute_of(attribute_of(subject.learn, "dls"), "loaders")
+    return list(loaders) if type(loaders) is list else []
+
+
+def loader_seeds(subject: TrialSubject) -> tuple[LoaderSeeds, ...]:
+    """Return where the random numbers of each loader come from."""
+    return tuple(_seeds(loader, name) for loader, name in zip(loaders_of(subject), _NAMES, strict=False))
+
+
+def _seeds(loader: Any, name: str) -> LoaderSeeds:
+    inner = attribute_of(loader, "fake_l")
+    if inner is not None:
+        return LoaderSeeds(
+            name=name,
+            is_learners=True,
+            shuffles=attribute_of(loader, "shuffle") is True,
+            workers=_workers(inner),
+            has_generator=attribute_of(inner, "generator") is not None,
+        )
+    sampler = attribute_of(loader, "sampler")
+    return LoaderSeeds(
+        name=name,
+        shuffles=torch.utils.data.RandomSampler in mro_of(type(sampler)),
+        workers=_workers(loader),
+        has_generator=attribute_of(loader, "generator") is not None,
+    )
+
+
+def _workers(loader: Any) -> int:
+    workers = attribute_of(loader, "num_workers")
+    return workers if type(workers) is int else 0
+
+
+def switch_states(subject: TrialSubject) -> SwitchStates:
+    """Return the switches as they are."""
+    return SwitchStates(
+        mode=mode_now(),
+        benchmark=bool(torch._C._get_cudnn_benchmark()),
+        uses_gpu=any(parameter.device.type == "cuda" for parameter in subject.model.parameters()),
+        hash_seed=os.environ.get("PYTHONHASHSEED", "") if not sys.flags.hash_randomization else "",
+        threads=torch.get_num_threads(),
+    )

@@ -23,8 +23,7 @@ from nbguard.training.doctor.analysis.serving import TOLERANCE
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import digest, tensors_in
 from nbguard.training.doctor.export.branches import where_statement
-from nbguard.training.doctor.export.difference import difference
-from nbguard.training.doctor.export.failures import Line, code_at, is_inner, words_of
+from nbguard.training.doctor.export.failures import Line, code_at, difference, is_inner, words_of
 from nbguard.training.doctor.export.model_copy import shared_copy
 from nbguard.training.doctor.subject import TrialSubject
 

@@ -13,7 +13,7 @@ from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.libraries import ExportRepair
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
-from nbguard.memory.scan.objects.module_hooks import hooks_of
+from nbguard.memory.scan.plain_torch import hooks_of
 
 
 def shared_copy(model: nn.Module) -> tuple[nn.Module, int]:

@@ -16,7 +16,7 @@ from nbguard.training.doctor.analysis.export import refusal
 from nbguard.training.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.training.doctor.determinism.kept_state import KeptState
 from nbguard.training.doctor.export.branches import with_branches_rewritten
-from nbguard.training.doctor.export.difference import difference, plain
+from nbguard.training.doctor.export.failures import difference, plain
 from nbguard.training.doctor.export.frozen import other_batches
 from nbguard.training.doctor.export.model_copy import apply_repair, shared_copy
 from nbguard.training.doctor.export.outputs import unknown_output

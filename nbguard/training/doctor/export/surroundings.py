@@ -16,7 +16,7 @@ from nbguard.memory.scan.heap.kinds import mro_of, name_of, namespace_of
 from nbguard.render.words import line_words
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import tensors_in
-from nbguard.training.doctor.determinism.seeds import loaders_of
+from nbguard.training.doctor.determinism.operations import loaders_of
 from nbguard.training.doctor.subject import TrialSubject
 
 _PIPELINES = ("after_item", "before_batch", "after_batch")

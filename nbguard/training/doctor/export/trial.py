@@ -27,9 +27,8 @@ from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.digest import tensors_in
 from nbguard.training.doctor.determinism.kept_state import KeptState
 from nbguard.training.doctor.export.callbacks import batch_changes
-from nbguard.training.doctor.export.difference import difference, plain
 from nbguard.training.doctor.export.draft import drafted_failures
-from nbguard.training.doctor.export.failures import failure_of
+from nbguard.training.doctor.export.failures import difference, failure_of, plain
 from nbguard.training.doctor.export.frozen import tracer_warnings, with_frozen
 from nbguard.training.doctor.export.model_copy import apply_repair, shared_copy
 from nbguard.training.doctor.export.onnx import onnx_attempt

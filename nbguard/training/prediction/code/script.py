@@ -20,8 +20,7 @@ import torch
 from nbguard.errors import NbguardError, ReachedError, UnpredictableError, in_one_line
 from nbguard.files import unreadable
 from nbguard.libraries import experiments, learner_packages
-from nbguard.training.prediction.code.cell import CellFit
-from nbguard.training.prediction.code.functions import as_function
+from nbguard.training.prediction.code.cell import CellFit, as_function
 from nbguard.training.prediction.code.loops import FEW, GOES_ON, REACHED, Loops, MarkedLoop
 from nbguard.training.prediction.fits.loaders import first_batch
 from nbguard.training.prediction.fits.loop_fit import LoopSource, few, goes_on, is_tracing

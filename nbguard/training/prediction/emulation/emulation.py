@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +30,30 @@ from nbguard.training.prediction.emulation.autocast import Autocast
 from nbguard.training.prediction.emulation.numbers import UnknownFloat
 from nbguard.training.prediction.emulation.operators import OperatorMode
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
-from nbguard.training.prediction.emulation.writes import WRITES
 from nbguard.training.prediction.fits.batches import moved
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.training.prediction.prediction import FitPhase
+
+# --- Disk writes that are suppressed while tracing a fit: checkpoints, pictures, logs.
+
+
+def _nothing_of_writes(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _opened(former: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    """Open a file to read; writes go nowhere."""
+    return former(os.devnull if set(mode) & set("wax+") else file, mode.replace("x", "w"), *args, **kwargs)
+
+
+WRITES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (torch, "save", _nothing_of_writes),
+    (builtins, "open", _opened),
+    *((os, name, _nothing_of_writes) for name in ("remove", "unlink", "rename", "replace", "mkdir", "makedirs", "rmdir")),
+    *((shutil, name, _nothing_of_writes) for name in ("copy", "copy2", "copyfile", "copytree", "move", "rmtree")),
+)
+"""(owner, name, replacement in a trace); the replacement is called with the original function and its arguments."""
+
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 _ENDLESS = 1 << 50

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.libraries import calling_modules, learner_packages
-from nbguard.memory.scan.devices.kept_memory.workspaces import cublaslt_workspace
+from nbguard.memory.scan.devices.kept_memory import cublaslt_workspace
 from nbguard.memory.scan.storage_events import is_autograds
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.memory.scan.objects.module_hooks import hooks_of
+from nbguard.memory.scan.plain_torch import hooks_of
 from nbguard.training.prediction.fits.copies import copied, host_copy
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.training.prediction.fits.copies import copied_to_host
-from nbguard.training.prediction.leftovers import no_leftovers
+from nbguard.training.prediction.trace import no_leftovers
 
 _PIPELINES = ("after_item", "before_batch", "after_batch")
 """Transforms of a loader of fastai's, which may keep their draws."""

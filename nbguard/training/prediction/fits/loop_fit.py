@@ -15,8 +15,7 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.training.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes, trained_sizes
-from nbguard.training.prediction.fits.copied_code import CopiedCode, state_of
-from nbguard.training.prediction.fits.copies import device_of, tensors_of_models
+from nbguard.training.prediction.fits.copies import CopiedCode, device_of, state_of, tensors_of_models
 from nbguard.training.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.training.prediction.fits.functions import FunctionCopier, values_used
 from nbguard.training.prediction.fits.loaders import batch_size_of, first_batch

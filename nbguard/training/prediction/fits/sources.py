@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.memory.scan.objects.learners import is_learner
+from nbguard.memory.scan.learners import is_learner
 from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.fits.lightning_fit import LightningSource

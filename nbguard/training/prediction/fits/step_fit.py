@@ -11,8 +11,7 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.training.prediction.fits.batches import BatchShapes, enough
-from nbguard.training.prediction.fits.copied_code import CopiedCode, state_of
-from nbguard.training.prediction.fits.copies import device_of, tensors_of_models
+from nbguard.training.prediction.fits.copies import CopiedCode, device_of, state_of, tensors_of_models
 from nbguard.training.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.training.prediction.fits.functions import FunctionCopier, unpacks, values_used
 

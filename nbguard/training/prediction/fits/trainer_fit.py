@@ -14,8 +14,7 @@ import torch
 from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.training.prediction.fits.batches import FULL, BatchShapes, sizes, trained_sizes
-from nbguard.training.prediction.fits.copied_code import state_of
-from nbguard.training.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
+from nbguard.training.prediction.fits.copies import device_of, in_order_of_moving, state_of, tensors_of_models
 from nbguard.training.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.training.prediction.fits.functions import FunctionCopier
 

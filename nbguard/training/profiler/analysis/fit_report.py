@@ -10,11 +10,10 @@ from nbguard.memory.core.facts import Unavailable
 from nbguard.training.profiler.analysis.compare import FitSamples, compare, fit_samples
 from nbguard.training.profiler.analysis.distributed.ranks import rank_report
 from nbguard.training.profiler.analysis.first_steps import first_steps
-from nbguard.training.profiler.analysis.health.health import health
+from nbguard.training.profiler.analysis.health.untrained import health
 from nbguard.training.profiler.analysis.loader.advice import starting_less
 from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
-from nbguard.training.profiler.analysis.loader.tried import LoaderRun, without_tried
-from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.training.profiler.analysis.loader.tried import LoaderRun, WorkerTuning, without_tried
 from nbguard.training.profiler.analysis.loader.verdict import verdict
 from nbguard.training.profiler.analysis.memory import growth
 from nbguard.training.profiler.analysis.memory.memory_report import CUDA, memory_report, unfrozen_finding
@@ -35,9 +34,8 @@ from nbguard.training.profiler.analysis.report import (
     Timing,
     gravest_first,
 )
-from nbguard.training.profiler.analysis.time import phases
-from nbguard.training.profiler.analysis.time.batches import Batches, divide
-from nbguard.training.profiler.analysis.time.callbacks import slow_callbacks
+from nbguard.training.profiler.analysis.time import phase_log
+from nbguard.training.profiler.analysis.time.batches import Batches, divide, slow_callbacks
 from nbguard.training.profiler.analysis.time.gpu import GpuFacts, gpu_facts
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, hot_code, library_share, without_models_work
 from nbguard.training.profiler.analysis.time.lost_time import lost_time
@@ -233,8 +231,8 @@ class FitAnalysis:
             state=self.ending if not error or self.ending == "complete" else f"{self.ending}: {error}",
             batches=timing.batches,
             step=timing.step,
-            wait=timing.medians.get(phases.WAIT, 0),
-            backward=timing.medians.get(phases.BACKWARD, 0),
+            wait=timing.medians.get(phase_log.WAIT, 0),
+            backward=timing.medians.get(phase_log.BACKWARD, 0),
             peak=memory.peak if memory else None,
             device=memory.device if memory else "",
         )

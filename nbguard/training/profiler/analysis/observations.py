@@ -17,15 +17,13 @@ from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.training.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts
-from nbguard.training.profiler.analysis.loader.tried import LoaderRun
-from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.training.profiler.analysis.loader.tried import LoaderRun, WorkerTuning
 from nbguard.training.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.training.profiler.analysis.operators import OperatorFacts
 from nbguard.training.profiler.analysis.report import Ending
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
-from nbguard.training.profiler.analysis.time.packed_log import pack_log, unpack_log
-from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, pack_log, unpack_log
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.check import facts_of
 from nbguard.training.runs.analysis.record import RunRecord

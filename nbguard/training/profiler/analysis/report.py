@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
-from nbguard.training.profiler.analysis.loader.fetches import FileReading
-from nbguard.training.profiler.analysis.loader.parts import LoaderPart
+from nbguard.training.profiler.analysis.loader.fetches import FileReading, LoaderPart
 from nbguard.training.profiler.analysis.operators import OperatorTable
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.runs.analysis.record import RunRecord
 
 Ending = Literal["complete", "error", "interrupted", "out of memory", "stopped at NaN"]
@@ -78,7 +77,7 @@ class Timing:
     @property
     def own(self) -> int:
         """Return the nanoseconds of nbguard itself, which are no part of a usual fit."""
-        return sum(row.total for row in self.rows if row.phase == phases.OWN)
+        return sum(row.total for row in self.rows if row.phase == phase_log.OWN)
 
     def of_fit(self, per_batch: int) -> int:
         """Return the nanoseconds of the whole fit that so many of a usual batch are: no more than training batches took."""
@@ -220,7 +219,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """Bytes of one kind at the peak, in the words of `nbguard.training.profiler.analysis.memory.categories`."""
+    """Bytes of one kind at the peak, in the words of `nbguard.training.profiler.analysis.memory.recorded_batch`."""
 
     name: str
     nbytes: int

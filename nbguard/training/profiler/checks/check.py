@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from nbguard.training.profiler.analysis.report import FitFinding
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.record.recorder import Recorder
 
 Observed = TypeVar("Observed", covariant=True)
@@ -30,7 +30,7 @@ class FitFigures:
     @property
     def work(self) -> int:
         """Return the nanoseconds of a batch in forward and backward passes."""
-        return sum(self.times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
+        return sum(self.times.get(phase, 0) for phase in (phase_log.FORWARD, phase_log.LOSS, phase_log.BACKWARD))
 
 
 class Instrument(Protocol[Observed]):

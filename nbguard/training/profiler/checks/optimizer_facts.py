@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nbguard.training.profiler.analysis.report import FitFinding
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import HALF_ROUNDS_TO_ZERO, MiB, counted, format_bytes
 
 _ENOUGH = 3
@@ -163,7 +163,7 @@ def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFindi
     stepped = [optimizer for optimizer in facts.optimizers if optimizer.steps]
     count = round(sum(optimizer.steps for optimizer in stepped) / max(facts.backwards, 1))
     if min(count, len(stepped)) >= _MANY and not any(optimizer.is_renewed for optimizer in stepped):
-        time = times.get(phases.STEP, 0) + times.get(phases.ZERO_GRAD, 0)
+        time = times.get(phase_log.STEP, 0) + times.get(phase_log.ZERO_GRAD, 0)
         yield FitFinding(
             kind="optimizers",
             severity="advice",
@@ -208,7 +208,7 @@ def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFin
             evidence=f"{unused.share:.0%} of all values with gradients",
             change=f"`requires_grad_(False)` for frozen parts, e.g. `model.{names[0].partition('.')[0]}`; parts that "
             "should learn belong in the optimizer",
-            time=round(times.get(phases.BACKWARD, 0) * unused.share / 2) or None,
+            time=round(times.get(phase_log.BACKWARD, 0) * unused.share / 2) or None,
         )
 
 

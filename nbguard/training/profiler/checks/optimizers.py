@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients
@@ -115,7 +115,7 @@ class OptimizerWatch:
         self._torch = torch
         self._recorder, self._began = recorder, recorder.losses
         self._arriving = AsyncScalars(torch)
-        self._stepping = recorder.code(phases.STEP)
+        self._stepping = recorder.code(phase_log.STEP)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
         for cls in _schedulers(torch):
             self._patches.put(cls, "step", self._schedule)

@@ -3,30 +3,112 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import select
 import socket
 import sys
+import threading
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums
-from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
+from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text, where
 from nbguard.training.profiler.analysis.report import RankRow
-from nbguard.training.profiler.analysis.time import phases
-from nbguard.training.profiler.distributed.agreement import RankDigester
+from nbguard.training.profiler.analysis.time import phase_log
+from nbguard.training.profiler.distributed.agreement import RankDigester, environment
 from nbguard.training.profiler.distributed.exchange import RankExchange
-from nbguard.training.profiler.distributed.settings import environment
-from nbguard.training.profiler.distributed.watchdog import RankWatchdog
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 from nbguard.training.ranks.analysis.launcher import launch_of
 from nbguard.training.ranks.job_board import JobBoard, open_board
 from nbguard.training.ranks.rank import Rank, current_rank, print_once
 from nbguard.training.ranks.watch import watch_ranks
+from nbguard.units import format_time
+
+# --- A warning in the program's log when another rank dies, or none makes progress, as then a report may never be made.
+#
+# A launcher ends all ranks within a tenth of a second of the first death, and a collective may wait for the dead one for
+# ever.
+
+
+_EVERY_of_watchdog = 1000  # milliseconds between two looks where nothing happens
+_log = logging.getLogger("nbguard")
+
+
+class RankWatchdog:
+    """Watches the ranks of this host in a thread. `pulses` gives their signs of life; `patience` is in seconds."""
+
+    def __init__(self, pulses: Callable[[], Mapping[int, Pulse]], patience: float) -> None:
+        self._pulses = pulses
+        self._patience: int | None = round(patience * 1e9)
+        self._dead: set[int] = set()
+        self._is_stuck = False
+        self._is_over = False
+        self._ends, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="nbguard-watchdog", daemon=True)
+        self._thread.start()
+
+    def fit_has_ended(self) -> None:
+        """Look for deaths only from here on: this rank itself is at its end and comes no further."""
+        self._patience = None
+
+    def stop(self) -> None:
+        """End the watch with a last check, as an error of this fit may have come of another rank's death."""
+        self._is_over = True
+        with suppress(BrokenPipeError):  # it ended by itself
+            os.write(self._end, b".")
+        self._thread.join(1)
+        os.close(self._end)
+
+    def _run(self) -> None:
+        with suppress(Exception):  # a mistake of ours is no line in the program's output
+            self._watch()
+        os.close(self._ends)
+
+    def _watch(self) -> None:
+        wakers = select.poll()
+        wakers.register(self._ends, select.POLLIN)
+        with ExitStack() as processes:
+            known: set[int] = set()
+            while True:
+                pulses = self._pulses()
+                self._tell(pulses)
+                if self._is_over:
+                    return
+                for pulse in pulses.values():
+                    if pulse.is_alive and pulse.pid not in known:
+                        known.add(pulse.pid)
+                        _wake_at_end(pulse.pid, wakers, processes)
+                for fd, _ in wakers.poll(_EVERY_of_watchdog):
+                    wakers.unregister(fd)
+
+    def _tell(self, pulses: Mapping[int, Pulse]) -> None:
+        for pulse in pulses.values():
+            if not pulse.is_alive and pulse.rank not in self._dead:
+                self._dead.add(pulse.rank)
+                _log.warning("nbguard: rank %d died %s; its process %d is gone", pulse.rank, where(pulse), pulse.pid)
+        least = min((pulse.age for pulse in pulses.values()), default=0)
+        if self._patience is None or least < self._patience:
+            self._is_stuck = False
+        elif not self._is_stuck:
+            self._is_stuck = True
+            places = "; ".join(f"rank {pulse.rank} {where(pulse)}" for pulse in pulses.values())
+            _log.warning("nbguard: no rank here made progress for %s: %s", format_time(least), places)
+
+
+def _wake_at_end(pid: int, wakers: select.poll, until: ExitStack) -> None:
+    """Have the end of a process wake the poll, where the system can do that; elsewhere the next poll sees it."""
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):  # it ended in this moment
+            fd = os.pidfd_open(pid)
+            until.callback(os.close, fd)
+            wakers.register(fd, select.POLLIN)
+
 
 _NO_PHASE = -1
 _NO_FIT = 0
@@ -70,7 +152,7 @@ def pulse_of(board: JobBoard, rank: int, fit: int) -> Pulse | None:
     number, batch, code, at = file.read_pulse()
     if number != fit:
         return None
-    phase = phases.ALL[code] if 0 <= code < len(phases.ALL) else ""
+    phase = phase_log.ALL[code] if 0 <= code < len(phase_log.ALL) else ""
     age = time.monotonic_ns() - at
     return Pulse(rank=rank, pid=file.process.pid, batch=batch, phase=phase, age=age, is_alive=file.is_alive)
 

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from nbguard.memory.scan.devices.nvml import NvmlReader
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.gpu import GpuMark, GpuObservations
 from nbguard.training.profiler.instruments.memory.categories import device_of
 from nbguard.training.profiler.record.recorder import Event, Recorder
@@ -64,7 +64,7 @@ class GpuWatch:
         is_next, before = number == self._batch + 1, self._batch
         self._batch = number
         if is_next:
-            self._record(phases.OTHER, before)
+            self._record(phase_log.OTHER, before)
         else:  # batches between have not been followed
             self._is_chained = False
             self._record("")
@@ -75,7 +75,7 @@ class GpuWatch:
         self._record(self._recorder.phase(code))
 
     def _on_begin(self, *_: Any) -> None:
-        self._record(phases.OTHER)
+        self._record(phase_log.OTHER)
 
     def _on_model(self, module: Any, args: Any) -> None:
         self._device = _gpu_of(module, args)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.objects.compiled import has_compiled
+from nbguard.memory.scan.plain_torch import has_compiled
 from nbguard.training.profiler.analysis.operators import OperatorFacts, OperatorSpan, OperatorTime, added
 from nbguard.training.profiler.record.recorder import Recorder
 

@@ -9,8 +9,7 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any
 
-from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
-from nbguard.training.profiler.nonfinite.loss_history import LossHistory
+from nbguard.training.profiler.nonfinite.loss_history import DeviceLosses, LossHistory
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop

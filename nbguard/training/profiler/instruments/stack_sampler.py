@@ -21,9 +21,8 @@ from typing import Any
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
-from nbguard.memory.scan.objects.module_hooks import hooks_of
-from nbguard.training.profiler.analysis.time.known_calls import known_call
-from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
+from nbguard.memory.scan.plain_torch import hooks_of
+from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples, known_call
 from nbguard.training.profiler.record.on_line import NAME
 from nbguard.training.profiler.record.recorder import Recorder
 

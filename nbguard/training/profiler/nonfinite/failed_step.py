@@ -7,18 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbguard.errors import StoppedAtNaN
-from nbguard.memory.scan.objects.learners import cancel_of_learners
+from nbguard.memory.scan.learners import cancel_of_learners
 from nbguard.training.profiler.analysis.health.nonfinite import NotFinite, Origin, evidence_of, what_of
 from nbguard.training.profiler.analysis.health.operations import FailedOperation
-from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
-from nbguard.training.profiler.nonfinite.operations.elimination import operation_of_hooks
-from nbguard.training.profiler.nonfinite.operations.graph_origin import operation_in_graph
+from nbguard.training.profiler.nonfinite.operations.culprit import operation_in_graph, operation_of_hooks
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
 from nbguard.training.profiler.nonfinite.operations.replay import is_finite
-from nbguard.training.profiler.nonfinite.operations.source_lines import lines_of
-from nbguard.training.profiler.nonfinite.operations.step_values import StepValues
+from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues, lines_of
 from nbguard.training.profiler.nonfinite.origin import origin_of_backward
-from nbguard.training.profiler.nonfinite.rerun import ForwardCall, NotPossibleError
+from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, NotPossibleError
 
 
 def models_of(calls: list[ForwardCall]) -> list[Any]:

@@ -14,9 +14,9 @@ from torch import nn
 from nbguard.errors import NbguardError
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import mro_of
-from nbguard.memory.scan.objects.compiled import name_in_model
-from nbguard.training.profiler.analysis.health.float32 import Float32Trial
+from nbguard.memory.scan.plain_torch import name_in_model
 from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.training.profiler.analysis.health.operations import Float32Trial
 from nbguard.training.profiler.nonfinite.rerun import ForwardCall, NotPossibleError
 
 _MOST = 4

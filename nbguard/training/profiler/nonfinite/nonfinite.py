@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.memory.scan.objects.compiled import has_compiled
+from nbguard.memory.scan.plain_torch import has_compiled
 from nbguard.training.profiler import nan_repair
 from nbguard.training.profiler.analysis.health.nonfinite import (
     FiniteFacts,
@@ -24,14 +24,12 @@ from nbguard.training.profiler.analysis.health.nonfinite import (
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.instruments.memory.growth import operations_so_far
-from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
 from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of, stopped_by
-from nbguard.training.profiler.nonfinite.loss_history import LossHistory, largest_parameter, peak_of
-from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
+from nbguard.training.profiler.nonfinite.loss_history import DeviceLosses, LossHistory, largest_parameter, peak_of
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
-from nbguard.training.profiler.nonfinite.operations.step_values import StepValues
+from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues
 from nbguard.training.profiler.nonfinite.origin import origin_of_gradient, origin_of_loss
-from nbguard.training.profiler.nonfinite.rerun import ForwardCall, autocast_of, device_type
+from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, autocast_of, device_type
 from nbguard.training.profiler.nonfinite.untrained_loss import loss_of_learner, losses_left
 from nbguard.training.profiler.nonfinite.usual_gradients import (
     SkippedSteps,

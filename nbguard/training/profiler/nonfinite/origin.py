@@ -10,15 +10,14 @@ from typing import Any
 
 from nbguard.memory.scan.heap.attributes import attributes_of
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.memory.scan.objects.compiled import name_in_model
-from nbguard.training.profiler.analysis.health.float32 import Float32Trial
+from nbguard.memory.scan.plain_torch import name_in_model
 from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.training.profiler.analysis.health.operations import Float32Trial
 from nbguard.training.profiler.nonfinite.float32_layers import tried_in_float32
-from nbguard.training.profiler.nonfinite.module_counters import ModuleCounters
 from nbguard.training.profiler.nonfinite.operations.culprit import items_of, operation_of
 from nbguard.training.profiler.nonfinite.operations.operation_trace import StepTrace, module_name
 from nbguard.training.profiler.nonfinite.operations.replay import Allowance, FoundOperation, StepReplay, is_finite
-from nbguard.training.profiler.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
+from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, NotPossibleError, rerun
 
 _DEEPEST = 3
 """Greatest depth of dataclasses in dataclasses that is examined."""

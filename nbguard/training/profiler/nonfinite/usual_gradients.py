@@ -9,7 +9,7 @@ from typing import Any
 from nbguard.training.profiler.analysis.health.nonfinite import Origin
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
-from nbguard.training.profiler.nonfinite.operations.step_values import StepValues
+from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues
 
 _PERSISTS = (3, 12)
 """Steps skipped in a row until the operation is looked for: by the second time a scale fell far enough."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbguard.memory.scan.heap.attributes import attribute_of
 from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
@@ -57,7 +57,7 @@ class CallbackTimes:
 
         name = name_of(kind)
         if kind.__module__ in _OF_FASTAI:
-            self.of_fastai.add(phases.callback(name))
+            self.of_fastai.add(phase_log.callback(name))
         around = self._timed(kind, self._recorder.code_of_callback(name))
         for method in event._fields:
             if type(getattr(kind, method, None)) is FunctionType and (kind.__module__, name, method) != _COUNTING:

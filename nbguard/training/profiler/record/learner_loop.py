@@ -9,23 +9,22 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.memory.scan.roots.frames import frame_locals, frame_of
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.record.callbacks import CallbackTimes
-from nbguard.training.profiler.record.patches import Patches
+from nbguard.training.profiler.record.patches import Patches, Rehearsal, Rehearsed
 from nbguard.training.profiler.record.recorder import STEPPED, Recorder
-from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 
 Function = Callable[..., Any]
 
 _BEFORE = {
-    "before_batch": phases.TRANSFORMS,  # the loader's `after_batch`, once the batch is on the device
-    "after_pred": phases.FORWARD,
-    "after_loss": phases.LOSS,
-    "after_backward": phases.BACKWARD,
-    "after_cancel_backward": phases.BACKWARD,
-    "after_step": phases.STEP,
-    "after_cancel_step": phases.STEP,
+    "before_batch": phase_log.TRANSFORMS,  # the loader's `after_batch`, once the batch is on the device
+    "after_pred": phase_log.FORWARD,
+    "after_loss": phase_log.LOSS,
+    "after_backward": phase_log.BACKWARD,
+    "after_cancel_backward": phase_log.BACKWARD,
+    "after_step": phase_log.STEP,
+    "after_cancel_step": phase_log.STEP,
 }
 """The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
@@ -97,7 +96,7 @@ class LearnerLoop:
         put(learner.Learner, "fit", self._fit)
         put(learner.Learner, "_do_epoch", self._do_epoch)
         put(learner.Learner, "add_cb", self._add_cb)
-        put(load, "to_device", self._loop.timed(phases.TO_DEVICE))
+        put(load, "to_device", self._loop.timed(phase_log.TO_DEVICE))
         self._turn(begins=True)
         self._recorder.subscribe("stretch", self._turn)
 
@@ -108,7 +107,9 @@ class LearnerLoop:
         if begins:
             self._moves = False
             self._moving.restore()
-            timed = self._loop.timed(phases.TO_DEVICE, after=phases.TRANSFORMS)  # those of the loader, which are over then
+            timed = self._loop.timed(
+                phase_log.TO_DEVICE, after=phase_log.TRANSFORMS
+            )  # those of the loader, which are over then
             self._moving.put(learner, "to_device", lambda original: timed(self._copying(original)))
         elif not self._moves:
             self._moving.restore()
@@ -149,7 +150,7 @@ class LearnerLoop:
 
         act, batch, model = Rehearsed.act, torch.zeros((), device="cpu"), torch.nn.Identity()
         learner: Any = Rehearsed(training=True, yb=(batch,), xb=(batch,), loss_grad=None, model=model, opt=Rehearsed())
-        copies, event = self._loop.timed(phases.TO_DEVICE)(act), self._call_one(act)
+        copies, event = self._loop.timed(phase_log.TO_DEVICE)(act), self._call_one(act)
         callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
         events = [partial(event, learner, name) for name in _OF_A_BATCH]
         at = _OF_A_BATCH.index("after_loss")
@@ -172,7 +173,7 @@ class LearnerLoop:
 
     def _one_batch(self, original: Function) -> Function:
         recorder = self._recorder
-        add, clock, zero = recorder.add, recorder.clock, recorder.code(phases.ZERO_GRAD)
+        add, clock, zero = recorder.add, recorder.clock, recorder.code(phase_log.ZERO_GRAD)
 
         def _do_one_batch(learner: Any) -> Any:
             __tracebackhide__ = True
@@ -198,7 +199,7 @@ class LearnerLoop:
 
     def _call_one(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
-        other, around, off = recorder.code(phases.OTHER), self._around_loops, recorder.off
+        other, around, off = recorder.code(phase_log.OTHER), self._around_loops, recorder.off
         acts: dict[str, Function] = {
             **dict.fromkeys(_AROUND_LOOPS, around),
             "after_loss": self._has_loss,
@@ -211,7 +212,7 @@ class LearnerLoop:
         }
         bounds = dict.fromkeys(("after_step", "after_cancel_step"), STEPPED)  # fastai steps only where it trains
         nothing: tuple[int, tuple[int, ...], Function | None] = other, (), None
-        codes = {event: recorder.code(_BEFORE.get(event, phases.OTHER)) for event in (*_BEFORE, *acts, *emitted)}
+        codes = {event: recorder.code(_BEFORE.get(event, phase_log.OTHER)) for event in (*_BEFORE, *acts, *emitted)}
         unheard = {event: (code, bounds.get(event, ()), acts.get(event)) for event, code in codes.items()}
         heard = {event: (*known[:2], emitted.get(event, known[2])) for event, known in unheard.items()}
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from nbguard.memory.scan.objects.weak_references import weak_reference
+from nbguard.memory.scan.weak_references import weak_reference
 
 
 class CallArguments(tuple[Any, ...]):

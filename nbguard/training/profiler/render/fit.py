@@ -8,13 +8,12 @@ from nbguard.memory.core import advice
 from nbguard.render.blocks import Block, FactLines, Fold, Head, Line, Listing, Picture
 from nbguard.render.words import NAME, clean
 from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryReport
-from nbguard.training.profiler.render.chart import step_picture
-from nbguard.training.profiler.render.memory import memory_blocks, memory_line
-from nbguard.training.profiler.render.operators import operator_blocks
+from nbguard.training.profiler.render.chart import memory_blocks, memory_line, step_picture
 from nbguard.training.profiler.render.rows import (
     comparison_blocks,
     finding_points,
     loader_blocks,
+    operator_blocks,
     overhead_sentence,
     rank_blocks,
     remedy_points,

@@ -9,18 +9,18 @@ from typing import Literal
 
 from nbguard.render.blocks import Block, FactLines, Table, TableRow
 from nbguard.training.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import counted, format_time, re_adding, re_adding_times
 
 COLOURS = {
-    phases.WAIT: "strand",
-    phases.TO_DEVICE: "h1",
-    phases.TRANSFORMS: "h3",
-    phases.FORWARD: "h0",
-    phases.LOSS: "rel",
-    phases.BACKWARD: "h2",
-    phases.STEP: "h4",
-    phases.ZERO_GRAD: "h5",
+    phase_log.WAIT: "strand",
+    phase_log.TO_DEVICE: "h1",
+    phase_log.TRANSFORMS: "h3",
+    phase_log.FORWARD: "h0",
+    phase_log.LOSS: "rel",
+    phase_log.BACKWARD: "h2",
+    phase_log.STEP: "h4",
+    phase_log.ZERO_GRAD: "h5",
 }
 """The colour of a phase wherever it is drawn; all others share one."""
 REST = "other"
@@ -79,7 +79,7 @@ def _phases(time_rows: Sequence[TimeRow], smallest: float, parts_of: Collection[
 
 def _lines(rows: Sequence[TimeRow], wall: int) -> list[_Line]:
     """Return phases as shown: of a step in the order of their run, then the others, largest first."""
-    order = {phase: place for place, phase in enumerate(phases.STEP_PHASES)}
+    order = {phase: place for place, phase in enumerate(phase_log.STEP_PHASES)}
     rows = sorted(rows, key=lambda row: (order.get(row.phase, len(order)), -row.total))
     totals = [row.total for row in rows]
     tenths = re_adding(totals, 1000, wall) if wall else totals

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nbguard.training.ranks.analysis.diagnosis import RankFault
-from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts
-from nbguard.training.ranks.analysis.words import call_words, place_words, ranks_words
+from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts, call_words, place_words, ranks_words
 
 _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Timed out|timed out|remote (process|worker)|application timeout"

@@ -13,8 +13,8 @@ from nbguard.render.blocks import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean
 from nbguard.training.ranks.analysis.event_faults import is_echo
+from nbguard.training.ranks.analysis.facts import ranks_words
 from nbguard.training.ranks.analysis.flight_dump import Frames, user_line
-from nbguard.training.ranks.analysis.words import ranks_words
 
 _FRAME = re.compile(r'[ \t]*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (\S+))?')
 _LAST = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import ClassVar, Literal
 
 from nbguard.libraries import distributions
+from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean
 from nbguard.training.runs.analysis.record import TOPICS, RunRecord, Topic
@@ -114,7 +115,7 @@ class RunComparison(Result):
     """The differences between two runs, the most likely cause of other results first."""
 
     kind: ClassVar[str] = "run_comparison"
-    view: ClassVar[str] = "nbguard.training.runs.analysis.comparison_view:comparison_blocks"
+    view: ClassVar[str] = "nbguard.training.runs.analysis.comparison:comparison_blocks"
     label: ClassVar[str] = "Comparison of two runs"
 
     sentence: str  # names the most likely cause
@@ -258,3 +259,22 @@ def _notes(before: RunRecord, after: RunRecord) -> Iterator[str]:
         yield f"not compared: {topic}, {name} is not known {sides} ({reason})"
     if not before.cells or not after.cells:
         yield "not compared: the cells, as one of the two was not a notebook"
+
+
+# --- The comparison of two runs as blocks, with the most likely cause, then every difference.
+
+
+def comparison_blocks(comparison: RunComparison) -> Iterator[Block]:
+    """Yield the sentence, the two runs, the table and the parts that were not compared."""
+    yield Title(comparison.sentence, "strong")
+    yield Line(f"{comparison.before} → {comparison.after}", "dim")
+    if comparison.differences:
+        names = ("", "difference", "first run", "second run", "follows from")
+        yield Table(rows=tuple(map(_row, comparison.differences)), names=names, chips=(0,), code=(2, 3))
+    if comparison.notes:
+        yield Listing(sentences=comparison.notes)
+
+
+def _row(difference: RunDifference) -> TableRow:
+    what = f"{difference.topic}, {difference.name}"
+    return TableRow(cells=(difference.effect, what, difference.before, difference.after, difference.follows))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from nbguard.errors import DamagedDataError, RunRecordError
+from nbguard.memory.core import advice
 from nbguard.memory.core.advice import SAVE_RECORD
 from nbguard.plain_data import Within, from_plain
+from nbguard.render.blocks import Block, FactLines, Line, Section, Table, TableRow, Title
 from nbguard.render.result import Result
+from nbguard.render.words import clip
+from nbguard.units import counted
 
 Topic = Literal[
     "seeds",
@@ -75,7 +80,7 @@ class RunRecord(Result):
     """The parts of a run, as they were at its beginning."""
 
     kind: ClassVar[str] = KIND
-    view: ClassVar[str] = "nbguard.training.runs.analysis.record_view:record_blocks"
+    view: ClassVar[str] = "nbguard.training.runs.analysis.record:record_blocks"
     label: ClassVar[str] = "Record of a run"
 
     subject: str  # class of the Learner and of the model; empty if none was given
@@ -113,3 +118,51 @@ def record_from(data: Any) -> RunRecord:
     except DamagedDataError as error:
         raise RunRecordError(f"{error}: the record is damaged, or of another version of nbguard") from None
     return record
+
+
+# --- A record of a run as blocks, telling whether its seeds are set, then a line or a table for each topic, and the cells.
+
+
+_LINE = 90
+"""Characters of a line of code, and of a topic's facts in text."""
+
+
+def record_blocks(record: RunRecord) -> Iterator[Block]:
+    """Yield the verdict, how much is known, then every topic: in text a line each, in HTML a table behind one."""
+    yield Title(_verdict(record), "strong")
+    known = f"{counted(len(record.facts), 'fact')}, {len(record.missing)} not known"
+    yield Line(f"{record.subject or 'this process'} · {record.time} · {known} · {record.seconds:.2g} s", "dim")
+    for topic in TOPICS:
+        facts = record.of(topic)
+        if facts:
+            words = clip(" · ".join(f"{name} {value}" for name, value in facts.items()), _LINE)
+            rows = tuple(TableRow(cells=fact) for fact in facts.items())
+            fold = f"{topic}, {counted(len(rows), 'fact')}"
+            yield Table(rows=rows, code=(1,), fold=fold, brief=FactLines(((topic, words),)))
+    if record.missing:
+        rows = tuple(TableRow(cells=(f"{each.topic}, {each.name}", each.reason)) for each in record.missing)
+        names = clip(", ".join(f"{each.topic} ({each.name})" for each in record.missing), _LINE)
+        yield Table(rows=rows, fold=f"{len(rows)} not known", brief=FactLines((("not known", names),)))
+    if record.cells:
+        yield Section("cells", figures=counted(len(record.cells), "cell"))
+        yield Table(rows=tuple(map(_row, record.cells)), code=(2,))
+    if record.diff:
+        yield Section("changes since the commit", figures=counted(len(record.diff.splitlines()), "line"))
+
+
+def _verdict(record: RunRecord) -> str:
+    """Return whether the record has seeds, the beginning of a repetition."""
+    seeds = record.of("seeds")
+    calls = seeds.get("calls", "")
+    if seeds.get("torch", NEVER_SET) != NEVER_SET:
+        return f"PyTorch's seed is {seeds['torch']}; " + advice.diagnose().code + " shows whether a step repeats"
+    if calls.startswith("none"):
+        return "No seed is set, so this run cannot be repeated"
+    return "PyTorch's seed is not set, so this run cannot be repeated" + (f" (set in cells: {calls})" if calls else "")
+
+
+def _row(cell: RunCell) -> TableRow:
+    lines = [line for line in cell.source.splitlines() if line.strip()]
+    first = lines[0][:_LINE] if lines else ""
+    edited = {"yes": "edited since", "no": ""}.get(cell.edited, "")
+    return TableRow(cells=(f"In[{cell.number}]", cell.role, first + (" …" if len(lines) > 1 else ""), edited))

@@ -9,8 +9,8 @@ from typing import ClassVar
 from nbguard.memory.core.advice import in_float32, repair_nan
 from nbguard.render.blocks import Block, Line, Title
 from nbguard.render.result import Result
-from nbguard.training.profiler.analysis.health.float32 import change_of
 from nbguard.training.profiler.analysis.health.nonfinite import Origin, evidence_of
+from nbguard.training.profiler.analysis.health.operations import change_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Literal
 from nbguard.libraries import in_own_words
 from nbguard.memory.core.advice import STOP_ON_NAN
 from nbguard.texts import STOP_OPTION
-from nbguard.training.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
-from nbguard.training.profiler.analysis.health.operations import FailedOperation
+from nbguard.training.profiler.analysis.health.operations import FailedOperation, Float32Trial, change_of, words_of
 from nbguard.training.profiler.analysis.report import FitFinding
 
 Kind = Literal["input", "target", "layer", "code", "loss", "step", "weights", "gradient", "unknown"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nbguard.render.words import line_words
 from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, SlowStep, slowest, storage_wait, training_loader
 from nbguard.training.profiler.analysis.report import FitFinding, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import MiB, counted, format_bytes, format_time
 
 WAITING = 0.10  # of a step: less waiting is not worth a thought
@@ -45,7 +45,7 @@ class LoaderContext:
     @property
     def wait(self) -> int:
         """Return the nanoseconds of a batch spent waiting for data."""
-        return self.medians.get(phases.WAIT, 0)
+        return self.medians.get(phase_log.WAIT, 0)
 
     @property
     def do_workers_pay(self) -> bool:
@@ -241,7 +241,7 @@ def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
             f"{_workers(crowded.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
         )
         change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
-        waits = sum(row.total for row in context.timing.rows if row.phase in (phases.WAIT, phases.WORKERS))
+        waits = sum(row.total for row in context.timing.rows if row.phase in (phase_log.WAIT, phase_log.WORKERS))
         total = round(waits * (1 - context.cores / crowded.workers))  # the share of workers that have no core
         yield replace(_finding("workers", f"{_workers(crowded.workers)} share {cores}", evidence, change), total=total)
 
@@ -282,7 +282,7 @@ def starting_less(loaders: Sequence[LoaderFacts]) -> str:
 
 def _copying(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield that batches are copied to the device in a way that the fit waits for."""
-    transfer = context.medians.get(phases.TO_DEVICE, 0)
+    transfer = context.medians.get(phase_log.TO_DEVICE, 0)
     if not context.on_accelerator or min(transfer, context.timing.gainable) <= max(_SMALL * context.step, _GIVING):
         return
     evidence = f"bringing a batch to the device takes {format_time(transfer)} of {format_time(context.step)}"

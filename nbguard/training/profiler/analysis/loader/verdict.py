@@ -8,13 +8,13 @@ from nbguard.training.profiler.analysis.loader.advice import WAITING, LoaderCont
 from nbguard.training.profiler.analysis.loader.fetches import (
     LoaderFacts,
     items_per_second,
+    loader_parts,
     reading,
     storage_wait,
     training_loader,
 )
-from nbguard.training.profiler.analysis.loader.parts import loader_parts
 from nbguard.training.profiler.analysis.report import Bound, LoaderVerdict, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import format_time
 
 _BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
@@ -23,7 +23,7 @@ _KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
 _NO_LOADER = "no DataLoader was seen, so the time to make a batch counts as other code"
-_OF_MODEL = (phases.FORWARD, phases.LOSS, phases.BACKWARD)
+_OF_MODEL = (phase_log.FORWARD, phase_log.LOSS, phase_log.BACKWARD)
 
 
 def verdict(
@@ -52,7 +52,7 @@ def verdict(
     if not timing.step:
         return LoaderVerdict(bound="unknown", sentence="not known, because no training batch ran after the warm-up")
     medians = dict(timing.medians)
-    medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
+    medians[phase_log.TO_DEVICE] = max(0, medians.get(phase_log.TO_DEVICE, 0) - copied)
     bound, gain, sentence = _bound(
         timing, timing.step, medians, on_accelerator, of_library, _more_work(medians, is_compiled, faster_step)
     )
@@ -84,13 +84,13 @@ def verdict(
 def _bound(
     timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float, more_work: str
 ) -> tuple[Bound, int | None, str]:
-    wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
-    waited = f"{_share(wait, step)} is waiting for data" if phases.WAIT in medians else _NO_LOADER
+    wait, transfer = medians.get(phase_log.WAIT, 0), medians.get(phase_log.TO_DEVICE, 0)
+    waited = f"{_share(wait, step)} is waiting for data" if phase_log.WAIT in medians else _NO_LOADER
     busy = timing.busy if on_accelerator else None
     idle = step if busy is None else timing.gainable
     is_idle = busy is None or busy < _BUSY
     gpu = "" if busy is None else f", and the GPU had work waiting {busy:.0%} of the time"
-    largest = max((time for phase, time in medians.items() if phase != phases.WAIT), default=0)
+    largest = max((time for phase, time in medians.items() if phase != phase_log.WAIT), default=0)
     waits = is_idle and wait > WAITING * step and wait >= transfer
     if waits and (wait >= largest or busy is not None):
         words = f"data-bound: {_share(wait, step)} is waiting for data{gpu}"
@@ -98,12 +98,12 @@ def _bound(
     if is_idle and on_accelerator and transfer > WAITING * step:
         words = f"transfer-bound: {_share(transfer, step)} brings the batch to the device{gpu}"
         return "transfer", min(transfer, idle), f"{words}; {_at_most(min(transfer, idle), step)}"
-    own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
+    own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phase_log.OTHER))
     python = sum(row.median or 0 for row in own_code)
     if busy is not None and busy < _STARVED:
         words = _python_bound(busy, step, medians, more_work)
         return "Python", idle, words if busy <= _KEEPS_UP else f"{words}; {_at_most(idle, step)}"
-    theirs = round(of_library * medians.get(phases.OTHER, 0))
+    theirs = round(of_library * medians.get(phase_log.OTHER, 0))
     if not on_accelerator and python - theirs > _PYTHON * step:
         words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
         return "Python", python, f"{words}; {_at_most(python, step)}"
@@ -118,7 +118,7 @@ def _bound(
         )
     words = f"compute-bound: {waited}{gpu}"
     loop = " (most of it the library's own loop)" if 2 * theirs > python else ""
-    parts = (python, f"callbacks and other code{loop}"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")
+    parts = (python, f"callbacks and other code{loop}"), (medians.get(phase_log.TRANSFORMS, 0), "batch transforms")
     code = "".join(f"{_share(part, step)} is in {name}, " for part, name in parts if part > WAITING * step)
     return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
 
@@ -134,7 +134,7 @@ def _python_bound(busy: float, step: int, medians: dict[str, int], more_work: st
 
 def _largest(medians: dict[str, int]) -> str:
     """Return the phase that takes the program most of a batch, waiting for data apart."""
-    own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
+    own = {phase: time for phase, time in medians.items() if phase != phase_log.WAIT}
     return max(own, key=lambda name: own[name], default="")
 
 
@@ -144,9 +144,9 @@ def _more_work(medians: dict[str, int], is_compiled: bool, faster_step: str) -> 
     if phase in _OF_MODEL:
         change = "larger batches" if is_compiled else "larger batches or `torch.compile(model)`"
         return f"{change} give it more work at a time"
-    if phase == phases.OTHER:
+    if phase == phase_log.OTHER:
         return "check the loop's own code between the model calls"
-    return faster_step if phase == phases.STEP else ""
+    return faster_step if phase == phase_log.STEP else ""
 
 
 def _share(part: int, step: int) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nbguard.libraries import in_own_words
-from nbguard.training.profiler.analysis.memory.categories import Shape, Stock, categories
 from nbguard.training.profiler.analysis.memory.growth import Sample, growth_of
 from nbguard.training.profiler.analysis.memory.holders import Grown
-from nbguard.training.profiler.analysis.memory.recorded_batch import RecordedBatch, with_batch
+from nbguard.training.profiler.analysis.memory.recorded_batch import RecordedBatch, Shape, Stock, categories, with_batch
 from nbguard.training.profiler.analysis.report import FitFinding, MemoryPoint, MemoryReport, PhasePeak
 from nbguard.units import MiB, counted, format_bytes
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import counted
 
 _WARM_UP = 3  # batches
@@ -23,7 +23,7 @@ _DRIFT = 100e-6  # of the time: by so much at most two clocks part; those of a v
 _AT_ONCE = 50_000  # ns: the length of a kernel or two, while the GPU is not behind yet
 _AT_ONCE_OF_STEP = 0.02
 _FEWEST = 3  # batches that tell something
-_WITHOUT_WORK = frozenset({phases.WAIT, phases.OTHER, phases.WORKERS})
+_WITHOUT_WORK = frozenset({phase_log.WAIT, phase_log.OTHER, phase_log.WORKERS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str
 
 def _steady(marks: Sequence[GpuMark]) -> set[int]:
     """Return the numbers of the batches of the steady state: of training batches, if there are any."""
-    training = {mark.batch for mark in marks if mark.phase in (phases.BACKWARD, phases.STEP)}
+    training = {mark.batch for mark in marks if mark.phase in (phase_log.BACKWARD, phase_log.STEP)}
     return {number for number in training or {mark.batch for mark in marks} if number > _WARM_UP}
 
 

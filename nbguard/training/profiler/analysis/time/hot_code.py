@@ -16,7 +16,7 @@ from typing import Literal
 from nbguard.libraries import LibraryWork, hook_files, library_work, loop_packages
 from nbguard.training.profiler.analysis.function_names import short_name
 from nbguard.training.profiler.analysis.report import Group, TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batches, Moment
 from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
 
@@ -131,7 +131,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         for moment, number, at, before in zip(
             batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), strict=False
         )
-        if moment.phase != phases.OWN
+        if moment.phase != phase_log.OWN
     ]
     first = min((batch.start for batch in batches.batches), default=0)
     last = max((batch.start + batch.step for batch in batches.batches), default=0)
@@ -217,8 +217,8 @@ def _reads(code: HotCode, reads: Collection[tuple[str, str]]) -> bool:
 
 def library_share(hot: Sequence[HotCode], timing: Timing) -> float:
     """Return the share of the other code in training batches that is a library's own loop, 0 to 1."""
-    total = next((row.total for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), 0)
-    return sum(code.within_phase("batch", phases.OTHER) for code in hot if code.kind == "loop") / total if total else 0.0
+    total = next((row.total for row in timing.rows if row.group == "batch" and row.phase == phase_log.OTHER), 0)
+    return sum(code.within_phase("batch", phase_log.OTHER) for code in hot if code.kind == "loop") / total if total else 0.0
 
 
 def _group(moment: Moment, trained: Collection[int]) -> Group:
@@ -279,21 +279,21 @@ def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_
     if any(line.file.startswith(IMPORTS) for line in stack):
         return _Cause("import")
     model = _model_at(stack)
-    if model is not None and phase != phases.WAIT:
+    if model is not None and phase != phase_log.WAIT:
         hooked = _hooked(stack, model)
         if hooked is not None:
             return _Cause("hook", stack[hooked], None, _below(stack[hooked + 1 :]))
         users = [line for line in stack[model:] if line.is_users and not line.is_inner]
-        if phase == phases.LOSS and users:
+        if phase == phase_log.LOSS and users:
             return _Cause("loss", users[0], None, _below(users[1:]))
         if look.group != "validation":
             inside = next((line for line in users if line.short not in ("forward", "__call__")), None)
-            if inside is not None and phase == phases.FORWARD:
+            if inside is not None and phase == phase_log.FORWARD:
                 return _Cause("inside", inside, None, _below(users[users.index(inside) + 1 :]))
             work = _library([line for line in stack[model:] if line.file.startswith(hook_files())])
-            return work or (_validates(stack[:model], drivers) if phase == phases.FORWARD else None)
+            return work or (_validates(stack[:model], drivers) if phase == phase_log.FORWARD else None)
         return _library(stack[:model]) or _validates(stack[:model], drivers)
-    if phase == phases.BACKWARD:
+    if phase == phase_log.BACKWARD:
         engine = next((at for at, line in enumerate(stack) if line.file.endswith(_ENGINE)), len(stack))
         users = [line for line in stack[engine:] if line.is_users]
         return _Cause("hook", users[0], None, _below(users[1:])) if users else None
@@ -312,14 +312,14 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
     users_at = [at for at, line in enumerate(stack) if line.is_users]
     own = next((at for at in users_at if not stack[at].is_inner and _function(stack[at]) not in drivers), None)
     if own is not None:
-        if stack[own].short == "step" and phase == phases.STEP:
+        if stack[own].short == "step" and phase == phase_log.STEP:
             return None  # an optimizer of the user's
         if look.group == "validation" and _function(stack[own]) in validating:
             inner = next((line for line in stack[own + 1 :] if line.is_users and not line.is_inner), None)
             return (
                 _Cause("validation", stack[own]) if inner is None else _Cause("function", inner, None, _below(stack[own + 1 :]))
             )
-        return _Cause("loss" if phase == phases.LOSS else "function", stack[own], None, _below(stack[own + 1 :]))
+        return _Cause("loss" if phase == phase_log.LOSS else "function", stack[own], None, _below(stack[own + 1 :]))
     if not users_at:
         return None
     below = stack[users_at[-1] + 1 :]
@@ -330,7 +330,7 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
         return work
     if any(line.file.partition("/")[0] in loop_packages() for line in below):
         return _Cause("loop")
-    if phase != phases.OTHER or any(line.file.startswith(_NOT_THE_LINES) or "/optim/" in line.file for line in below):
+    if phase != phase_log.OTHER or any(line.file.startswith(_NOT_THE_LINES) or "/optim/" in line.file for line in below):
         return None
     return _Cause("line", next((stack[at] for at in reversed(users_at) if not stack[at].is_comprehension), stack[users_at[-1]]))
 

@@ -9,11 +9,10 @@ from statistics import median
 from nbguard.libraries import setting
 from nbguard.render.words import line_words
 from nbguard.training.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batch, Batches
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, HotKind
-from nbguard.training.profiler.analysis.time.known_calls import KNOWN_CALLS
-from nbguard.training.profiler.analysis.time.stacks import CELL, StackLine, StackSamples
+from nbguard.training.profiler.analysis.time.stacks import CELL, KNOWN_CALLS, StackLine, StackSamples
 from nbguard.training.profiler.analysis.time.timing import steady_batches
 from nbguard.units import counted, format_time
 
@@ -26,7 +25,7 @@ _LESS: dict[HotKind, str] = {
     "line": "check this line, which runs between the model calls",
 }
 """Remedies by the kind of code."""
-_ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"): "the metric"}
+_ROLES = {phase_log.TRANSFORMS: "the batch transform", phase_log.callback("Recorder"): "the metric"}
 """Parts of the user's code by the phase that it runs in."""
 _NAMED: dict[HotKind, float] = {"function": LARGE, "inside": LARGE, "hook": LARGE, "loss": 0.15, "line": 0.20}
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
@@ -56,8 +55,8 @@ _LONG_STALL = 25_000_000
 """and nanoseconds beyond the median."""
 _SLOWED = 5
 """Times as long it must be in a batch that nbguard itself has slowed down by looking closer."""
-_RARE = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
-_COMPUTING = (phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
+_RARE = {phase_log.WAIT: "items that take long to read", phase_log.OTHER: "lines of the loop that run only now and then"}
+_COMPUTING = (phase_log.FORWARD, phase_log.LOSS, phase_log.BACKWARD, phase_log.STEP, phase_log.ZERO_GRAD)
 """Phases that do the same in each batch."""
 _BUSY, _IDLE = 0.75, 0.25
 """Shares of a long batch with its thread on a processor: at least the one means it computed, at most the other it waited."""
@@ -158,7 +157,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
         least = _noticed(total, usual)
         if code.line is None or not _is_large(timing, total, share, least) or _is_environment(code):
             continue
-        is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
+        is_loaders = 2 * code.within_phase("batch", phase_log.WAIT) > code.total
         if is_loaders or not _is_large(timing, total - _usual(timing, code), share, least):
             continue  # these have findings of their own
         name = _name(code, code.line)
@@ -183,10 +182,10 @@ def _line_at_most(timing: Timing, code: HotCode, hot: Sequence[HotCode]) -> int:
     """
     if code.line is not None and code.line.call:
         return code.total
-    row = next((row for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), None)
+    row = next((row for row in timing.rows if row.group == "batch" and row.phase == phase_log.OTHER), None)
     in_batches = code.within("batch")
     usual = in_batches if row is None or row.median is None else min(in_batches, row.median * timing.batches)
-    is_behind = any(other.within_phase("batch", phases.OTHER) > in_batches for other in hot)
+    is_behind = any(other.within_phase("batch", phase_log.OTHER) > in_batches for other in hot)
     return code.total - in_batches + (usual if usual >= _GLUE * timing.batches and not is_behind else 0)
 
 
@@ -234,9 +233,9 @@ def _explained(hot: Sequence[HotCode], group: Group, phase: str = "") -> int:
 
 
 def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
-    rows = [row for row in timing.rows if row.phase == phases.TRANSFORMS]
+    rows = [row for row in timing.rows if row.phase == phase_log.TRANSFORMS]
     total = sum(_gainable(timing, row.phase, row.total) if row.group == "batch" else row.total for row in rows)
-    named = sum(_explained(hot, row.group, row.phase) for row in timing.rows if row.phase == phases.TRANSFORMS)
+    named = sum(_explained(hot, row.group, row.phase) for row in timing.rows if row.phase == phase_log.TRANSFORMS)
     if _is_large(timing, total) and 2 * named < total:
         what = f"batch transforms (`after_batch` of the loaders) take {format_time(total)}"
         change = "make them cheaper, or do them per item, where workers share them"
@@ -311,10 +310,10 @@ def _around(timing: Timing, of_library: Collection[str], hot: Sequence[HotCode])
             what = f"the callback `{row.callback}` takes {format_time(row.total)} outside of batches"
             change = f"do less in `{row.callback}`, or less often: checkpoints and plots need not come each epoch"
             yield _finding("callback", timing, row.total, what, change)
-        elif row.phase == phases.WORKERS and _is_large(timing, row.total):
+        elif row.phase == phase_log.WORKERS and _is_large(timing, row.total):
             what, change = f"starting workers takes {format_time(row.total)}", "fewer workers"
             yield _finding("workers start", timing, row.total, what, change)
-        elif row.phase == phases.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
+        elif row.phase == phase_log.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"
             change = "check the cell's code before, between and after the epochs; `%%prun` names its functions"
             yield _finding("other code", timing, row.total, what, change)
@@ -344,7 +343,7 @@ def _stalls(
     sums: dict[str, int] = {}
     for _, batch in stalled:
         for phase, nanoseconds in batch.times.items():
-            if phase != phases.OWN:
+            if phase != phase_log.OWN:
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
     code = next((code for code in hot if 2 * code.within_phase("batch", phase) >= total), None)

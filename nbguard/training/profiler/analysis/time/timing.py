@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from nbguard.training.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batch, Batches, passes
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 
@@ -122,10 +122,10 @@ def _rows(batches: Batches, trained: set[int], steady: list[Batch]) -> Iterator[
             p95=quantile(steadily, 0.95),
         )
     groups: tuple[tuple[Group, Counter[str]], ...] = (("validation", _total(validation)), ("around", Counter(batches.outside)))
-    own = sum(batch.times.get(phases.OWN, 0) for batch in batches.batches)
+    own = sum(batch.times.get(phase_log.OWN, 0) for batch in batches.batches)
     for group, totals in groups:
-        if group == "around" and own + totals[phases.OWN]:
-            totals[phases.OWN] += own
+        if group == "around" and own + totals[phase_log.OWN]:
+            totals[phase_log.OWN] += own
         for phase, total in _ordered(totals):
             yield TimeRow(phase=phase, group=group, total=total, callback=batches.callbacks.get(phase, ""))
 
@@ -136,14 +136,14 @@ def _total(batches: Iterable[Batch]) -> Counter[str]:
     for batch in batches:
         for phase, time in batch.times.items():
             sums[phase] += time
-    sums.pop(phases.OWN, None)
+    sums.pop(phase_log.OWN, None)
     return sums
 
 
 def _ordered(totals: Counter[str]) -> list[tuple[str, int]]:
     """Return phases as they happen in a batch, then callbacks and the rest, the longest first."""
-    place = {phase: at for at, phase in enumerate(phases.STEP_PHASES)}
-    last = {phases.OTHER: 1, phases.OWN: 2}
+    place = {phase: at for at, phase in enumerate(phase_log.STEP_PHASES)}
+    last = {phase_log.OTHER: 1, phase_log.OWN: 2}
     rows = [(phase, total) for phase, total in totals.items() if total]
     return sorted(rows, key=lambda row: (place.get(row[0], len(place)), last.get(row[0], 0), -row[1], row[0]))
 
@@ -154,7 +154,7 @@ def _epochs(batches: Batches) -> Iterator[EpochRow]:
     for _, members in passes(batches):
         is_training = any(batch.is_training for batch in members)
         training, validation = training + is_training, validation + (not is_training)
-        wait = sum(batch.times.get(phases.WAIT, 0) for batch in members)
+        wait = sum(batch.times.get(phase_log.WAIT, 0) for batch in members)
         total = sum(batch.step for batch in members)
         start = members[0].start - batches.start
         yield EpochRow(

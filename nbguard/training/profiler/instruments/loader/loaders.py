@@ -11,11 +11,10 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.objects.loaders import worker_count
+from nbguard.memory.scan.learners import worker_count
 from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.training.profiler.instruments.loader.fetching import FetchSamples, FetchTimer, facts_of, together
-from nbguard.training.profiler.instruments.loader.own_memory import facts_of_iterator, shown
-from nbguard.training.profiler.instruments.loader.workers import TimedLoop, WorkerBoard
+from nbguard.training.profiler.instruments.loader.workers import TimedLoop, WorkerBoard, facts_of_iterator, shown
 from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 

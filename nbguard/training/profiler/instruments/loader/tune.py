@@ -6,23 +6,152 @@ copy. It is ended with all that it has started, so that a dataset that hangs cos
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from nbguard.memory.scan.devices.cores import usable_cores
-from nbguard.memory.scan.objects.loaders import worker_count
-from nbguard.training.profiler.analysis.loader.tuning import WorkerTuning, candidates, choose, is_enough, workers_words
+from nbguard.memory.scan.devices.host import usable_cores
+from nbguard.memory.scan.heap.attributes import attributes_of
+from nbguard.memory.scan.learners import worker_count
+from nbguard.training.profiler.analysis.loader.tried import WorkerTuning, candidates, choose, is_enough, workers_words
 from nbguard.training.profiler.analysis.report import WorkerTrial
 from nbguard.training.profiler.checks.switches import unwarned
-from nbguard.training.profiler.instruments.loader.trial import reason_against, serve
 from nbguard.units import format_bytes
+
+# --- One loader with other numbers of workers, in a process that was forked for it.
+
+
+_SLOW = 10**9  # ns that workers may take to start one after the other
+_DEPTH = 6  # most levels of a dataset that are searched
+_OBJECTS = 20_000
+_SHARED_of_trial = {
+    ("h5py", "File"): "an open HDF5 file",
+    ("h5py", "Dataset"): "an open HDF5 file",
+    ("h5py", "Group"): "an open HDF5 file",
+    ("sqlite3", "Connection"): "an open SQLite connection",
+    ("lmdb", "Environment"): "an open LMDB environment",
+    ("builtins", "Environment"): "an open LMDB environment",
+    ("socket", "socket"): "an open socket",
+    ("_io", "BufferedReader"): "an open file",
+    ("_io", "TextIOWrapper"): "an open file",
+    ("_io", "FileIO"): "an open file",
+}
+"""Things that a forked process shares with this one: a place in a file, a lock. By module and name of the type."""
+
+
+def reason_against(loader: Any | None) -> str:
+    """Return why a loader's workers cannot be tried without touching the user's objects; empty if they can."""
+    if loader is None:
+        return "the loader of the training batches is gone, or was made before the profile"
+    if sys.platform != "linux":
+        return "trials need a process that is forked, which is safe on Linux only"
+    attributes = attributes_of(loader) or {}
+    dataset = attributes.get("dataset")
+    if attributes.get("indexed") is False or any("IterableDataset" in base.__name__ for base in type(dataset).__mro__):
+        return "its dataset is a stream, which trials could use up"
+    return next((f"the dataset holds {what}" for what in _unsafe(dataset)), "")
+
+
+def _unsafe(dataset: Any) -> Iterator[str]:
+    """Yield the objects in a dataset that a forked process cannot use, or would share with this one."""
+    torch = sys.modules["torch"]
+    todo, visited = [(dataset, 0)], set[int]()
+    while todo and len(visited) < _OBJECTS:
+        obj, depth = todo.pop()
+        cls = type(obj)
+        if id(obj) in visited:
+            continue
+        visited.add(id(obj))
+        shared = _SHARED_of_trial.get((cls.__module__.split(".")[0], cls.__name__))
+        if shared:
+            yield f"{shared} ({cls.__name__}): worker processes must open their own"
+        elif issubclass(cls, torch.Tensor):
+            if torch.Tensor.is_cuda.__get__(obj):
+                yield "tensors on the GPU: worker processes cannot use them"
+        elif depth < _DEPTH:
+            inside = obj if cls in (list, tuple) else obj.values() if cls is dict else (attributes_of(obj) or {}).values()
+            todo += [(item, depth + 1) for item in list(inside)[:1000]]
+
+
+def serve(connection: Any, loader: Any, seconds: float) -> None:
+    """Answer each number of workers by (ns per batch, ns until the first, bytes of a batch, note), or the error."""
+    os.setpgid(0, 0)
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stdout.fileno(), 2)
+    import torch
+
+    torch.set_num_threads(1)  # its threads did not survive the fork
+    while (workers := connection.recv()) is not None:
+        try:
+            connection.send(_trial(loader, workers, seconds))
+        except Exception as error:  # noqa: BLE001 - whatever a dataset raises is an answer
+            connection.send(f"{type(error).__name__}: {error}"[:300])
+        gc.collect()  # ends the workers of this trial
+
+
+def _trial(loader: Any, workers: int, seconds: float) -> tuple[int, int, int, str]:
+    limit = seconds * 1e9
+    warm_up = max(2, 2 * workers)  # batches that the workers have made ahead, or still make for the first time
+    count = measured = spent = total = first = nbytes = 0
+    for place, duration, batch in _batches(with_workers(loader, workers)):
+        count, total = count + 1, total + duration
+        if count == 1:
+            first, nbytes = duration, _nbytes(batch)
+        if place > warm_up or (place > 1 and total - first > limit + _SLOW):
+            measured, spent = measured + 1, spent + duration
+        if spent > limit or total - first > 2 * (limit + _SLOW):
+            break
+    if measured:
+        return spent // measured, first, nbytes, ""
+    return total // count, first, nbytes, "whole epochs, with the start of their workers"
+
+
+def _batches(loader: Any) -> Iterator[tuple[int, int, Any]]:
+    """Yield (its place in the epoch, nanoseconds, batch) of batches of one epoch after the other."""
+    while True:
+        place, begin = 0, time.perf_counter_ns()
+        for place, batch in enumerate(loader, 1):
+            now = time.perf_counter_ns()
+            yield place, now - begin, batch
+            begin = time.perf_counter_ns()
+        if not place:
+            raise ValueError("the loader gives no batch")
+
+
+def with_workers(loader: Any, workers: int) -> Any:
+    """Return a loader like this one, with other workers, whose batches stay where they are made."""
+    if "fake_l" in (attributes_of(loader) or {}):
+        for name in ("_n_inp", "_types"):  # else a batch is made to know them, on the device; they are for showing only
+            vars(loader).setdefault(name, None)
+        return loader.new(num_workers=workers, pin_memory=False, device=None, after_batch=None)
+    from torch.utils.data import DataLoader
+
+    how = {name: getattr(loader, name) for name in ("collate_fn", "worker_init_fn", "generator")}
+    if workers:
+        how |= {"multiprocessing_context": loader.multiprocessing_context, "prefetch_factor": loader.prefetch_factor or 2}
+    if loader.batch_sampler is not None:
+        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, num_workers=workers, **how)
+    return DataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, num_workers=workers, **how)
+
+
+def _nbytes(batch: Any) -> int:
+    """Return the bytes of a batch's tensors."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return int(batch.numel()) * int(batch.element_size())
+    inside = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return sum(map(_nbytes, inside))
+
 
 _ALL = 60  # seconds for all trials together
 _SHARED = "/dev/shm"  # noqa: S108 - where torch's workers put their batches

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nbguard.memory.core.simulated import DEVICE
 from nbguard.memory.scan.devices.counters import heap_reader
 from nbguard.memory.scan.devices.cuda import memory_fraction
-from nbguard.memory.scan.devices.kept_memory.reserve import device_counters
+from nbguard.memory.scan.devices.reserve import device_counters
 from nbguard.training.profiler.analysis.memory.memory_report import CUDA, Level
 
 BLOCK = 512

@@ -7,9 +7,8 @@ from typing import Any
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations
-from nbguard.training.profiler.instruments.memory.categories import device_of
+from nbguard.training.profiler.instruments.memory.categories import OlderStorages, device_of
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter, heap, open_gpus
-from nbguard.training.profiler.instruments.memory.older_storages import OlderStorages
 from nbguard.training.profiler.instruments.memory.timeline import MemoryTimeline
 from nbguard.training.profiler.record.recorder import Recorder
 

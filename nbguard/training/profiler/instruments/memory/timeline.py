@@ -3,22 +3,130 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.training.profiler.analysis.memory.categories import Shape, Stock
 from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, Stage, Unfrozen
-from nbguard.training.profiler.analysis.time import phases
+from nbguard.training.profiler.analysis.memory.recorded_batch import Shape, Stock
+from nbguard.training.profiler.analysis.report import MemoryPoint, PhasePeak
+from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.parameter_groups import groups_of
-from nbguard.training.profiler.instruments.memory.categories import Stocktaker
+from nbguard.training.profiler.instruments.memory.allocation_recording import DeepWatch
+from nbguard.training.profiler.instruments.memory.categories import OlderStorages, Stocktaker
 from nbguard.training.profiler.instruments.memory.counters import HeapCounter, MemoryCounter
 from nbguard.training.profiler.instruments.memory.growth import GrowthWatch
-from nbguard.training.profiler.instruments.memory.levels import LevelHistory, Pace
-from nbguard.training.profiler.instruments.memory.older_storages import OlderStorages
-from nbguard.training.profiler.instruments.memory.two_batches import DeepWatch
 from nbguard.training.profiler.record.recorder import Event, Recorder
+
+# --- Levels of memory over a fit, as points for a picture, and the highest level of each phase.
+
+
+MOST_POINTS = 2000
+_FIRST = 24, 4
+"""Batches whose boundaries and insides are always sampled, whatever the cost."""
+_SLOW = 1_000_000
+"""Nanoseconds of a reading that must be afforded inside of the first batches, too: malloc's counter goes through
+all that is free, 13 ms with some 250,000 tensors alive."""
+_SHARE = 0.001
+"""Share of the time that has passed that reading the counters at boundaries may take; and once more inside batches."""
+_HEAD_START = 5_000_000, 1_500_000
+"""Nanoseconds that each of both may take beyond that: a short fit would be seen too seldom to say anything of it."""
+_READS = 10
+"""Readings in a batch whose phases are followed, about."""
+
+
+class Pace:
+    """Says when a reading can be afforded, going by the processor time that readings have taken so far."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._spent = [0, 0]  # nanoseconds: at boundaries, inside batches
+        self._readings = 0
+        self._cost = 0.0  # nanoseconds of a reading
+        self._next = [0.0, 0.0]  # from when on a reading can be afforded, by the clock
+
+    @staticmethod
+    def begin() -> int:
+        """Return the time at which a reading begins, for `note`."""
+        return time.thread_time_ns()
+
+    def note(self, begun: int, *, inside: bool) -> None:
+        """Note that a reading ended: `inside` a batch, or at the boundary of one."""
+        self._spent[inside] += time.thread_time_ns() - begun
+        self._readings += 1
+        self._cost = sum(self._spent) / self._readings
+        for place, (spent, readings) in enumerate(zip(self._spent, (1, _READS), strict=True)):
+            self._next[place] = self._began + (spent + self._cost * readings - _HEAD_START[place]) / _SHARE
+
+    def allows(self, batch: int, *, inside: bool) -> bool:
+        """Say whether the boundary before a batch may be read, or the inside of that batch, too."""
+        is_first = batch <= _FIRST[inside] and not (inside and self._cost > _SLOW)
+        return is_first or self._clock() >= self._next[inside]
+
+
+class LevelHistory:
+    """Points, thinned out by half whenever they are too many, and peaks by phase."""
+
+    def __init__(self, start: Level) -> None:
+        self.highest = start.allocated  # bytes: seen, or of the peak counter
+        self.highest_phase = ""
+        self.last = start
+        self._group: list[MemoryPoint] = []
+        self._groups = [self._group]  # one for each batch that is kept
+        self._points = 0
+        self._every = 1
+        self._seen = 1
+        self._peaks: dict[str, int] = {}
+
+    def begin_batch(self) -> None:
+        """Let the points that follow belong together: they are kept or dropped together."""
+        self._group = []
+        if self._seen % self._every == 0:
+            self._groups.append(self._group)
+        self._seen += 1
+
+    def add(self, at: int, phase: str, batch: int, level: Level, *, follows: bool) -> int:
+        """Note the counters at the end of a phase; return the highest level that is known of it, in bytes.
+
+        Args:
+            at: nanoseconds since the recording began.
+            phase: that has just ended.
+            batch: number of the batch.
+            level: the counters now.
+            follows: the reading before was at the beginning of this phase.
+        """
+        self._group.append(MemoryPoint(at=at, phase=phase, batch=batch, allocated=level.allocated, reserved=level.reserved))
+        self._points += self._group is self._groups[-1]
+        counted = level.peak if level.peak is not None and self.last.peak is not None and level.peak > self.last.peak else 0
+        read = max(level.allocated, self.last.allocated) if follows else level.allocated
+        highest = max(counted, read)
+        if follows:
+            self._peaks[phase] = max(self._peaks.get(phase, 0), highest)
+        if highest > self.highest:
+            self.highest, self.highest_phase = highest, phase if follows else ""
+        self.last = level
+        self._thin()
+        return highest
+
+    def _thin(self) -> None:
+        if self._points > MOST_POINTS and len(self._groups) > 1:
+            self._groups = self._groups[::2]
+            self._every *= 2
+            self._points = sum(map(len, self._groups))
+
+    @property
+    def points(self) -> tuple[MemoryPoint, ...]:
+        """Return the points that are kept, oldest first."""
+        return tuple(point for group in self._groups for point in group)
+
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Return the highest level of each phase that was followed."""
+        return tuple(PhasePeak(phase, most) for phase, most in self._peaks.items())
+
 
 _LOSSES = 64
 """Losses that are remembered, weakly, to see after the fit how many of them live on."""
@@ -107,14 +215,14 @@ class MemoryTimeline:
             targets = None if learner is None else attribute_of(learner, "yb")
             self._stocktaker.call(module, inputs, targets)
         if self._is_followed:
-            level = self._read_inside(phases.OTHER)
+            level = self._read_inside(phase_log.OTHER)
             self._before = level.allocated if self._before is None else self._before
 
     def _phase(self, code: int) -> None:
         if self._is_followed:
             phase = self._recorder.phase(code)
             level = self._read_inside(phase)
-            if phase == phases.LOSS:
+            if phase == phase_log.LOSS:
                 self._after_loss = level.allocated
 
     def _loss(self, loss: Any) -> None:
@@ -128,7 +236,7 @@ class MemoryTimeline:
             if issubclass(type(kept), sys.modules["torch"].Tensor):
                 self._losses.append(weakref.ref(kept))
         if self._is_followed and self._after_loss is None:
-            self._after_loss = self._read_inside(phases.LOSS).allocated
+            self._after_loss = self._read_inside(phase_log.LOSS).allocated
 
     def step(self, optimizer: Any) -> None:
         """Note that an optimizer is about to step: gradients are there and, from the second step on, its state."""
@@ -146,7 +254,7 @@ class MemoryTimeline:
         if not self._recorder.batches or self._alone > _ALONE:
             self._boundary()
         elif self._is_followed:
-            self._read_inside(phases.OTHER)
+            self._read_inside(phase_log.OTHER)
         self._listen()
 
     def _trains_more(self, optimizer: Any, before: Stock | None) -> bool:
@@ -174,7 +282,7 @@ class MemoryTimeline:
     def _read_boundary(self, is_training: bool) -> None:
         begun = self._pace.begin()
         self._levels.begin_batch()
-        level = self._read(phases.OTHER)
+        level = self._read(phase_log.OTHER)
         self._close()
         self._pace.note(begun, inside=False)
         self._is_followed = self._pace.allows(self._boundaries, inside=True)

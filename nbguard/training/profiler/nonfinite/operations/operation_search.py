@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.memory.scan.objects.compiled import has_compiled
+from nbguard.memory.scan.plain_torch import has_compiled
 from nbguard.training.profiler.analysis.health.nonfinite import Origin
-from nbguard.training.profiler.nonfinite.operations.culprit import items_of
-from nbguard.training.profiler.nonfinite.operations.elimination import hooks_of, only_change, only_operation
+from nbguard.training.profiler.nonfinite.operations.culprit import hooks_of, items_of, only_change, only_operation
 from nbguard.training.profiler.nonfinite.operations.operation_trace import StepTrace
 from nbguard.training.profiler.nonfinite.operations.replay import Allowance, StepReplay
-from nbguard.training.profiler.nonfinite.operations.step_values import RecordedStep, StepValues, named_tensors
+from nbguard.training.profiler.nonfinite.operations.source_lines import RecordedStep, StepValues, named_tensors
 from nbguard.training.profiler.nonfinite.origin import origin_of
 from nbguard.training.profiler.nonfinite.rerun import NotPossibleError
 from nbguard.training.profiler.record.recorder import Event, Recorder

@@ -1,1 +1,0 @@
-"""Answers of engines, as plain data, and the findings on them. Pure."""

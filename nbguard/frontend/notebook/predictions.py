@@ -1,0 +1,222 @@
+"""Predictions for the Learner whose fit ran out of memory, kept for each card on that failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nbguard.errors import NbguardError
+from nbguard.frontend.notebook.magics.predict import foreseen
+from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.oom_facts import OomFact
+from nbguard.memory.out_of_memory.failed_request import ForeseenChange, batch_that_fits, changes_foreseen
+from nbguard.units import format_bytes, format_column, unit_of
+
+if TYPE_CHECKING:
+    from nbguard.training.prediction.prediction import ChangeKind, Prediction, Saving
+    from nbguard.training.prediction.savings.of_model import Change
+    from nbguard.training.profiler.analysis.report import FitReport, Remedy, RemedyKind
+
+
+# --- The memory of the next fit of a Learner in the sidebar's list, as the sidebar says it.
+
+
+def foreseen_row(namespace: dict[str, Any], name: str) -> str:
+    """Return lines on the memory of the next fit of the Learner of a name, on the device that this kernel uses, as it is now.
+
+    Args:
+        namespace: the user's names.
+        name: of the Learner.
+
+    Raises:
+        NbguardError: its memory cannot be predicted; the message says why.
+    """
+    prediction = foreseen(namespace, name, None, None, None)
+    need = f"the next fit needs {_of_capacity(prediction)}"
+    return "\n".join((need, prediction.why, *(f"not counted: {text}" for text in prediction.unknown)))
+
+
+def _of_capacity(prediction: Prediction) -> str:
+    """Return the bytes that a fit is sure to run with, of those of the GPU: `11.2 of 14.6 GiB`."""
+    need, capacity = prediction.need, prediction.capacity
+    if capacity is None:
+        return f"{format_bytes(need)} of a GPU"
+    needed, all_of_it = (format_column([nbytes], unit_of(capacity))[0] for nbytes in (need, capacity))
+    return f"{needed.split()[0]} of {all_of_it}"
+
+
+# --- Predicted bytes for the remedies of a fit that nearly filled its device, such as a smaller batch, and checkpoints.
+
+
+_FORESEEN: dict[RemedyKind, ChangeKind] = {"smaller batch": "accumulation", "checkpointing": "checkpoints"}
+"""The change that is traced for each remedy."""
+_PARTS = 2
+"""Batches into which one is cut, as the remedy says."""
+
+
+def with_foreseen_bytes(report: FitReport, source: str, namespace: dict[str, Any], seconds: float) -> FitReport:
+    """Return a report whose remedies tell their savings, where these can be predicted in so many seconds; else as it is.
+
+    Args:
+        report: of the one fit of a cell.
+        source: the cell, as Python.
+        namespace: the user's names.
+        seconds: until the last begin of a trace.
+    """
+    if not any(remedy.kind in _FORESEEN for remedy in report.remedies):
+        return report
+    try:
+        before, savings = _savings(source, namespace, seconds)
+    except (NbguardError, ImportError):
+        return report
+    return replace(report, remedies=tuple(_with_bytes(remedy, before, savings) for remedy in report.remedies))
+
+
+def _savings(source: str, namespace: dict[str, Any], seconds: float) -> tuple[int, tuple[Saving, ...]]:
+    """Return the peak of a cell's one fit in bytes, and the changes to it that could be traced."""
+    import torch
+
+    from nbguard.memory.allocator.model.settings import parse_version
+    from nbguard.training.prediction.code.cell import fits_of_cell
+    from nbguard.training.prediction.predict import tracer_of
+    from nbguard.training.prediction.savings.savings import savings
+
+    fits = fits_of_cell(source, namespace)
+    if len(fits) != 1:
+        raise NbguardError("the cell has several fits")
+    tracer = replace(tracer_of(fits[0].source, code=fits[0].code), until=time.monotonic() + seconds)
+    endless = tracer.endless(None)
+    version = parse_version(str(torch.__version__))
+    return endless.peak_allocated, savings(tracer, None, endless, version, is_wanted=_is_asked_for)
+
+
+def _is_asked_for(change: Change) -> bool:
+    return change.kind == "checkpoints" or (change.kind == "accumulation" and change.parts == _PARTS)
+
+
+def _with_bytes(remedy: Remedy, before: int, savings: Iterable[Saving]) -> Remedy:
+    kind = _FORESEEN.get(remedy.kind)
+    saving = next((each for each in savings if kind and each.kind == kind), None)
+    if saving is None or saving.peak_allocated >= before:
+        return remedy
+    saved = before - saving.peak_allocated
+    peaks = f"a peak of {format_bytes(saving.peak_allocated)} instead of {format_bytes(before)}"
+    effect = f"predicted: {format_bytes(saved)} less, {peaks}; {saving.cost}"
+    return replace(remedy, effect=effect, nbytes=saved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Foreseen:
+    """The result of one search for a batch and changes that fit."""
+
+    failure: tuple[object, ...]  # the failed fit
+    items: int | None  # of the batch, or None if none was found
+    changes: tuple[ForeseenChange, ...]  # to the fit that save memory
+    kept: int  # bytes that a cleanup left when it was predicted: with more than that it may not fit
+
+
+class ForeseenBatch:
+    """Predicts the batch and changes that fit, and tells the analyses of later scans, for the last error."""
+
+    def __init__(self) -> None:
+        self._last: _Foreseen | None = None
+
+    def foresee(self, analysis: Analysis, namespace: dict[str, Any], seconds: float) -> None:
+        """Tell the analysis the items of a batch that fits after a cleanup, and other remedies, where they can be predicted.
+
+        It is searched for once for each failure and state of the memory: every card on it says the same.
+
+        Args:
+            analysis: of the facts after the failure.
+            namespace: the user's names: the Learner must be one of them.
+            seconds: that the search may take.
+        """
+        oom, last = analysis.facts.oom, self._last
+        if oom is None:
+            return
+        failure, kept = _failure(oom), _kept(analysis)
+        if last is None or (last.failure, last.kept) != (failure, kept):
+            items, changes = _search(analysis, oom, namespace, seconds)
+            self._last = _Foreseen(failure=failure, items=items, changes=changes, kept=kept)
+        self.recall(analysis)
+
+    def recall(self, analysis: Analysis) -> None:
+        """Tell the analysis the predictions on its failure, unless more is held by now."""
+        oom, last = analysis.facts.oom, self._last
+        if oom is None or last is None or last.items is None:
+            return
+        if last.failure == _failure(oom) and _kept(analysis) <= last.kept:
+            analysis.know(batch_that_fits, last.items)
+            analysis.know(changes_foreseen, last.changes)
+
+
+def batch_of_cell(code: str, namespace: dict[str, Any], seconds: float) -> tuple[int, int] | None:
+    """Return the items of a batch of the one fit in a cell's code, and those of a batch that fits the device.
+
+    None where the cell has another number of fits, or none could be foreseen in so many seconds.
+    """
+    from nbguard.training.prediction.code.cell import fits_of_cell
+    from nbguard.training.prediction.fitting_batch import largest_in_time
+    from nbguard.training.prediction.predict import tracer_of
+
+    try:
+        fits = fits_of_cell(code, namespace)
+        return largest_in_time(tracer_of(fits[0].source, code=fits[0].code), seconds) if len(fits) == 1 else None
+    except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user the line
+        return None
+
+
+_WORTH = 0.01
+"""Share of the reserved peak that a change must save to be told of."""
+_NOTHING: tuple[int | None, tuple[ForeseenChange, ...]] = (None, ())
+
+
+def _search(
+    analysis: Analysis, oom: OomFact, namespace: dict[str, Any], seconds: float
+) -> tuple[int | None, tuple[ForeseenChange, ...]]:
+    if oom.kind != "device" or not oom.learner or not oom.batch_size or analysis.facts.tracked != "cuda":
+        return _NOTHING
+    name, learn = next((item for item in tuple(namespace.items()) if id(item[1]) == oom.learner), ("", None))
+    if learn is None:
+        return _NOTHING
+    from nbguard.training.prediction.fitting_batch import fitting_changes
+
+    storages = analysis.facts.graph.storages
+    freed = frozenset(storages[number].address for number in analysis.once(default_plan).storages)
+    try:
+        items, savings = fitting_changes(learn, oom.batch_size, freed, seconds)
+        return items, tuple(_told(savings, name))
+    except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user the card
+        return _NOTHING
+
+
+def _told(savings: Iterable[Saving], name: str) -> Iterator[ForeseenChange]:
+    """Yield the changes that save enough, the best one of each kind."""
+    kinds: set[ChangeKind] = set()
+    helping = (each for each in savings if each.saved > _WORTH * (each.peak_reserved + each.saved))
+    for saving in sorted(helping, key=_order):
+        if saving.kind not in kinds:
+            kinds.add(saving.kind)
+            code = saving.code if name == "learn" else f"learn = {name}\n{saving.code}"
+            code += f"\nlearn.dls.train.bs = {saving.batch_size}" if saving.kind == "accumulation" else ""
+            yield ForeseenChange(name=saving.name, saved=saving.saved, fits=saving.fits, cost=saving.cost, code=code)
+
+
+def _order(saving: Saving) -> tuple[int, int]:
+    """Return the sort key of a change: those that fit come first, with the larger batch; then those that save most."""
+    if saving.fits:
+        return 0, -saving.batch_size
+    return 1 + (saving.fits is False), -saving.saved
+
+
+def _failure(oom: OomFact) -> tuple[object, ...]:
+    return oom.cell, oom.learner, oom.batch_size, oom.requested, oom.line
+
+
+def _kept(analysis: Analysis) -> int:
+    """Return the bytes that the default cleanup leaves."""
+    whole = sum(storage.nbytes for storage in analysis.facts.graph.storages)
+    return whole - analysis.once(default_plan).promised

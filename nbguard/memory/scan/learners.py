@@ -1,0 +1,155 @@
+"""Learners and Trainers, with their parts, and the leftovers of an interrupted fit on them."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from nbguard.libraries import DEFAULT_EXPERIMENT, ExperimentClass, experiments
+from nbguard.memory.core.facts import LearnerFact
+from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
+from nbguard.memory.scan.heap.autograd import has_own_dispatch
+from nbguard.memory.scan.heap.kinds import Kinds, Types, loaded_class, mro_of, name_of
+from nbguard.memory.scan.heap.walk import Unread
+from nbguard.memory.scan.roots.frames import running_fit_owners
+from nbguard.units import counted
+
+# --- DataLoaders and the worker processes behind their iterators.
+
+
+def worker_count(obj: Any) -> int:
+    """Return how many worker processes a loader is set up with, or an iterator has; 0 if none or unknown.
+
+    A Learner's own loader reports 1 always; the truth is in the torch loader behind it (`fake_l`).
+    """
+    if type(loaders := attribute_of(obj, "loaders")) is list and loaders:
+        return worker_count(loaders[0])
+    if (behind := attribute_of(obj, "fake_l")) is not None:
+        return worker_count(behind)
+    if type(workers := attribute_of(obj, "_workers")) is list:
+        return len(workers)
+    count = attribute_of(obj, "num_workers")
+    return count if type(count) is int else 0
+
+
+_NAMED = Types((types.FunctionType, type))
+
+
+def experiment_of(cls: type) -> ExperimentClass:
+    """Return the description of a class of Learners or Trainers, by the libraries that are loaded."""
+    for base in mro_of(cls):
+        for experiment in experiments():
+            if any(loaded_class(module, experiment.name) is base for module in experiment.modules):
+                return experiment
+    return DEFAULT_EXPERIMENT
+
+
+def is_learner(obj: Any) -> bool:
+    """Say whether an object is a Learner, by its type."""
+    return experiment_of(type(obj)).is_learner
+
+
+def cancel_of_learners() -> Callable[[str], Exception]:
+    """Return the exception that ends a Learner's fit without an error; one of its library is loaded."""
+    cancels = (loaded_class(*experiment.cancel) for experiment in experiments() if experiment.is_learner)
+    return cast("Callable[[str], Exception]", next(cls for cls in cancels if cls is not None))
+
+
+def learner_names(learner: Any) -> tuple[str, ...]:
+    """Return the names of a Learner's type and parts, from its plain attributes: Learner, Sequential, Adam, 8 workers."""
+    attributes = attributes_of(learner) or {}
+    names = [name_of(type(learner))]
+    for part in experiment_of(type(learner)).parts:
+        value, maker = attributes.get(part.attribute), attributes.get(part.maker)
+        if part.kind == "loader":
+            workers = worker_count(value)
+            names += [counted(workers, "worker")] if workers else []
+        elif made := getattr(maker, "__name__", "") if type(maker) in _NAMED else "":
+            names.append(made)
+        elif value is not None:
+            names.append(name_of(type(value)))
+    return tuple(names)
+
+
+def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
+    """Return a fact for each (node, Learner)."""
+    running = running_fit_owners() if objects else set()
+    return tuple(
+        LearnerFact(node, id(learner) in running, learner_names(learner), _leftovers(learner)) for node, learner in objects
+    )
+
+
+def gradient_calls(objects: list[tuple[int, Any]]) -> tuple[tuple[int, str], ...]:
+    """Return for each (node, Learner) the call of its own that frees its gradients."""
+    return tuple((node, experiment_of(type(learner)).zero_gradients) for node, learner in objects)
+
+
+def _leftovers(learner: Any) -> tuple[str, ...]:
+    """Return the attributes that a fit left, of the Learner and of its callbacks; none where it has no loaders any more."""
+    experiment, attributes = experiment_of(type(learner)), attributes_of(learner) or {}
+    if any(part.kind == "loader" and part.attribute not in attributes for part in experiment.parts):
+        return ()
+    idle = experiment.leftovers
+    left = [name for name in idle if name in attributes and not _is_idle(attributes[name], idle[name])]
+    for path in experiment.callback_leftovers:
+        callback, _, name = path.partition(".")
+        if (attributes_of(attributes.get(callback)) or {}).get(name) is not None:
+            left.append(path)
+    return tuple(left)
+
+
+def _is_idle(value: Any, idle: object) -> bool:
+    return value is None or (type(value) is tuple and len(value) == 1 and value[0] is None and idle is not None)
+
+
+# --- A description of an object in one line, from its type and plain attributes, never from its repr.
+
+
+_SIZED = Types((list, tuple, set, dict))
+
+
+def describe(obj: Any, kinds: Kinds, unread: Unread) -> str:
+    """Return a description of `obj`, e.g. `Learner · Sequential · Adam`, `list of 118`, or else its type."""
+    return unread.read(obj, partial(_words, kinds=kinds), otherwise=name_of(type(obj)))
+
+
+def _words(obj: Any, kinds: Kinds) -> str:
+    cls = type(obj)
+    kind = kinds.of(cls)
+    if kind == "learner":
+        return " · ".join(learner_names(obj))
+    if kind in ("loader", "iterator"):
+        workers = worker_count(obj)
+        return name_of(cls) + (f" · {counted(workers, 'worker')}" if workers else "")
+    if kind == "tensor":
+        return f"{name_of(cls)} {tensor_shape(obj)}" if not has_own_dispatch(cls) else name_of(cls)
+    if cls in _SIZED:
+        return f"{name_of(cls)} of {cls.__len__(obj)}"
+    if cls is types.MethodType:
+        return f"bound method of {name_of(type(obj.__self__))}"
+    if cls is partial:
+        inner = obj.func
+        return f"partial of {_words(inner, kinds) if type(inner) is types.MethodType else name_of(type(inner))}"
+    if kind == "traceback":
+        return f"{name_of(cls)} · its frames hold variables"
+    if kind == "code":
+        return "function"
+    attributes = attributes_of(obj) if kind == "object" else None
+    if attributes is not None and kinds.of(type(attributes.get("learn"))) == "learner":
+        return f"{name_of(cls)} · holds its Learner"
+    return name_of(cls)
+
+
+def tensor_shape(tensor: Any) -> str:
+    """Return a tensor's shape and dtype as text, e.g. `64×3×224×224 float32`, read from the C base class."""
+    torch: Any = sys.modules["torch"]
+    base = torch._C.TensorBase
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = str(base.__dict__["dtype"].__get__(tensor)).removeprefix("torch.")
+        if base.__dict__["is_nested"].__get__(tensor):
+            return f"nested of {base.size(tensor, 0)} {dtype}"
+        shape = base.__dict__["shape"].__get__(tensor)
+    return f"{'×'.join(map(str, tuple(shape))) or 'scalar'} {dtype}"

@@ -1,1 +1,0 @@
-"""Errors of ranks, in words, and brought home from a launch that failed."""
