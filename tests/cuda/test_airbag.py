@@ -54,6 +54,8 @@ def test_a_cell_that_does_not_fit_goes_on_and_is_told(notebook: Notebook) -> Non
     cell = kernel.run("%gpumem airbag off")
     assert cell.error is not None
     assert "270 MiB" in cell.error[1]
+    refused = kernel.run("%gpumem make-room 100MiB").ok().text
+    assert "%gpumem airbag off" in refused, "the room would be taken in host memory"
 
     said = _said(kernel.run("view = big[11][:5]; address = view.data_ptr(); del big[:6]"))
 

@@ -286,8 +286,8 @@ def _moving(context: OomContext) -> Iterator[Fix]:
         return
     names = ", ".join(each.name for each in plan.moves[:_NAMED]) + (" and others" if len(plan.moves) > _NAMED else "")
     words = (
-        f"moves {format_bytes(plan.nbytes)} ({names}) to host memory and back; {format_bytes(plan.free)} are free in pieces, "
-        f"and {format_bytes(request.nbytes)} fit then"
+        f"moves {format_bytes(plan.nbytes)} ({names}) to host memory and back; {format_bytes(plan.free)} is free in pieces, "
+        f"and {format_bytes(request.nbytes)} fits then"
     )
     lines = (*context.base_advice, make_room(request.nbytes))
     verdict = RerunVerdict.RERUN if context.rerun.is_first_request else RerunVerdict.REQUEST

@@ -157,6 +157,8 @@ def _in_use(facts: Facts) -> dict[int, str]:
 def _refusal(device: DeviceAnalysis, question: Question) -> str:
     """Return why nothing may move on a device at all; empty where something may."""
     facts = device.analysis.facts
+    if device.facts.airbag is not None:
+        return "the airbag takes what has no room; " + advice.AIRBAG_OFF.code + " ends it, and then room can be made"
     if device.room.is_expandable:
         return (
             "expandable segments are on; they put free pages together without a move, and the pieces that are left "
@@ -186,10 +188,10 @@ def _cuda_graph(facts: Facts) -> str:
 
 def _why_not(plan: MadeRoom, question: Question) -> str:
     if plan.free < question.need:
-        return f"only {format_bytes(plan.free)} are free in all, pieces included: free something first"
+        return f"only {format_bytes(plan.free)} is free in all, pieces included: free something first"
     if plan.stays:
         why, nbytes = plan.stays[0]
-        return f"the tensors that may move do not empty enough segments; {format_bytes(nbytes)} stay, as {why}"
+        return f"the tensors that may move do not empty enough segments; {format_bytes(nbytes)} stays, as {why}"
     return "the tensors would not all fit back next to it"
 
 
@@ -235,20 +237,20 @@ def _sentences(room: MadeRoom) -> Iterator[str]:
     asked, moved = format_bytes(room.request), format_bytes(room.nbytes)
     match room.state:
         case "free":
-            yield f"{asked} fit on {room.device} as it is, without any move"
+            yield f"{asked} fits on {room.device} as it is, without any move"
         case "planned":
             yield (
-                f"{asked} fit on {room.device} once {moved} have moved to host memory and back: "
-                f"{format_bytes(room.free)} are free in pieces"
+                f"{asked} fits on {room.device} once {moved} has moved to host memory and back: "
+                f"{format_bytes(room.free)} is free in pieces"
             )
             yield "nothing was touched · the device is waited for first · " + advice.make_room(room.request).code + " does it"
         case "made":
-            yield f"{asked} fit on {room.device} now: {moved} moved to host memory and back{_took(room)}"
+            yield f"{asked} fits on {room.device} now: {moved} moved to host memory and back{_took(room)}"
             yield f"the device was waited for first · the room is kept in PyTorch's cache{_reserved(room)}"
         case "interrupted":
             yield "interrupted before anything moved; all is as it was"
         case "refused":
-            yield f"{asked} do not fit on {room.device} by moving: " + room.reason
+            yield f"{asked} does not fit on {room.device} by moving: " + room.reason
             if room.free < room.request:
                 yield joined(" · ", (a.code + f" {a.effect}" for a in (advice.release_stale(), advice.REPORT)))
         case "failed":
@@ -256,7 +258,7 @@ def _sentences(room: MadeRoom) -> Iterator[str]:
             if room.parked:
                 back = advice.unpark((PARKED_AS,))
                 yield (
-                    f"{format_bytes(room.parked)} have no place there and are parked in host memory: "
+                    f"{format_bytes(room.parked)} has no place there and is parked in host memory: "
                     + back.code
                     + f" {back.effect}"
                 )

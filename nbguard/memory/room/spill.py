@@ -67,7 +67,7 @@ def airbag_blocks(state: AirbagState) -> Iterator[Block]:
         yield Line("the airbag is off; " + advice.airbag().code + " sets host memory aside for cells that do not fit")
         return
     head = f"airbag of {format_bytes(state.size)} in host memory for {state.device}"
-    now = f"{format_bytes(state.spilled)} lie in it{_of(state.holders)}" if state.spilled else "nothing lies in it"
+    now = f"{format_bytes(state.spilled)} lies in it{_of(state.holders)}" if state.spilled else "nothing lies in it"
     most = f"; {format_bytes(state.most)} or more at its most" if state.most > state.spilled else ""
     yield Line(f"{head}: {now}{most} (" + advice.AIRBAG_OFF.code + " ends it)")
     if state.is_limited:
@@ -84,10 +84,10 @@ def spill_sentence(spill: Spill, cell: int | None = None) -> str:
     else:
         parts = [f"{who}{format_bytes(spill.moved)} moved from host memory to {spill.device}, which has room again"]
     if spill.freed:
-        parts.append(f"{format_bytes(spill.freed)} of stale memory were released")
+        parts.append(f"{format_bytes(spill.freed)} of stale memory was released")
     if spill.left:
         why = f" ({spill.reason})" if spill.reason else ""
-        parts.append(f"{format_bytes(spill.left)} are still there{_of(spill.holders)}{why}")
+        parts.append(f"{format_bytes(spill.left)} is still there{_of(spill.holders)}{why}")
     elif spill.moved and spill.most:
         parts.append("all of it is on the device again")
     elif spill.most:
