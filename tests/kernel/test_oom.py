@@ -140,6 +140,25 @@ def test_the_plain_report_says_it_in_one_sentence(notebook: Kernel) -> None:
     assert "ran out of memory" not in notebook.run("%gpumem").ok().text
 
 
+def test_once_the_cell_has_run_through_nothing_is_said_of_its_error(notebook: Kernel) -> None:
+    notebook.run("%gpumem simulate 1GiB").ok()
+    notebook.run("kept = torch.empty(150 * 2**20)").ok()
+    assert notebook.run("x = torch.empty(150 * 2**20)").error is not None
+    assert "oom" in _findings(notebook)
+
+    notebook.run("del kept").ok()
+    assert "oom" in _findings(notebook), "another cell cures nothing that it was not seen to cure"
+    notebook.run("x = torch.empty(150 * 2**20)").ok()
+
+    assert "oom" not in _findings(notebook)
+    assert "has run through since" in notebook.run("%gpumem oom").ok().text
+
+
+def _findings(kernel: Kernel) -> set[str]:
+    found = json.loads(kernel.run("%gpumem --json").ok().text)["findings"]
+    return {each["kind"] for each in found}
+
+
 def test_from_a_script(notebook: Kernel) -> None:
     code = "import nbguard\ntry: torch.empty(2**46)\nexcept RuntimeError: card = nbguard.oom(globals())\nnone = nbguard.oom(globals())"
     notebook.run(code).ok()

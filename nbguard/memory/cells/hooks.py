@@ -154,6 +154,13 @@ class CellFact:
     scan: CellScan = field(compare=False)  # of the state after it, for all listeners that need one
 
 
+def cell_id_of(parent: Any) -> str:
+    """Return the id in its notebook of the cell that a message asked to run; empty if the frontend does not tell it."""
+    metadata = parent.get("metadata") if type(parent) is dict else None
+    cell_id = metadata.get("cellId") if type(metadata) is dict else None
+    return cell_id if type(cell_id) is str else ""
+
+
 class Listener(Protocol):
     """A part of nbguard that acts before and after cells."""
 

@@ -132,5 +132,6 @@ class OomFact:
     fills: tuple[str, ...] = ()  # names of containers that a loop of the user's, around the model where one ran, puts things in
     trains: bool = True  # False: nothing that ran then, nor the cell, calls a backward pass
     was_released: bool = False  # a cleanup took the frames' variables since
+    has_passed: bool = False  # the cell has run through since
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

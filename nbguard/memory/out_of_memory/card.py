@@ -104,9 +104,9 @@ def _airbag(request: FailedRequest, rerun: Rerun, best: Fix) -> Advice | None:
 
 
 def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
-    """Yield the card in one sentence, with the request of the last error and the best remedy."""
+    """Yield the card in one sentence, with the request of the last error and the best remedy, until its cell runs through."""
     card = analysis.once(build_card)
-    if card is None:
+    if card is None or (analysis.facts.oom is not None and analysis.facts.oom.has_passed):
         return
     words = f"the last error ran out of memory: {asked_words(card.asked, card.device)}"
     best = card.fixes[: 2 if card.fixes[0].verdict is RerunVerdict.NEVER else 1]  # besides things that never fit, one that may
@@ -214,7 +214,9 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
 
 
 def answer(card: OomCard) -> str:
-    """Return what to do in a sentence: the best of the fixes."""
+    """Return what to do in a sentence: the best of the fixes; nothing where the cell has run through since."""
+    if card.asked.has_passed:
+        return f"In[{card.asked.cell}] has run through since, so nothing has to be done."
     best = card.fixes[0]
     code = joined(", then ", (line.code for line in best.advice))
     is_one = len(best.advice) == 1

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nbguard.memory.cells.hooks import CellFact
+from nbguard.memory.cells.hooks import CellFact, cell_id_of
 
 if TYPE_CHECKING:
     from nbguard.memory.cells.hooks import CellScan
@@ -47,7 +47,12 @@ class OomWatch:
 
     def after(self, cell: CellFact) -> None:
         """Show the card, if this cell ran out of memory."""
-        if not cell.raised or "torch" not in sys.modules:
+        if "torch" not in sys.modules:
+            return
+        from nbguard.memory.scan.oom.failed_runs import note_failure, note_success
+
+        if not cell.raised:
+            note_success(cell.number, self._cell_id(), self._shell.history_manager.input_hist_parsed)
             return
         from nbguard.memory.scan.oom.chain import ran_out
 
@@ -58,12 +63,17 @@ class OomWatch:
             return
         from nbguard.memory.scan.oom.failed_runs import keep_need, keep_run, keep_start
 
+        note_failure(cell.number, self._cell_id())
         keep_start(self._shell.user_ns)
         keep_run(len(self._shell.history_manager.input_hist_parsed) - 1, self._shell.user_ns)
         card = self._make(cell.scan)
         if card is not None:
             keep_need(card.asked.cell, card.needed)
             self._show(card)
+
+    def _cell_id(self) -> str:
+        kernel = getattr(self._shell, "kernel", None)
+        return "" if kernel is None else cell_id_of(kernel.get_parent("shell"))
 
     @staticmethod
     def end() -> None:

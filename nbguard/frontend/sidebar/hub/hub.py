@@ -89,8 +89,6 @@ class Hub:
         self._is_in_a_row = False  # the cell that runs began before the last one's end was scanned
         self._budget = LookBudget()
         self._first_cell: CellEnd | None = None
-        self._failed: tuple[str, int] | None = None  # id and number of the last cell that ran out of memory
-        self._passed: tuple[int, ...] = ()  # that number, and the number of the cell's successful run since
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
             self._busy.begin(is_running=True)
@@ -145,17 +143,7 @@ class Hub:
             if cell.raised:
                 self._handler.states.note_error()
         oom = None if cell.scan.last is None or not cell.raised else cell.scan.last.facts.oom
-        oom = None if oom is None or oom.cell != cell.number else oom
-        self._note_outcome(cell, oom)
-        self._end_cell(oom)
-
-    def _note_outcome(self, cell: CellFact, oom: OomFact | None) -> None:
-        """Note which cell of the notebook ran out of memory, and that it has run through since, edited or not."""
-        cell_id = self._busy.cell_id
-        if oom is not None:
-            self._failed = (cell_id, cell.number)
-        elif not cell.raised and cell_id and self._failed is not None and self._failed[0] == cell_id:
-            self._passed = (self._failed[1], cell.number)
+        self._end_cell(None if oom is None or oom.cell != cell.number else oom)
 
     def _end_cell(self, oom: OomFact | None = None) -> None:
         """Have the requests carried out that waited for the end of a cell, and have the heap scanned."""
@@ -318,7 +306,6 @@ class Hub:
                     lambda: (self._busy.ended, self._busy.cell),
                     self._notices,
                     self._recall,
-                    lambda: self._passed,
                 )
                 self._handler = RequestHandler(self._notebook, states, self._foresee)
             return self._handler

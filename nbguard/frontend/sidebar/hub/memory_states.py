@@ -21,6 +21,7 @@ from nbguard.memory.out_of_memory.card import build_card
 from nbguard.memory.reports.cell_ledger import names_of
 from nbguard.memory.reports.notices.notice import Notice, StorageKey
 from nbguard.memory.scan.devices.counters import Counters
+from nbguard.memory.scan.oom.failed_runs import passed_run
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, timed_scan
 
 # --- Lifetimes of a memory state's rows and notices: weak references say without a scan which rows and notices are over.
@@ -91,7 +92,6 @@ class MemoryStates:
         cells: returns the numbers of the last cell that ended, and of the cell that runs.
         notices: returns the notices on objects still in memory.
         recall: tells an analysis the findings on its failure.
-        passed: returns the numbers of a cell that ran out of memory and has run through since.
 
     Between two scans it takes back expired parts. That is asked for in another thread than the one that scans.
     """
@@ -103,12 +103,10 @@ class MemoryStates:
         cells: Callable[[], tuple[int | None, int | None]],
         notices: Callable[[Analysis], tuple[Notice, ...]] = lambda _: (),
         recall: Callable[[Analysis], None] = lambda _: None,
-        passed: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self._notebook = notebook
         self._notices = notices
         self._recall = recall
-        self._passed = passed
         self._seen_passed: tuple[int, ...] = ()
         self._failing: int | None = None  # number of the last cell seen that ran out of memory and would again
         self._dismissed = frozenset[str]()  # keys of findings, notices and cards that are shown no longer
@@ -138,7 +136,7 @@ class MemoryStates:
         raised an error it is, as that error may be of memory, and the last one's memory may be nobody's now. So it is where
         something was freed, though the same bytes may have been taken since.
         """
-        if self._was_beside or self._has_other_error or self._is_taken_back or self._passed() != self._seen_passed:
+        if self._was_beside or self._has_other_error or self._is_taken_back or passed_run() != self._seen_passed:
             return True
         reading = self._counters.read()
         if reading is None:
@@ -209,7 +207,7 @@ class MemoryStates:
         self.names, self.learners = names_of(scan.facts.graph), names_of_learners(scan.facts)
         is_first, self.analysis = self.rows is None, scan.analysis
         self._recall(scan.analysis)
-        self._seen_passed = self._passed()
+        self._seen_passed = passed_run()
         state, self.rows = build_memory_state(
             scan.analysis,
             self._boot,

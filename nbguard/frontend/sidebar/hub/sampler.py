@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nbguard.memory.cells.hooks import cells_on_stack
+from nbguard.memory.cells.hooks import cell_id_of, cells_on_stack
 
 # --- The budget for scans of the heap between cells that run one after another, where each is paid for before the next is
 # due.
@@ -85,9 +85,7 @@ class Busy:
     @property
     def cell_id(self) -> str:
         """Return the id of the current cell in its notebook, or "" without one or if the frontend does not tell it."""
-        metadata = self._parent.get("metadata") if type(self._parent) is dict else None
-        cell_id = metadata.get("cellId") if type(metadata) is dict else None
-        return cell_id if type(cell_id) is str else ""
+        return cell_id_of(self._parent)
 
     def begin(self, *, is_running: bool = False) -> None:
         """Note, in the thread of the cell, that one begins, or that one is running already."""

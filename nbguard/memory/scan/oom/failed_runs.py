@@ -39,6 +39,8 @@ class _Latest:
 
     start: CellStart | None = None
     failed: CellStart | None = None
+    lacking: tuple[int, str] | None = None  # number and id of the last cell that ran out of memory
+    passed: tuple[int, ...] = ()  # that number, and the number of the cell's successful run since
 
 
 def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
@@ -65,9 +67,29 @@ def keep_start(namespace: dict[str, Any]) -> None:
         _Latest.failed = replace(_Latest.start, ended=ended)
 
 
+def note_failure(cell: int, cell_id: str) -> None:
+    """Note that cell number `cell` ran out of memory. `cell_id` is its id in its notebook, empty where nothing tells it."""
+    _Latest.lacking = (cell, cell_id)
+
+
+def note_success(cell: int, cell_id: str, inputs: Sequence[str]) -> None:
+    """Note that cell number `cell` has run through: the last one that ran out of memory, edited or not, or its source again."""
+    if _Latest.lacking is None:
+        return
+    failed, failed_id = _Latest.lacking
+    if (cell_id and cell_id == failed_id) or (max(failed, cell) < len(inputs) and inputs[failed] == inputs[cell]):
+        _Latest.passed = (failed, cell)
+
+
+def passed_run() -> tuple[int, ...]:
+    """Return the numbers of the last cell that ran out of memory and of its successful run since; none without such a run."""
+    return _Latest.passed
+
+
 def forget_start() -> None:
-    """Keep no beginning any more."""
-    _Latest.start = _Latest.failed = None
+    """Keep no beginning any more, and no outcome."""
+    _Latest.start = _Latest.failed = _Latest.lacking = None
+    _Latest.passed = ()
 
 
 def counts_of(stats: dict[str, Any]) -> AllocatorCounts:

@@ -17,7 +17,7 @@ from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.memory.scan.heap.kinds import Kinds, name_of, namespace_of
 from nbguard.memory.scan.oom.chain import find_in_chain, is_exception, note_of, slot
-from nbguard.memory.scan.oom.failed_runs import earlier_failures, start_of
+from nbguard.memory.scan.oom.failed_runs import earlier_failures, passed_run, start_of
 from nbguard.memory.scan.oom.names import (
     counted_loop,
     filled_in_loops,
@@ -247,6 +247,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         fills=tuple(sorted(trace.fills())),
         trains=trace.trains(inputs),
         was_released=trace.was_released(),
+        has_passed=cell is not None and cell in passed_run()[:1],
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )
