@@ -155,11 +155,9 @@ def _tail(marks: deque[TimeMark], most: int) -> Iterable[TimeMark]:
 # --- The line of one device over hours, in bounded memory, exact while readings are few, in ever wider buckets as they grow
 # old.
 #
-# Equal readings in a row are one point however long they last, so that a step stays a step. Where readings change faster
-# than a
-# level keeps them, the oldest are merged into buckets of time on a fixed grid. A bucket keeps the least, the most and the
-# last of
-# its readings: no maximum is ever lost.
+# Equal readings in a row are one point however long they last, so that a step stays a step. Where readings change faster than
+# a level keeps them, the oldest are merged into buckets of time on a fixed grid. A bucket keeps the least, the most and the
+# last of its readings: no maximum is ever lost.
 
 
 GAP = 12.0

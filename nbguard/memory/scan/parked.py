@@ -20,8 +20,7 @@ from nbguard.memory.scan.plain_torch import plain_torch
 # --- Hooks on the end of a parameter's graphs, where its gradient is added up; a move to another device would cut them off.
 #
 # torch gives a parameter that changes its device a new end. A hook on the former one is not told and never runs again:
-# processes
-# that train together would drift apart without a word.
+# processes that train together would drift apart without a word.
 
 
 _SYNCHRONISED = "its gradients are synchronised with other processes (DistributedDataParallel), and a move would end that"

@@ -27,9 +27,8 @@ from nbguard.memory.scan.roots.frames import frame_of
 
 # --- Python's garbage collector during a scan, which leaves older objects alone and still frees newer ones.
 #
-# To switch it off would be simpler. But other threads go on, and their garbage would pile up for as long as the scan
-# takes. So
-# the young objects are moved to an older generation first, without a collection of any of them, and from then on only the
+# To switch it off would be simpler. But other threads go on, and their garbage would pile up for as long as the scan takes.
+# So the young objects are moved to an older generation first, without a collection of any of them, and from then on only the
 # youngest generation is collected.
 
 

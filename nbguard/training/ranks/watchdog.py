@@ -31,9 +31,8 @@ from nbguard.training.ranks.rank_file import RankFile
 
 # --- The waker of the watchdog's thread: the end of the watch, and SIGTERM, which waits until the thread reported its facts.
 #
-# A launcher ends all ranks by SIGTERM within a tenth of a second of the first that fails. Its default action would be the
-# end of
-# this process before anything is said. A handler of the program's own is left alone.
+# A launcher ends all ranks by SIGTERM within a tenth of a second of the first that fails. Its default action would be the end
+# of this process before anything is said. A handler of the program's own is left alone.
 
 
 Wake: TypeAlias = Literal["", "end", "terminated"]

@@ -196,9 +196,8 @@ class Outbox:
 
 # --- Fast path for unsolicited messages such as ticks, in Jupyter's format: their common parts are made once.
 #
-# `Session.send` packs four dicts for each message and asks two dozen traits. A tick goes out four times a second, next to
-# a fit
-# that has evicted all of that from the processor's caches: there it takes as long as all else in a tick.
+# `Session.send` packs four dicts for each message and asks two dozen traits. A tick goes out four times a second, next to a
+# fit that has evicted all of that from the processor's caches: there it takes as long as all else in a tick.
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=fields_of)
@@ -278,8 +277,7 @@ class ThreadSafeComm(BaseComm):
 
 # --- The wire to the panels: a comm of a fixed id, and the control channel, heard while a cell runs.
 #
-# The comm is neither opened nor closed towards the browser: whoever knows its id may listen and send, also after a reload
-# of
+# The comm is neither opened nor closed towards the browser: whoever knows its id may listen and send, also after a reload of
 # the page.
 
 

@@ -27,9 +27,8 @@ from nbguard.memory.scan.heap.kinds import mro_of
 
 # --- The fastai fit that runs now, seen from another thread: its progress, and the share of samples waiting for data.
 #
-# Looks at frames and plain attributes only. Of frames it reads the variables of `fit` and `_do_epoch_validate` alone:
-# these hold
-# the Learner and plain arguments, never a batch that reading them could keep alive.
+# Looks at frames and plain attributes only. Of frames it reads the variables of `fit` and `_do_epoch_validate` alone: these
+# hold the Learner and plain arguments, never a batch that reading them could keep alive.
 
 
 _FIT, _VALIDATE = "fit", "_do_epoch_validate"

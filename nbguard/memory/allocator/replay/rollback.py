@@ -12,11 +12,9 @@ from nbguard.memory.allocator.snapshot.snapshot import Event, SnapshotSegment, T
 
 # --- Owners of the pages that a trace maps and unmaps. An event does not tell the half of a pool, before 2.12 not the pool.
 #
-# The small half maps one page of 2 MiB at a time, the large one pages of the large segment size. Pages go back to the
-# half
+# The small half maps one page of 2 MiB at a time, the large one pages of the large segment size. Pages go back to the half
 # that mapped them, and the size of a block tells the half it lies in. A range that is wholly unmapped is given up, and
-# another
-# may take its place: so only events since pages were last unmapped tell their half.
+# another may take its place: so only events since pages were last unmapped tell their half.
 
 
 Owner = tuple[PoolId, bool, int]

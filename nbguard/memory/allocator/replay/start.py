@@ -188,8 +188,8 @@ class _Builder:
 
 # --- Inference of the order of blocks from before a trace, from the choices that the trace shows.
 #
-# Since torch 2.12 a counter decides which of two free blocks of one size is taken, and a snapshot does not hold it. But
-# each choice between blocks from before the trace shows which of them came first, and so does the order of releases.
+# Since torch 2.12 a counter decides which of two free blocks of one size is taken, and a snapshot does not hold it. But each
+# choice between blocks from before the trace shows which of them came first, and so does the order of releases.
 
 
 def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, wanted: ModelBlock) -> bool:

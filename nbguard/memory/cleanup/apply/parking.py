@@ -34,8 +34,8 @@ from nbguard.units import format_bytes
 
 # --- Guards on parked objects: a call or a move raises an error that says how to bring them back, before anything happens.
 #
-# A call of a module and a step of an optimizer are stopped by a hook. A move, as a library makes one before
-# a fit, would bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
+# A call of a module and a step of an optimizer are stopped by a hook. A move, as a library makes one before a fit, would
+# bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
 
 
 def stop_calls(parked: Parked, users: Sequence[Any]) -> None:

@@ -31,8 +31,7 @@ from nbguard.units import MiB, counted, format_bytes
 
 # --- Worker processes of DataLoader iterators, with those that may be ended, the name they are known by, and the cost.
 #
-# Pure. Workers that a running function or a waiting task reaches, or something that Python does not show (the `for` loop
-# over
+# Pure. Workers that a running function or a waiting task reaches, or something that Python does not show (the `for` loop over
 # them), are in use and are never ended.
 
 

@@ -361,10 +361,8 @@ def _global_name(module: str, namespace: Any, obj: Any) -> str:
 
 # --- Holders besides the user's names, such as references of a library, or C++, to the objects that names lead to.
 #
-# `log = logging.getLogger("zoo")` is the registry's as well: deleting the name frees nothing. The collector's rule tells
-# such
-# objects: they have more references than all that was walked accounts for. The rest are followed upwards, as those of
-# objects
+# `log = logging.getLogger("zoo")` is the registry's as well: deleting the name frees nothing. The collector's rule tells such
+# objects: they have more references than all that was walked accounts for. The rest are followed upwards, as those of objects
 # that no name leads to.
 
 

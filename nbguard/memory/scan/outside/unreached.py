@@ -24,11 +24,9 @@ from nbguard.units import counted
 
 # --- Copies of results that autograd keeps in C++, where they are objects of Python's as well.
 #
-# A node that saves its own result (`exp`, `softmax`) keeps a detached copy of the tensor, and unpacks another tensor on
-# the same
-# storage whenever it is asked. Usually the copy never was an object. Under a dispatch mode (FLOP counters, `%gpumem
-# simulate`)
-# Python makes it: the collector then tracks a tensor that nothing but C++ refers to, as if a library had it.
+# A node that saves its own result (`exp`, `softmax`) keeps a detached copy of the tensor, and unpacks another tensor on the
+# same storage whenever it is asked. Usually the copy never was an object. Under a dispatch mode (FLOP counters, `%gpumem
+# simulate`) Python makes it: the collector then tracks a tensor that nothing but C++ refers to, as if a library had it.
 
 
 def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
@@ -73,13 +71,10 @@ def _unpacked(walk: Walk) -> Iterator[int]:
 
 # --- Unreachable objects that the collector cannot free, since cycles that pass through C++ stay for ever.
 #
-# gc sees the references that Python objects show it. References that torch and numpy keep in C++ (a graph, a gradient,
-# the base
-# of a view) it takes for a holder outside, and leaves alone everything that holder leads to. If the holder goes with the
-# rest,
-# the next pass frees that too. If it is itself part of the cycle, nothing ever will: a hook on a tensor that closes over
-# the
-# tensor, `backward(create_graph=True)`, `base.view = base[:2]`.
+# gc sees the references that Python objects show it. References that torch and numpy keep in C++ (a graph, a gradient, the
+# base of a view) it takes for a holder outside, and leaves alone everything that holder leads to. If the holder goes with the
+# rest, the next pass frees that too. If it is itself part of the cycle, nothing ever will: a hook on a tensor that closes
+# over the tensor, `backward(create_graph=True)`, `base.view = base[:2]`.
 
 
 def stuck_in_cpp(walk: Walk, garbage: Collection[int]) -> set[int]:

@@ -287,13 +287,11 @@ def callback_name(callback: Any) -> str:
 
 # --- Objects that the event loop holds: tasks and timers that wait in it, and entries that go at its next turn.
 #
-# At its next turn go dropped asynchronous generators, and the result that woke the cell.
-# When the last reference to a suspended one goes, a hook of asyncio's puts `loop.create_task(generator.aclose())` into
-# the loop's
-# queue (CPython 3.10 to 3.14: `BaseEventLoop._asyncgen_finalizer_hook`). Until then the queue keeps what the generator's
-# variables lead to, and nothing can be done about it but to let the loop turn. The entry that runs keeps its arguments
-# until it
-# returns: the task that a cell has awaited, with its error, until the cell ends.
+# At its next turn go dropped asynchronous generators, and the result that woke the cell. When the last reference to a
+# suspended one goes, a hook of asyncio's puts `loop.create_task(generator.aclose())` into the loop's queue (CPython 3.10 to
+# 3.14: `BaseEventLoop._asyncgen_finalizer_hook`). Until then the queue keeps what the generator's variables lead to, and
+# nothing can be done about it but to let the loop turn. The entry that runs keeps its arguments until it returns: the task
+# that a cell has awaited, with its error, until the cell ends.
 
 
 _OWN = DISPATCH | {"_asyncio", "anyio"}

@@ -172,8 +172,7 @@ def _all_finite(tensor: Any) -> bool:
 
 # --- The first operation in a loss's autograd graph whose result is not finite, by the tensors that the graph saves for it.
 #
-# It has no lines and not all operands. It knows the step that failed, also where the step after it computes something
-# else.
+# It has no lines and not all operands. It knows the step that failed, also where the step after it computes something else.
 
 
 _MOST = 2000
