@@ -38,7 +38,7 @@ from nbguard.training.profiler.analysis.report import (
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.sinks import open_sink
 from nbguard.training.profiler.sinks.sink import own_random
-from nbguard.training.runs.analysis.record import record_from
+from nbguard.training.runs.analysis.record import RunRecord
 from nbguard.training.runs.comparing import compare, record_of
 from tests.runs.records import run
 
@@ -232,7 +232,7 @@ def test_tensorboard_has_the_record_as_hyper_parameters_and_text(unchanged: None
     assert values["versions.torch"].string_value == "2.13.0"
     (text,) = events.Tensors("nbguard/run/text_summary")
     shown = text.tensor_proto.string_val[0].decode()
-    assert record_from(json.loads(shown.removeprefix("```json\n").removesuffix("\n```"))) == _recorded().record
+    assert RunRecord.from_data(json.loads(shown.removeprefix("```json\n").removesuffix("\n```"))) == _recorded().record
     assert [path.name for path in Path("runs").rglob("*") if path.is_dir()] == ["one"]
 
 
@@ -343,7 +343,7 @@ def test_wandb_has_the_record_in_its_config(wandb: Any, monkeypatch: pytest.Monk
     open_sink("wandb:fits").write(_recorded())
 
     _, last = _wandb_run()
-    assert record_from(json.loads(last["nbguard/run"])) == _recorded().record
+    assert RunRecord.from_data(json.loads(last["nbguard/run"])) == _recorded().record
     config = _wandb_config()
     assert config["nbguard"]["seeds"]["torch"] == 42
     assert config["nbguard"]["versions"]["torch"] == "2.13.0"

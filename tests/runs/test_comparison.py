@@ -8,7 +8,7 @@ import pytest
 
 from nbguard.errors import RunRecordError
 from nbguard.training.runs.analysis.comparison import RunComparison, compare_records
-from nbguard.training.runs.analysis.record import RunFact, Topic, record_from
+from nbguard.training.runs.analysis.record import RunFact, RunRecord, Topic
 from tests.runs.records import CELLS, run
 
 
@@ -120,7 +120,7 @@ def test_what_is_not_known_is_said_and_is_no_difference() -> None:
 def test_a_record_comes_back_from_its_json() -> None:
     record = run(without=("training items",))
 
-    assert record_from(record.to_data()) == record
+    assert RunRecord.from_data(record.to_data()) == record
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_record_comes_back_from_its_json() -> None:
 )
 def test_damaged_records_are_refused_in_a_line(change: dict[str, object], words: str) -> None:
     with pytest.raises(RunRecordError, match=words) as raised:
-        record_from(run().to_data() | change)
+        RunRecord.from_data(run().to_data() | change)
     assert "\n" not in str(raised.value)
 
 

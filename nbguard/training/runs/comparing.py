@@ -14,7 +14,7 @@ from nbguard.memory.core.advice import RECORD_RUN, RECORD_RUN_AS
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.render.words import NAME, clean
 from nbguard.training.runs.analysis.comparison import RunComparison, compare_records
-from nbguard.training.runs.analysis.record import KIND, METADATA, RunRecord, record_from
+from nbguard.training.runs.analysis.record import KIND, METADATA, RunRecord
 
 ARTIFACT = "nbguard_run.json"
 """The file of a run of MLflow's that keeps the record."""
@@ -48,7 +48,7 @@ def record_of(source: Any) -> RunRecord:
     if type(source) is str or isinstance(source, Path):
         return _from_text(str(source))
     if type(source) is dict:
-        return record_from(source)
+        return RunRecord.from_data(source)
     if type(source).__module__ == "nbguard.training.profiler.analysis.report":
         if source.record is None:
             raise RunRecordError("this report has no record; log the fit, or write one, as in  " + RECORD_RUN_AS.command)
@@ -94,7 +94,7 @@ def _from_json(content: bytes) -> RunRecord:
         raise RunRecordError("it holds no JSON") from None
     if type(data) is dict and data.get("kind") != KIND and type(data.get("cells")) is list:
         data = _last_of_notebook(data["cells"])
-    return record_from(data)
+    return RunRecord.from_data(data)
 
 
 def _last_of_notebook(cells: list[Any]) -> Any:
@@ -121,4 +121,4 @@ def _from_mlflow(run: str) -> RunRecord:
     except Exception as error:  # noqa: BLE001 - MLflow's and its stores' errors have no common class
         first = (str(error).splitlines() or [""])[0][:200]
         raise RunRecordError(f"the MLflow run {run} has no record: {first}") from None
-    return record_from(data)
+    return RunRecord.from_data(data)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from nbguard.plain_data import to_plain
 from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.distributed.ranks import (
     Pulse,
     RankMessage,
     RankObservations,
-    from_text,
+    message_of,
     rank_report,
-    to_text,
 )
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.training.profiler.analysis.time import phase_log
@@ -192,10 +193,10 @@ def test_a_silent_rank_has_the_state_that_its_last_sign_of_life_tells(pulse: Pul
 def test_what_is_told_survives_the_way() -> None:
     told = RankMessage(_row(1), (Setting("NCCL_DEBUG", "INFO"),))
 
-    assert from_text(to_text(told)) == told
-    assert from_text("{}") is None
-    assert from_text("no JSON") is None
-    assert from_text('{"row": {"rank": 1, "colour": 2}, "environment": []}') is None
+    assert message_of(json.dumps(to_plain(told))) == told
+    assert message_of("{}") is None
+    assert message_of("no JSON") is None
+    assert message_of('{"row": {"rank": 1, "colour": 2}, "environment": []}') is None
 
 
 def test_sums_of_gradients_have_their_bytes_their_time_and_where_that_is_much_a_line_that_makes_them_smaller() -> None:

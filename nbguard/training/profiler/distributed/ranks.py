@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import select
@@ -16,8 +17,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from nbguard.plain_data import to_plain
 from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums
-from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text, where
+from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, message_of, where
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.distributed.agreement import RankDigester, environment
@@ -298,7 +300,9 @@ class RankWatch:
         first = self._pulse(0)
         is_listening = first is not None and first.is_alive
         if is_listening or self._board is None or not at.is_all_here:
-            RankExchange(self._board, self._fit).send(at.rank, to_text(message), _TO_SEND, is_read_here=is_listening)
+            RankExchange(self._board, self._fit).send(
+                at.rank, json.dumps(to_plain(message)), _TO_SEND, is_read_here=is_listening
+            )
 
     def _collect(self, at: Rank, own: RankMessage) -> RankObservations:
         """Wait for the messages of the other ranks, as long as any may still come."""
@@ -321,7 +325,7 @@ class RankWatch:
         return RankObservations(
             world=at.world,
             host=own.row.host,
-            messages=(own, *(message for text in texts.values() if (message := from_text(text)))),
+            messages=(own, *(message for text in texts.values() if (message := message_of(text)))),
             pulses=tuple(pulses.values()),
             waited=round(1e9 * waited),
             launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,

@@ -91,6 +91,22 @@ class RunRecord(Result):
     diff: str = ""  # changes of Python files since the commit, cut to a bound, without possible secrets
     seconds: Annotated[float, Within(0, 2**63 - 1)] = 0.0  # that collecting it took
 
+    @classmethod
+    def from_data(cls, data: Any) -> RunRecord:
+        """Return the record that JSON data hold, as `RunRecord.to_data` has made them.
+
+        Raises:
+            RunRecordError: they hold something else.
+        """
+        if type(data) is not dict or data.get("kind") != KIND:
+            raise RunRecordError("it holds no record of a run: write one, as in  " + SAVE_RECORD.command)
+        fields = {name: value for name, value in data.items() if name not in _ENVELOPE}
+        try:
+            record: RunRecord = from_plain(RunRecord, fields)
+        except DamagedDataError as error:
+            raise RunRecordError(f"{error}: the record is damaged, or of another version of nbguard") from None
+        return record
+
     def display_metadata(self) -> dict[str, Any]:
         """Return the record itself, so that the saved notebook has it."""
         return {METADATA: self.to_data()}
@@ -102,22 +118,6 @@ class RunRecord(Result):
     def flat(self) -> dict[str, str]:
         """Return all facts by `topic.name`, as logs of experiments keep parameters."""
         return {f"{fact.topic}.{fact.name}": fact.value for fact in self.facts}
-
-
-def record_from(data: Any) -> RunRecord:
-    """Return the record that JSON data hold, as `RunRecord.to_data` has made them.
-
-    Raises:
-        RunRecordError: they hold something else.
-    """
-    if type(data) is not dict or data.get("kind") != KIND:
-        raise RunRecordError("it holds no record of a run: write one, as in  " + SAVE_RECORD.command)
-    fields = {name: value for name, value in data.items() if name not in _ENVELOPE}
-    try:
-        record: RunRecord = from_plain(RunRecord, fields)
-    except DamagedDataError as error:
-        raise RunRecordError(f"{error}: the record is damaged, or of another version of nbguard") from None
-    return record
 
 
 # --- A record of a run as blocks, telling whether its seeds are set, then a line or a table for each topic, and the cells.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nbguard.memory.core.advice import CHECK_RANKS
-from nbguard.plain_data import from_plain, to_plain
+from nbguard.plain_data import from_plain
 from nbguard.texts import Text, joined
 from nbguard.training.profiler.analysis.distributed.agreement import RankDigests, disagreements
 from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
@@ -130,12 +130,7 @@ class Pulse:
     is_alive: bool  # whether its process is
 
 
-def to_text(message: RankMessage) -> str:
-    """Return a message as text, to be sent."""
-    return json.dumps(to_plain(message))
-
-
-def from_text(text: str) -> RankMessage | None:
+def message_of(text: str) -> RankMessage | None:
     """Return the message of a text; None if it cannot be read, as from another version."""
     try:
         message: RankMessage = from_plain(RankMessage, json.loads(text))
