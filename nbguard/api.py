@@ -250,12 +250,11 @@ def unpark(*names: str) -> Unparked:
 def make_room(
     size: int | str, *, device: str | None = None, dry_run: bool = False, namespace: dict[str, Any] | None = None
 ) -> MadeRoom:
-    """Make room for a request in one piece: move the cheapest live tensors to host memory and back.
+    """Make room for a request in one piece by moving the cheapest live tensors to host memory and back.
 
-    They are the same tensors afterwards, with their views, versions, gradients and hooks; their addresses are others. That the
-    request fits then, and all of them beside it, is proved beforehand on a model of the allocator. Otherwise nothing moves, and
-    the result says why. The device is waited for first. Nothing of what a CUDA graph, CuPy, numba or a DLPack export may know
-    by its address is moved.
+    They are the same tensors afterwards, with their views, versions, gradients and hooks; their addresses are others. A model
+    of the allocator proves beforehand that the request and all of them fit. Otherwise nothing moves, and the result says why.
+    The device is waited for first. Nothing is moved that a CUDA graph, CuPy, numba or a DLPack export may know by its address.
 
     Args:
         size: bytes, or a size such as `256MiB`.
@@ -304,7 +303,7 @@ def _zombies_too(orphans: bool) -> Zombies:
 def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = None) -> AirbagState:
     """Set host memory aside for allocations that the current CUDA device has no room for, where PyTorch would raise an error.
 
-    What lies there is slower, and the same kernels give the same bits. After each cell, and after steps of an optimizer, it
+    Kernels are slower on such memory, and give the same bits. After each cell, and after steps of an optimizer, it
     is moved to the device again as far as there is room. The reserve serves the default stream, and no capture of a CUDA graph.
     Making it resets the allocator's peaks.
 
@@ -316,7 +315,7 @@ def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = Non
         The state of the airbag.
 
     Raises:
-        NbguardError: `size` is none, it cannot be done here, or `off` while tensors lie in it that have no room elsewhere.
+        NbguardError: `size` is no size, it cannot be done here, or `off` while tensors lie in it that have no room elsewhere.
         NoTorchError: PyTorch is not imported yet.
     """
     from nbguard.memory.room.spill_watch import switch

@@ -1,4 +1,4 @@
-"""Texts with a form for each host, such as magics in a notebook, calls of Python in a script, commands in a terminal."""
+"""Texts with a form for each host, such as a notebook, a script, a terminal; the host of this process; and safe text."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STATUS = {"problem": 3, "advice": 1}
 """Exit status of `doctor` by the severity of the gravest finding; a note is no reason to fail.
 
-With `--strict` all findings count, without it those of what `--golden` and `--max-latency` ask for.
+With `--strict` all findings count, without it the findings that `--golden` and `--max-latency` ask for.
 """
 
 

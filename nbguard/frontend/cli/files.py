@@ -1,4 +1,4 @@
-"""Commands on files, that is, memory snapshots of PyTorch's allocator, and saved profiles. None of them needs PyTorch."""
+"""Commands on files, that is, memory snapshots and saved profiles, and results as web pages. None of them needs PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's output: results on standard output, a line about an error or a written file on standard error."""
+"""The command line's output, with results on standard output, and lines about errors, files and progress on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of the engines of a cluster, and the findings on them: engines that share a GPU, and stale memory."""
+"""The memory of the engines of a cluster, the findings on them, their cleanup, and the views of these."""
 
 from __future__ import annotations
 

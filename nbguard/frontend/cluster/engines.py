@@ -1,4 +1,4 @@
-"""`nbguard.engines`: the memory of every engine of an ipyparallel cluster in one table."""
+"""`nbguard.engines`: the memory of every engine of an ipyparallel cluster, asked in one question, and their cleanup."""
 
 from __future__ import annotations
 

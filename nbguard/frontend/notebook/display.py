@@ -1,4 +1,4 @@
-"""Cards and lines that a session shows below a cell."""
+"""Cards, lines and mimebundles that a session shows below a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions for the Learner whose fit ran out of memory, kept for each card on that failure."""
+"""Predictions for Learners on cards, for remedies, and for the next fit in the sidebar's list."""
 
 from __future__ import annotations
 
@@ -154,9 +154,9 @@ class ForeseenBatch:
 
 
 def batch_of_cell(code: str, namespace: dict[str, Any], seconds: float) -> tuple[int, int] | None:
-    """Return the items of a batch of the one fit in a cell's code, and those of a batch that fits the device.
+    """Return the items of a batch of the one fit in a cell's code, and of a batch that fits the device.
 
-    None where the cell has another number of fits, or none could be foreseen in so many seconds.
+    None where the cell has another number of fits, or none could be predicted in `seconds`.
     """
     from nbguard.training.prediction.code.cell import fits_of_cell
     from nbguard.training.prediction.fitting_batch import largest_in_time

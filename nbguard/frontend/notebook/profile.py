@@ -1,4 +1,4 @@
-"""Profiles that end with the cell that they began in, or with a `with` block."""
+"""Profiles that end with the cell that they began in, or with a `with` block, and `FitMonitor`, a fastai callback."""
 
 from __future__ import annotations
 

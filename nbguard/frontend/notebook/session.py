@@ -181,7 +181,7 @@ class Session:
             self._hooks.add(self._oom_watch)
 
     def _watch_airbag(self) -> None:
-        """Bring back what a cell has spilled to the airbag, and say so after it."""
+        """Bring back the bytes that a cell has spilled to the airbag, and say so after it."""
         from nbguard.frontend.notebook.listeners.airbag import AirbagWatch
 
         if not any(isinstance(listener, AirbagWatch) for listener in self._hooks.listeners):

@@ -1,4 +1,4 @@
-"""The memory that a session reports on: the devices' or, while the cells run on it, the simulated one's."""
+"""The memory that a session reports on, the devices' or the simulated one's, and the switch of notices after cells."""
 
 from __future__ import annotations
 

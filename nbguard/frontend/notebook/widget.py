@@ -1,4 +1,4 @@
-"""`nbguard.Sidebar`: the sidebar in an output cell, as an ipywidget."""
+"""`nbguard.Sidebar`, the sidebar in an output cell as an ipywidget, and the report as a widget for hosts such as marimo."""
 
 from __future__ import annotations
 

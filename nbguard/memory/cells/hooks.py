@@ -1,4 +1,4 @@
-"""Hooks around the user's cells, with one pair of IPython callbacks for all listeners of nbguard.
+"""Hooks around the user's cells, with one pair of IPython callbacks, one scan and one reading of counters for all listeners.
 
 A cell is code that the user ran and IPython numbered. Not counted: code run by a comm message (a widget's callback: IPython
 fires only `pre_execute` and `post_execute` for it, or the request it belongs to is no `execute_request`), silent requests and

@@ -1,4 +1,4 @@
-"""The names of the notebook and weak references to their storages, so that a deletion without effect is seen.
+"""The names of the notebook and weak references to their storages, so that a deletion without effect is seen, and aliases.
 
 After each cell the names are compared with their previous objects, in a few µs for hundreds of them. Before a cell that
 deletes or binds again a name (its source says so) the storages of this name are scanned, from this one object on; never the

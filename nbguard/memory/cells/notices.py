@@ -1,4 +1,4 @@
-"""The listener that speaks up after a cell, in one line on objects deleted, bound again or piled up yet still in memory."""
+"""The listener that tells after a cell, in one line, of objects deleted, bound again or piled up yet still in memory."""
 
 from __future__ import annotations
 

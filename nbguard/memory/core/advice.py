@@ -170,7 +170,7 @@ def unpark(names: Sequence[str]) -> Advice:
 
 
 def make_room(nbytes: int) -> Advice:
-    """Return the advice that moves tensors out and back so that a request of so many bytes fits in one piece."""
+    """Return the advice that moves tensors out and back so that a request of that size fits in one piece."""
     size = size_text(nbytes)
     effect = "moves tensors to host memory and back, so that free memory lies in one piece"
     return Advice(command=f"{_REPORT} make-room {size}", call=_call("make_room", [size]), effect=effect)
@@ -283,7 +283,7 @@ EXPANDABLE = Advice(command="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 
 
 
 def airbag(size: str = "4GiB") -> Advice:
-    """Return the advice that sets host memory aside for what does not fit a device."""
+    """Return the advice that sets host memory aside for allocations that do not fit a device."""
     effect = "lets a cell that does not fit go on in host memory, slower, with the same results"
     return Advice(command=f"{_REPORT} airbag {size}", call=_call("airbag", [size]), effect=effect)
 
@@ -434,7 +434,7 @@ SAVE_RECORD = Advice(command=f"{_SWITCH} record learn --save run.json", effect="
 
 
 def apply_record(source: str, name: str = "") -> Advice:
-    """Return the advice that sets again what a record says, a file or a variable; `name` is that of a Learner or a model."""
+    """Return the advice that sets the facts of a record again, a file or a variable; `name` names a Learner or a model."""
     call = _call("apply_record", (source,), *filter(None, (name,)))
     return Advice(command=" ".join(filter(None, (f"{_SWITCH} apply", source, name))), call=call, effect="sets it again")
 

@@ -1,4 +1,4 @@
-"""The analysis of one scan, that is, the conclusions from its facts, each computed when it is first asked for, and once.
+"""The analysis of one scan, its conclusions each computed once, when first asked for, with the parts of a device's memory.
 
 All readers of the same facts get the same analysis: the report, its findings, the map, the card after an
 out-of-memory error, the sidebar. So no two of them can give two answers to one question.
@@ -91,7 +91,7 @@ class Part:
 def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
     """Return the parts of `device`; `allocated`: bytes of its holders, `in_use`: private pools that an object keeps.
 
-    They add up to the device's size; what is spilled comes last, beyond it.
+    They add up to the device's size; spilled bytes come last, beyond it.
     """
     spilled = 0 if device.airbag is None else device.airbag.spilled
     parts = _parts_of(device, allocated, pid, in_use)
@@ -197,7 +197,7 @@ def other_processes(device: DeviceFacts, pid: int) -> tuple[ProcessFact, ...]:
 
 
 def by_identity(processes: Sequence[ProcessFact]) -> list[list[ProcessFact]]:
-    """Return the processes by who they are, the largest group first; one of which nothing is known is alone."""
+    """Return the processes by who they are, the largest group first; a process that nothing is known about is alone."""
     groups: dict[str | int, list[ProcessFact]] = {}
     for process in processes:
         groups.setdefault(_name(process) or process.pid, []).append(process)
@@ -214,7 +214,7 @@ def processes_words(processes: Sequence[ProcessFact]) -> str:
 
 
 def _in_brief(processes: Sequence[ProcessFact]) -> str:
-    """Return who the processes are by the files' names alone, for a note; their number where nobody knows of any."""
+    """Return who the processes are by the files' names alone, for a note; their number where no file is known."""
     if not _is_known(processes):
         return counted(len(processes), "other process", "other processes")
     groups = by_identity(processes)
@@ -231,7 +231,7 @@ def _name(process: ProcessFact) -> str:
 
 
 def others_line(others: Sequence[ProcessFact]) -> str:
-    """Return the line that says who the other processes on a device are; empty where nobody knows of any."""
+    """Return the line that says who the other processes on a device are; empty where none is known."""
     return f"others: {processes_words(others)}" if _is_known(others) else ""
 
 

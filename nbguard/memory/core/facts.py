@@ -1,4 +1,4 @@
-"""Facts of one scan, as frozen plain data, that is, ints, strings and tuples of them, never a user's object.
+"""Facts of one scan and targets of a cleanup, as frozen plain data, that is, ints, strings and tuples of them.
 
 All sizes are bytes. A reading that could not be made is None, with an `Unavailable` that says why; never 0.
 """

@@ -1,4 +1,4 @@
-"""One thing that stands out, in one sentence."""
+"""One thing that stands out, in one sentence, and the limit below which things are too small for that."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a process is to people. A field is empty where it does not apply, or where this user may not read it."""
+    """The identity of a process to people. A field is empty where it does not apply, or where this user may not read it."""
 
     user: str = ""  # name of its user, if that is another than this process's
     notebook: str = ""  # path of the notebook whose kernel it is or was started by, as the notebook was called then
@@ -41,7 +41,7 @@ class Identity:
 
     @property
     def words(self) -> str:
-        """Return whose it is: the notebook, else the program, else the user; empty where none of them is known."""
+        """Return its notebook, else its program, else its user; empty where none of them is known."""
         if self.is_own:
             return "this notebook's own processes"
         what = self.notebook or self.program
@@ -193,12 +193,12 @@ def kernel_id(command: tuple[str, ...]) -> str:
 
 
 def session_name(environment: Mapping[str, str]) -> str:
-    """Return the path of the notebook for which Jupyter's server started a kernel with this environment; empty: of none."""
+    """Return the notebook that Jupyter's server started a kernel with this environment for, or an empty string."""
     return environment.get("JPY_SESSION_NAME", "")
 
 
 def program_words(command: tuple[str, ...], folder: str) -> str:
-    """Return what a command line runs, in a few words; `folder` is where it was started, as far as that is known."""
+    """Return the program of a command line, in a few words; `folder` is where it was started, as far as that is known."""
     if not command:
         return ""
     if is_kernel(command) or kernel_id(command):

@@ -1,4 +1,4 @@
-"""The card after an out-of-memory error, with the request, the memory there was and is, its holders, and the fixes."""
+"""The card after an out-of-memory error, with the request, the memory then and now, its holders and fixes, and its view."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
 
 
 def _airbag(request: FailedRequest, rerun: Rerun, best: Fix) -> Advice | None:
-    """Return the advice on an airbag that has twice what is missing, where no fix is known to be enough."""
+    """Return the advice on an airbag that has twice the missing bytes, where no fix is known to be enough."""
     device = request.device
     if device is None or request.is_of_host or best.verdict is RerunVerdict.RERUN or not request.nbytes:
         return None

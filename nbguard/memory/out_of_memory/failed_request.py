@@ -1,4 +1,4 @@
-"""A request that failed, and the memory it could get now or if something were free."""
+"""A request that failed, the memory it could get now or if something were free, and predictions on its fit."""
 
 from __future__ import annotations
 

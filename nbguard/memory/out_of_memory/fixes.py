@@ -27,8 +27,8 @@ from nbguard.memory.room.plan import plan_on_card
 from nbguard.units import format_bytes
 
 _NOTHING, _STALE, _LEFT, _AGAIN, _MOVED, _PARKED, _SMALLER, _NAMES, _OTHERS, _SETTING, _LEARNER = range(11)
-"""Ranks of fixes by what they cost the user: nothing; stale objects; objects that the next run makes again; objects that a
-fit makes again; a move to host memory and back; a move there; another batch; data; somebody else's work; a restart; a trained
+"""Ranks of fixes by their cost to the user, in order: nothing; stale objects; objects that the next run makes again; ones that
+a fit makes again; a move to host memory and back; a move there; another batch; data; somebody else's work; a restart; a trained
 Learner.
 """
 _NAMED = 3

@@ -1,4 +1,4 @@
-"""Names that make up for the missing memory when let go of or parked in host memory, the fewest and then the smallest."""
+"""Names and grown containers that make up for the missing memory when let go of or parked, the fewest, then the smallest."""
 
 from __future__ import annotations
 

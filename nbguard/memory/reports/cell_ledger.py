@@ -1,4 +1,4 @@
-"""The ledger of cells, with the changes that each of the user's cells made to the memory. Pure."""
+"""The ledger of cells, with the changes that each made to the memory, and the lines about them under a cell. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of cells as blocks, per device a picture and the table of the cells that changed its memory."""
+"""The history of cells as blocks, per device a picture and the table of the cells that changed its memory, and the picture."""
 
 from __future__ import annotations
 

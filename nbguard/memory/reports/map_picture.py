@@ -1,4 +1,4 @@
-"""The segments of a device as a picture, with a bar per segment, in SVG with a key, or as lines of a terminal."""
+"""The segments of a device as a picture, with the rows of the map, in SVG with a key, or as lines of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of segments as blocks, per device a picture, the holders that pin segments, the largest request."""
+"""The map of segments as blocks, with a picture, the holders that pin segments, the largest request, and as an SVG file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report, per device the parts of its memory and the holders of the allocated bytes, in columns that add up."""
+"""The report, per device the parts of its memory and the holders of the allocated bytes, that add up, and its view."""
 
 from __future__ import annotations
 

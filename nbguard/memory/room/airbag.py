@@ -1,8 +1,8 @@
-"""The airbag: host memory that PyTorch's allocator falls back to where it would raise that a device is out of memory.
+"""The airbag, host memory that PyTorch's allocator falls back to where it would raise that a device is out of memory.
 
 It is a `torch.cuda.MemPool` with `use_on_oom` over managed memory that stays with the host and that the device can use. The
-kernels are the same in the same order, only slower on what lies there, so the results are the same to the bit. Python runs
-while the reserve is made and never when PyTorch falls back to it or frees it: it holds the allocator's lock then.
+kernels are the same in the same order, only slower on that memory, so the results are the same to the bit. Python runs
+while the reserve is made and never when PyTorch falls back to it or frees it, because it holds the allocator's lock then.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from nbguard.memory.scan.plain_torch import plain_torch
 from nbguard.units import MiB, format_bytes
 
 _SEGMENT = 2 * MiB
-"""The driver's page, of which PyTorch asks for whole ones."""
+"""The driver's page; PyTorch asks for whole ones."""
 _SMALL_SHARE, _MOST_SMALL = 4, 64 * MiB
-"""PyTorch serves requests of up to 1 MiB from segments of their own: a quarter of the reserve, and so much at
+"""PyTorch serves requests of up to 1 MiB from segments of their own, a quarter of the reserve, and so much at
 most: each is one more to look at."""
 _LEAST = 64 * MiB
 _ATTACH_GLOBAL, _PREFER, _ACCESSED_BY, _CPU, _CONCURRENT = 1, 3, 5, -1, 89
-"""Numbers of CUDA's driver: CU_MEM_ATTACH_GLOBAL, CU_MEM_ADVISE_SET_PREFERRED_LOCATION and _ACCESSED_BY, CU_DEVICE_CPU,
+"""Numbers of CUDA's driver for CU_MEM_ATTACH_GLOBAL, CU_MEM_ADVISE_SET_PREFERRED_LOCATION and _ACCESSED_BY, CU_DEVICE_CPU,
 CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS."""
 _ERRORS_ONLY = 2
 _LONG = 1.0
-"""Seconds: longer than it takes to make the reserve."""
+"""Seconds, longer than it takes to make the reserve."""
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -72,30 +72,30 @@ class Airbag:
 
     @property
     def spilled(self) -> int:
-        """Return the bytes that lie in it now: 15 µs, from any thread."""
+        """Return the bytes that lie in it now, in 15 µs, from any thread."""
         nbytes = spilled_now()
         self.most = max(self.most, nbytes)
         return nbytes
 
     @property
     def smallest(self) -> int:
-        """Return the bytes of the smallest block that lies in it; 0: none does."""
+        """Return the bytes of the smallest block that lies in it, 0 if none does."""
         fact = airbag_of(self.index)
         blocks = (block for segment in (() if fact is None else fact.segments) for block in segment.blocks)
         return min((block.size for block in blocks if block.state != "inactive"), default=0)
 
     @property
     def spilled_at_least(self) -> int:
-        """Return what lay in it at once, at least, when the allocator's peak was reached.
+        """Return the bytes that lay in it at once, at least, when the allocator's peak was reached.
 
-        What was allocated then and was more than the device ever had reserved lay outside of it.
+        Bytes allocated then beyond the most that the device ever had reserved lay outside of it.
         """
         peak, reserved = self._peaks()
         return max(0, peak - (reserved - self.size))
 
     @property
     def peak(self) -> int:
-        """Return the allocator's own peak, with what lay in the airbag."""
+        """Return the allocator's own peak, with the bytes in the airbag."""
         return self._peaks()[0]
 
     def _peaks(self) -> tuple[int, int]:
@@ -104,7 +104,7 @@ class Airbag:
 
     @property
     def is_limited(self) -> bool:
-        """Say whether a memory fraction has been set since it is on: then PyTorch spills all that it allocates."""
+        """Say whether a memory fraction has been set since it is on, as PyTorch then spills all that it allocates."""
         return (memory_fraction(self.index) or 1.0) < 1
 
 
@@ -117,7 +117,7 @@ def airbag_now() -> Airbag | None:
 
 
 def inflate(nbytes: int) -> Airbag:
-    """Set so many bytes of host memory aside for the current CUDA device, in the place of what was set aside before.
+    """Set `nbytes` of host memory aside for the current CUDA device, in the place of an earlier reserve.
 
     Raises:
         NbguardError: it cannot be done here; nothing was changed.
@@ -209,7 +209,7 @@ def _driver() -> Any:
 
 
 def _reserve(torch: Any, index: int, address: int, size: int) -> Airbag:
-    """Return an airbag whose segments are all made: PyTorch takes what is free in them, and asks for no more."""
+    """Return an airbag whose segments are all made, so that PyTorch takes free blocks of them and asks for no more."""
     given = 0
 
     def allocate(nbytes: int, _device: int, _stream: int | None) -> int | None:
@@ -250,7 +250,7 @@ def _reserve(torch: Any, index: int, address: int, size: int) -> Airbag:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Have no other thread of Python's take its lock meanwhile: one that reads a counter then would wait for PyTorch's lock.
+    """Have no other thread of Python's take its lock meanwhile, as one that reads a counter would wait for PyTorch's lock.
 
     PyTorch holds that while it calls `allocate`, which would wait for Python's. A thread asks for Python's lock when it has
     waited as long as the interval says; after the sleep all that wait go by the new one.
@@ -278,7 +278,7 @@ def _quieten() -> int | None:
 
 
 def _log_flag() -> ctypes.c_int | None:
-    """Return the level from which on PyTorch's C++ writes to standard error, to be set; None where it has no such."""
+    """Return the lowest level that PyTorch's C++ writes to standard error, to be set; None where it has no such."""
     library = Path(sys.modules["torch"].__file__ or "").parent / "lib" / "libc10.so"
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")

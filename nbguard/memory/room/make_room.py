@@ -1,4 +1,4 @@
-"""Make room by moving: look, plan, move out and back, and say what came of it."""
+"""Make room by moving tensors out and back, after a plan, and report the outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHER_SIZE = "its storage is not the whole of its block"
 
 
 def make_room_in(notebook: Notebook, nbytes: int, device: str | None, *, dry_run: bool) -> MadeRoom:
-    """Do what `nbguard.make_room` does, for a notebook that is at hand.
+    """Make room as `nbguard.make_room` does, for a notebook that is at hand.
 
     Raises:
         NbguardError: there is no such CUDA device in use, another cleanup runs, this is not the main thread, or the host has no
@@ -124,7 +124,7 @@ def _carried_out(
 
 
 def _parked(trip: Trip, tracker: WeakTracker, numbers: dict[int, int], device: str) -> int:
-    """Park what has no place on its device any more; return its bytes."""
+    """Park the storages that have no place on their device any more; return its bytes."""
     if not trip.left:
         return 0
     tensors_of = movable(tracker)

@@ -1,4 +1,4 @@
-"""Moves storages out of a CUDA device for a moment and back: the same storages, with their views, versions and gradients.
+"""Moves storages out of a CUDA device for a moment and back as the same storages, with their views, versions and gradients.
 
 A storage keeps its identity and changes its address alone, so whoever knows the storage notices nothing, and whoever knows
 the address must be known not to exist. Between the two moves nothing of the user's runs.
@@ -42,12 +42,12 @@ class Trip:
 def move_out_and_back(travellers: Sequence[Traveller], make: Callable[[], Any]) -> Trip:
     """Copy storages to the host, free their memory, empty the cache, call `make`, and bring them back in the order given.
 
-    The device is waited for first. Each storage comes back on the stream that it had. If `make` fails, or a storage does not
-    come back beside what it made, that is given up and all come back without it. What has no place even then is `left`: its
-    storage is empty, and whatever uses it must get other memory.
+    The device is waited for first. Each storage comes back on the stream that it had. If `make` fails, or there is no room for
+    its result and a storage, the result is given up and all come back without it. A storage without a place even then is
+    `left`; it is empty, and its users must get other memory.
 
     Args:
-        travellers: resizable storages, of which nothing but PyTorch knows the addresses.
+        travellers: resizable storages, with addresses that nothing but PyTorch knows.
         make: takes the memory that all this is for; it is called once.
 
     Raises:
@@ -96,7 +96,7 @@ def _return(travellers: Sequence[Traveller]) -> None:
 
 
 def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
-    """Bring back what is missing after the room was given up; return those that have no place. First as it is, then anew."""
+    """Bring back the missing storages after the room was given up, at a second try after all left again; return the rest."""
     for leaves_again in (False, True):
         try:
             if leaves_again:

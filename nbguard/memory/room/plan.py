@@ -1,4 +1,4 @@
-"""The plan of making room by moving, computed from facts alone, and its outcome: what moves, what stays and why."""
+"""The plan of making room by moving, computed from facts alone, its outcome, and their view."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ RoomState: TypeAlias = Literal["free", "planned", "made", "refused", "failed", "
 """There was room already; a move would make it; it has; it cannot; it did not, and all is as it was; Ctrl-C came before it."""
 
 PARKED_AS = "make-room"
-"""The label of what has no place on its device after a move that failed: it is parked, and can be brought back."""
+"""The label of storages without a place on their device after a failed move; they are parked, and can be brought back."""
 _SHOWN = 8
 _KNOW_ADDRESSES = frozenset({"DeviceNDArray", "MappedNDArray", "MemoryPointer", "OwnedPointer", "UnownedMemory"})
-"""Names of the classes by which CuPy and numba keep the address of somebody else's memory, with a reference to its owner."""
+"""Names of the classes that CuPy and numba keep the address of somebody else's memory in, with a reference to its owner."""
 _UNKNOWN = "nothing of Python's is known to hold it (a workspace of a library, C++)"
 
 
@@ -79,7 +79,7 @@ def plan_room(
         device: a CUDA device that this process uses.
         nbytes: of the request.
         fixed: reasons why storages cannot be moved, by number.
-        stream: address of the stream that the request is made on; 0: the default one.
+        stream: address of the stream that the request is made on, 0 for the default one.
         freed: addresses of live blocks that are free by then.
     """
     facts, here = device.analysis.facts, device.facts
@@ -207,7 +207,7 @@ def _named(device: DeviceAnalysis, question: Question, moves: tuple[int, ...]) -
 
 
 def plan_on_card(analysis: Analysis, device: DeviceAnalysis, nbytes: int, freed: Collection[int]) -> MadeRoom | None:
-    """Return the plan for the request that failed, once the storages `freed` are free; None: what may move is not known."""
+    """Return the plan for the failed request, once the storages `freed` are free, or None if movable ones are not known."""
     facts = analysis.facts
     if facts.fixed is None or facts.tracked != "cuda":
         return None
@@ -219,7 +219,7 @@ def plan_on_card(analysis: Analysis, device: DeviceAnalysis, nbytes: int, freed:
 
 
 def room_blocks(room: MadeRoom) -> Iterator[Block]:
-    """Yield what moves, and whether the request has room."""
+    """Yield the moves, and whether the request has room."""
     if room.moves and room.state in ("planned", "made"):
         yield _table(room)
     yield from (Line(sentence, "strong" if number == 0 else "plain") for number, sentence in enumerate(_sentences(room)))

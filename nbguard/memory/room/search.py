@@ -1,8 +1,8 @@
 """The search for the cheapest live blocks whose leaving lets a request in, each answer proved on the model of the allocator.
 
-Pure: segments and blocks in, addresses out. A set of blocks is an answer if in the model all of this succeeds: they are freed,
-the cache is emptied, the request is made, and they are requested again, the largest first. Nothing is assumed: PyTorch then
-decides as the model does, since what lies free when they come back are parts of segments alone, told apart by size and stream.
+Pure: segments and blocks in, addresses out. A set of blocks is an answer if in the model they can be freed, the cache emptied,
+the request made, and the blocks requested again, the largest first. Nothing is assumed. PyTorch then decides as the model does,
+since only parts of segments are free when they come back, told apart by size and stream.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from nbguard.memory.core.facts import Block, DeviceFacts, PoolId, Segment
 _LIVE, _FREE = "active_allocated", "inactive"
 _UNIT = 2 * 1024**2
 _CELLS = 1_000_000
-"""Cells of the table of the search, at most: some 0.2 s."""
+"""Cells of the table of the search, at most; they take some 0.2 s."""
 _PROOFS, _BLOCKS = 80, 200_000
-"""Sets that are proved at most, and blocks in all of them: each proof builds the model, some microseconds a block."""
+"""Sets that are proved at most, and blocks in all of them; each proof builds the model, some microseconds a block."""
 _HOLES = 12
 """Holes that are tried, the cheapest first."""
 
@@ -104,7 +104,7 @@ class Question:
         return limit if limit is not None and (total is None or limit < total) else None
 
     def in_return_order(self, addresses: Iterable[int]) -> tuple[int, ...]:
-        """Return blocks in the order in which they come back: the largest first."""
+        """Return blocks in the order of their return, the largest first."""
         return tuple(sorted(addresses, key=lambda address: (-self.blocks[address][0].size, address)))
 
     @property
@@ -156,9 +156,9 @@ class Question:
 
 
 def cheapest_moves(question: Question) -> tuple[int, ...] | None:
-    """Return the blocks to move, in the order in which they come back; none: there is room already. None: no set is known.
+    """Return the blocks to move, in the order of their return, no block if there is room already, or None if no set is known.
 
-    The cheapest of those that are tried, in bytes that move. All that may move together is always tried.
+    They are the cheapest of the sets that are tried, in bytes that move. All that may move together is always tried.
     """
     if question.fits(()):
         return ()
@@ -183,8 +183,8 @@ def _nbytes(question: Question, addresses: Iterable[int]) -> int:
 def _first_that_fits(question: Question, candidates: Sequence[tuple[int, ...]], below: int | None) -> tuple[int, ...] | None:
     """Return the first of the candidates, the cheapest first, that is proved.
 
-    What empties more is more likely proved: the search goes on by doubled steps, then between the last two. Where none of them
-    is, those that it has left out are tried, from the end.
+    A candidate that empties more is more likely proved, so the search goes on by doubled steps, then between the last two.
+    Where none of them is, the ones that it skipped are tried, from the end.
     """
     if below is not None:
         candidates = [moves for moves in candidates if _nbytes(question, moves) < below]
@@ -208,7 +208,7 @@ def _first_that_fits(question: Question, candidates: Sequence[tuple[int, ...]], 
 
 
 def _emptied(question: Question) -> list[tuple[int, ...]]:
-    """Return sets of blocks that empty whole segments, by cost: for each amount of memory that goes back, the cheapest.
+    """Return sets of blocks that empty whole segments, by cost, the cheapest for each amount of memory that goes back.
 
     How much more than the request's need must go back, for the blocks themselves, depends on the holes that they find: the
     proof decides, and a set for more is tried next.

@@ -1,4 +1,4 @@
-"""What the airbag has done, as frozen data and in words: its state, and the sentence after a cell that spilled."""
+"""The state of the airbag and the sentence after a cell that spilled, as frozen data and in words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AirbagState(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spill:
-    """What one cell, or one script, has spilled. All sizes are bytes."""
+    """The bytes that one cell, or one script, has spilled. All sizes are bytes."""
 
     device: str  # `cuda:0`
     most: int  # that lay in host memory at once, at least; 0: nothing new
@@ -46,7 +46,7 @@ class Spill:
 
 
 def names_of_spilled(facts: Facts) -> tuple[str, ...]:
-    """Return the names that hold what lies in the airbag, those of the most bytes first."""
+    """Return the names that hold memory in the airbag, the largest first."""
     inside = {
         (device.device, block.address)
         for device in facts.devices
@@ -62,7 +62,7 @@ def names_of_spilled(facts: Facts) -> tuple[str, ...]:
 
 
 def airbag_blocks(state: AirbagState) -> Iterator[Block]:
-    """Yield the state of the airbag: one line, and what stands in its way."""
+    """Yield the state of the airbag in one line, and the obstacles to it."""
     if not state.device:
         yield Line("the airbag is off; " + advice.airbag().code + " sets host memory aside for cells that do not fit")
         return
@@ -76,7 +76,7 @@ def airbag_blocks(state: AirbagState) -> Iterator[Block]:
 
 
 def spill_sentence(spill: Spill, cell: int | None = None) -> str:
-    """Return in one sentence what lay outside of the device, from which line, and what has become of it."""
+    """Return in one sentence the bytes outside of the device, the line that spilled them, and their place now."""
     who = "" if cell is None else f"In[{cell}]: "
     line = f", from `{spill.line}` on" if spill.line else ""
     if spill.most:

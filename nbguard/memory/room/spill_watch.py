@@ -19,7 +19,7 @@ from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.units import MiB, parse_bytes
 
 _EVERY = 16
-"""Steps of optimizers between two looks at a reserve in which nothing was seen."""
+"""Steps of optimizers between two readings of a reserve that was empty."""
 _REST = 50
 """After a move inside of a fit, times as long as it took, before the next, unless there is twice the room."""
 _LEAST_ROOM = 20 * MiB
@@ -30,10 +30,10 @@ _SECONDS = 0.1
 
 
 def switch(size: int | str | None, notebook: Notebook) -> AirbagState:
-    """Turn the airbag on with so many bytes, or off; return its state afterwards, or, with None, as it is.
+    """Turn the airbag on with `size` bytes, or off; return its state afterwards, or, with None, as it is.
 
     Raises:
-        NbguardError: `size` is none, or it cannot be done here; nothing was changed.
+        NbguardError: `size` is no size, or it cannot be done here; nothing was changed.
         NoTorchError: PyTorch is not imported yet.
     """
     if size == "off":
@@ -102,7 +102,7 @@ class SpillWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was seen: a cell begins."""
+        """Forget the bytes that were seen, at the start of a cell."""
         self.first = self._seen = self._on.spilled
         self._peak = self._on.peak
         self.most = self.moved = 0
@@ -130,7 +130,7 @@ class SpillWatch:
         return self._seen
 
     def total(self) -> int:
-        """Return the bytes that lay in it at once since `begin`, at least: seen, or by the allocator's peak; 0: none anew."""
+        """Return the bytes in it at once since `begin`, at least, as seen or by the allocator's peak; 0 without new ones."""
         self.look()
         peak = self._on.peak
         return max(self.most, self._on.spilled_at_least if peak > self._peak else 0)

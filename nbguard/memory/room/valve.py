@@ -1,7 +1,7 @@
-"""The airbag's valve: what lies in host memory goes back to the device as soon as it may move and there is room.
+"""The airbag's valve, through which spilled memory goes back to the device as soon as it may move and there is room.
 
-PyTorch falls back before it gives its cache back, so what is spilled has often room a moment later. What has moved is the same
-storage at another address; it stays where anything but PyTorch may know the address.
+PyTorch falls back before it gives its cache back, so spilled memory often has room a moment later. A moved storage is the same
+one at another address. It stays where anything but PyTorch may know the address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nbguard.memory.scan.scan import Notebook, scan
 _BY_ADDRESS = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "jax", "jaxlib", "tensorflow"})
 """Libraries whose arrays know a tensor's address, and keep the tensor alive by an ordinary reference."""
 _PARKED_AS = "airbag"
-"""Name under which what has lost its place is parked in ordinary host memory: `%reset_gpu --unpark airbag`."""
+"""Name of memory that lost its place and is parked in ordinary host memory: `%reset_gpu --unpark airbag`."""
 _GRAPHS = "a CUDA graph may know the addresses"
 _OTHERS = "something outside Python shares it"
 _BUSY = "another thread computes"
@@ -37,7 +37,7 @@ _WAITING = ("torch.utils.data", "torch._inductor")
 
 
 def relieve(on: Airbag, notebook: Notebook, *, with_stale: bool = True) -> tuple[int, int, str]:
-    """Make room for what is spilled and move it to the device: garbage goes first, then what is stale, if that is wanted.
+    """Make room for spilled memory and move it to the device; garbage goes first, then stale objects, if that is wanted.
 
     Returns:
         The bytes that have moved, the stale bytes that were released, and why some had to stay, or an empty string.
@@ -56,9 +56,9 @@ def relieve(on: Airbag, notebook: Notebook, *, with_stale: bool = True) -> tuple
 
 
 def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
-    """Move what lies in the airbag to the device, as far as there is room; return the bytes, and why some had to stay.
+    """Move the tensors in the airbag to the device, as far as there is room; return the bytes, and why some had to stay.
 
-    Waits for the device first. What does not fit, and whatever cannot be moved, stays where it is, with its bytes.
+    Waits for the device first. Tensors that do not fit or cannot be moved stay where they are, with their bytes.
     """
     before, room = on.spilled, room_of(on)
     if not before or on.vain == (before, room) or on.smallest > room:
@@ -91,7 +91,7 @@ def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
 
 
 def room_of(on: Airbag) -> int:
-    """Return the bytes that the device has for tensors at most: free, or in PyTorch's cache."""
+    """Return the bytes that the device has for tensors at most, free or in PyTorch's cache."""
     torch: Any = sys.modules["torch"]
     stats = list(nested_stats(torch))[on.index]
     cached = stats["reserved_bytes"]["all"]["current"] - stats["active_bytes"]["all"]["current"]
@@ -121,7 +121,7 @@ def _movable(on: Airbag, notebook: Notebook) -> tuple[list[tuple[Traveller, list
 
 
 def _has_foreign_array(tensors: Collection[Any]) -> bool:
-    """Say whether an array of another library keeps one of these alive: it knows the address."""
+    """Say whether an array of another library keeps one of these alive, and so knows the address."""
     if not _BY_ADDRESS & sys.modules.keys():
         return False
     modules = (type(holder).__module__ for tensor in tensors for holder in gc.get_referrers(tensor))
@@ -129,7 +129,7 @@ def _has_foreign_array(tensors: Collection[Any]) -> bool:
 
 
 def _computes_elsewhere() -> bool:
-    """Say whether another thread is inside of PyTorch or a library that trains: it may use what would move."""
+    """Say whether another thread is inside of PyTorch or a library that trains, and may use the tensors that would move."""
     tops = sys._current_frames()
     tops.pop(threading.get_ident())  # a frame that knew itself would keep the tensors of its callers
     for top in tops.values():

@@ -1,4 +1,4 @@
-"""Learners and Trainers, with their parts, and the leftovers of an interrupted fit on them."""
+"""Learners, Trainers and DataLoaders, with their parts and leftovers of an interrupted fit, and objects in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parked tensors, whose data was moved to host memory, held weakly, with the device they came from."""
+"""Parked tensors, whose data was moved to host memory, held weakly, and the hooks that a move would cut off."""
 
 from __future__ import annotations
 

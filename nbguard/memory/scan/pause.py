@@ -1,4 +1,4 @@
-"""The main thread held still while another thread scans.
+"""The main thread held still while another thread scans, and Python's garbage collector meanwhile.
 
 PyTorch computes there without Python's lock: a backward pass sets gradients and frees graphs while the scan follows them, and
 the process ends with a segmentation fault. So the main thread is asked to wait between two lines of Python,
@@ -64,7 +64,7 @@ def keep_garbage() -> Iterator[None]:
 
 
 _SETTLED = 0.02
-"""Seconds after which a main thread that has not come is taken to sit in a call that changes no tensor: a read, a sleep. It
+"""Seconds until a main thread that has not come is taken to sit in a call that changes no tensor, as a read or a sleep. It
 waits as soon as that returns."""
 _PATIENCE = 20.0  # seconds for a backward pass to end
 _LONGEST = 10.0  # most seconds that the main thread waits, whatever becomes of the scan

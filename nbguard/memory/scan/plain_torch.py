@@ -1,4 +1,4 @@
-"""torch without the user's additions, where a call runs no code of theirs and makes ordinary tensors."""
+"""torch without the user's additions, where a call runs no code of theirs; the hooks of a module; and torch.compile's use."""
 
 from __future__ import annotations
 

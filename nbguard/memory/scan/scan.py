@@ -199,9 +199,9 @@ def _facts_from(
     missing: tuple[Unavailable, ...],
     before: Any,
 ) -> Facts:
-    """Walk from the roots and join what is found, but for the last error.
+    """Walk from the roots and join the findings, but for the last error.
 
-    `before` is what `allocations` said when the scan began.
+    `before` is the answer of `allocations` when the scan began.
     """
     tracked = walk.tracked
     roots = _walk_from(places, walk)

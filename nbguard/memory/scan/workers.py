@@ -1,4 +1,4 @@
-"""The worker processes and threads behind torch's DataLoader iterators, and whether a loop runs over them now."""
+"""The workers behind torch's DataLoader iterators, and the private pools of the allocator with the objects that use them."""
 
 from __future__ import annotations
 

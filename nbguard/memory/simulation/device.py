@@ -1,4 +1,4 @@
-"""The simulated device, which is the allocator's model behind a lock, fed with births and deaths of storages."""
+"""The simulated device, the allocator's model behind a lock, fed with births and deaths of storages, and its history."""
 
 from __future__ import annotations
 

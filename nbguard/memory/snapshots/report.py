@@ -1,4 +1,4 @@
-"""The report on a snapshot file, in the columns of `%gpumem`, and its map, as plain data in figures that add up."""
+"""The report on a snapshot file, its map, and the difference of two files, as plain data in figures that add up."""
 
 from __future__ import annotations
 

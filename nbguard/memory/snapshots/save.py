@@ -1,4 +1,4 @@
-"""Saving of PyTorch's standard memory snapshot with a sidecar of names and sizes, both files whole, or neither."""
+"""PyTorch's standard memory snapshot and history, and its saving with a sidecar of names, both files whole, or neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of the user's that initialised CUDA, inside of which PyTorch makes the calls queued with `_lazy_call`."""
+"""The user's line that initialised CUDA, where PyTorch makes the calls queued with `_lazy_call`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nbguard.diagnose`: does it repeat, does it export, is this machine right."""
+"""`nbguard.diagnose`: does it repeat, does it export, is this machine right. Reads the settings of a Learner or a model."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _determinism(
 def _export(
     subject: TrialSubject | None, name: str, batch_name: str, golden: str | Path | None, limit: int | None
 ) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of export, and what they left out."""
+    """Return the checks of export, and the things that they left out."""
     if subject is None:
         return no_export(_NOTHING), ()
     from nbguard.training.doctor.determinism.batch import trial_batch
@@ -232,7 +232,7 @@ def _export(
 
 
 _WELL = 5_000_000_000
-"""Nanoseconds for which calls are timed that a limit was given for."""
+"""Nanoseconds spent on timing calls that a limit was given for."""
 
 
 def _nanoseconds(limit: str | float) -> int:

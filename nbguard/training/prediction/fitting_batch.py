@@ -26,7 +26,7 @@ def fitting_changes(learn: Any, failed: int, freed: frozenset[int], seconds: flo
     """Return the items of a batch that is sure to fit, and the changes to the fit that save memory, or None without one.
 
     The failed size is halved until one fits; the remaining time goes into larger ones below the last that did not, and
-    then into the changes, each of which takes a trace.
+    then into the changes; each takes a trace.
 
     Args:
         learn: the Learner whose fit failed.
@@ -47,7 +47,7 @@ def fitting_changes(learn: Any, failed: int, freed: frozenset[int], seconds: flo
 
 
 def largest_in_time(tracer: FitTracer, seconds: float) -> tuple[int, int] | None:
-    """Return the items of a fit's batch, and those of the largest that was found to fit in so many seconds; None: none was."""
+    """Return the items of a fit's batch, and of the largest found to fit in `seconds`, or None if none was."""
     began, size = time.monotonic(), tracer.source.size
     if tracer.start is None or size < 2:
         return None

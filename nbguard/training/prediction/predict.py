@@ -1,4 +1,4 @@
-"""`nbguard.predict`: the memory of a fit before it starts, by a trace of it on tensors without data."""
+"""`nbguard.predict`: the memory of a fit before it starts, by a trace on tensors without data, or why it is refused."""
 
 from __future__ import annotations
 

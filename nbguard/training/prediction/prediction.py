@@ -1,4 +1,4 @@
-"""A fit's predicted GPU memory, as frozen plain data."""
+"""A fit's predicted GPU memory, as frozen plain data, and its view as blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of a fit on a modelled GPU, with peaks without a limit, and whether it runs within one."""
+"""Traces of a fit on a modelled GPU, with peaks without a limit, and the largest batch that runs within one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile from its beginning to its report, whatever ends it."""
+"""A profile from its beginning to its report, whatever ends it, with its files and the last runs of the cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nbguard.launch_errors`: the errors of ranks, from a launcher's exception or from the files of torch's elastic launcher."""
+"""`nbguard.launch_errors`: the errors of ranks as facts, from an exception or from the files of torch's elastic launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that the ranks of one host exchange facts with, each mapped by all of them."""
+"""The files, mapped by all, that the ranks of one host exchange facts with, and the place of this process's main thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that notices that a rank waits in vain, asks all ranks for their facts, and tells the diagnosis."""
+"""The thread, and its waker, that notices that a rank waits for ever, asks all ranks for their facts, tells the diagnosis."""
 
 from __future__ import annotations
 

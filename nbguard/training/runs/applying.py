@@ -1,4 +1,4 @@
-"""`nbguard.apply_record`: seeds, switches and settings as a record of a run says, and what of it cannot be set."""
+"""`nbguard.apply_record`: seeds, switches and settings as a record of a run says, and the part of it that cannot be set."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MODES = {"off": 0, "warn only": 1, "on": 2}
 _LEARNERS = ("lr", "wd", "moms", "wd_bn_bias", "train_bn")
 _OF_GROUP = re.compile(r"(\w+) of group (\d+)")
 _LEARNERS_TOPICS: frozenset[Topic] = frozenset({"data", "split", "hyper-parameters", "model", "loaders"})
-"""Topics of which nothing is known without a Learner or a model."""
+"""Topics that are unknown without a Learner or a model."""
 _TOLD_OTHERWISE = frozenset({("seeds", "calls"), ("code", "cells")})
 _SEEDS_ALL = frozenset({"set_seed", "seed_everything", "deterministic", "run_line_magic"})
 """Functions that seed Python's, numpy's and torch's generators with one number."""
 
 
 def apply_record(source: Any, learn: Any = None, *, name: str = "learn") -> AppliedRecord:
-    """Set the seeds, switches and settings that a record says, and return these and what of it cannot be set.
+    """Set the seeds, switches and settings that a record says, and return these and the ones that cannot be set.
 
     Seeds of Python, numpy and torch, deterministic mode, cuDNN's switches, the precision of matrix products, threads and the
     default dtype are set; of a Learner also its settings, and the hyper-parameters of its optimizer's groups if there is one.
@@ -74,13 +74,13 @@ def apply_record(source: Any, learn: Any = None, *, name: str = "learn") -> Appl
 
 
 def _is_learners(difference: RunDifference) -> bool:
-    """Say whether a fact is of a Learner, its model and its loaders, of which nothing is known without one."""
+    """Say whether a fact is of a Learner, its model or its loaders, and so unknown without one."""
     is_own = difference.topic in ("generators", "precision") and difference.after == NOT_THERE
     return is_own or difference.topic in _LEARNERS_TOPICS
 
 
 Step = tuple[tuple[Topic, str, str], Callable[[], object]]
-"""A fact of a record, and what sets it."""
+"""A fact of a record, and the call that sets it."""
 
 
 def _switches(torch: Any, record: RunRecord) -> Iterator[Step]:
@@ -128,7 +128,7 @@ def _put(group: dict[str, Any], name: str, value: str) -> None:
 
 
 def _seeds(torch: Any, record: RunRecord) -> Iterator[Step]:
-    """Yield the seeds: torch's as it told it, Python's and numpy's from the last call that set each."""
+    """Yield the seeds, torch's as it told it, Python's and numpy's from the last call that set each."""
     recorded = record.of("seeds")
     numpy: Any = sys.modules.get("numpy")
     found = dict(_called(recorded.get("calls", "")))
@@ -162,7 +162,7 @@ def _called(calls: str) -> Iterator[tuple[str, int]]:
 
 
 def _number(call: ast.Call) -> int | None:
-    """Return the seed that a call is given; that of the line `%nbguard fix determinism` is 0 unless it says another."""
+    """Return the seed that a call is given; the line `%nbguard fix determinism` gives 0 unless it says another."""
     if ast.unparse(call.func).endswith("run_line_magic"):
         words = " ".join(str(each.value) for each in call.args if isinstance(each, ast.Constant))
         match = re.search(r"--seed[ =](\d+)", words)

@@ -1,4 +1,4 @@
-"""The code behind a run, in cells of the notebook, and the user's own modules."""
+"""The code behind a run, in cells of the notebook and the user's own modules, and the state of the working tree."""
 
 from __future__ import annotations
 

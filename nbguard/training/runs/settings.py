@@ -1,4 +1,4 @@
-"""The settings of a fit, with model, optimizer by group, callbacks, loaders and their transforms, read from attributes."""
+"""The settings and seeds of a fit, with model, optimizer by group, callbacks and loaders, read from attributes."""
 
 from __future__ import annotations
 

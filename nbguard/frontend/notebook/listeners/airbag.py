@@ -1,4 +1,4 @@
-"""After a cell that did not fit the device and went on in the airbag: the valve, and the sentence on what lay outside."""
+"""The valve, and the sentence on the bytes outside, after a cell that did not fit the device and went on in the airbag."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from nbguard.memory.room.spill_watch import SpillWatch
 
 _SAID_FROM = MiB
-"""Bytes from which what a cell has spilled is worth a line."""
+"""Spilled bytes of a cell that are worth a line, at least."""
 
 
 class AirbagWatch:
-    """Brings back what a cell has spilled, and says so through `show`. Without an airbag it looks at nothing."""
+    """Brings back the bytes that a cell has spilled, and says so through `show`. Without an airbag it looks at nothing."""
 
     name = "the airbag"
     rank = 5  # before all that reads the memory which the cell leaves
@@ -27,7 +27,7 @@ class AirbagWatch:
         self._show = show
 
     def before(self) -> None:
-        """Have the watch begin anew."""
+        """Have the watch start again."""
         watch = _watch()
         if watch is not None:
             watch.begin()
@@ -64,7 +64,7 @@ class AirbagWatch:
         self._show(spill_sentence(spill, cell.number))
 
     def _batch_that_fits(self) -> tuple[int, int] | None:
-        """Return the items of the batch of the cell's fit, and of one that would have fitted; None: not known."""
+        """Return the items of the batch of the cell's fit, and of one that would have fitted, or None if not known."""
         from nbguard.frontend.notebook.predictions import batch_of_cell
         from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS
 

@@ -1,4 +1,4 @@
-"""After a cell whose launch of ranks has failed: which rank failed first, at which line, or which process has their port."""
+"""The rank that failed first and its line, or the process that has their port, after a cell whose launch of ranks failed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LaunchWatch:
 
 
 def _words(port: int) -> str:
-    """Return that a port is taken, by which process as far as the system says, and what helps."""
+    """Return that a port is taken, the process that has it if the system says so, and the remedy."""
     from nbguard.training.ranks.meeting_point import listener_at
 
     listener = listener_at(port)

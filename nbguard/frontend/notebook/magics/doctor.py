@@ -96,7 +96,7 @@ def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Determin
 
 
 def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
-    """Put a copy of a model that exports into the variable of `-o`, and return what was replaced in it."""
+    """Put a copy of a model that exports into the variable of `-o`, and return the replacements in it."""
     from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.doctor.export.repair import repaired
     from nbguard.training.doctor.subject import subject_of

@@ -1,4 +1,4 @@
-"""`%gpumem`: the holders of the device's memory, and why they hold it."""
+"""`%gpumem`: the holders of the device's memory, why they hold it, and the switch of the simulated device."""
 
 from __future__ import annotations
 

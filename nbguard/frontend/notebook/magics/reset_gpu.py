@@ -1,4 +1,4 @@
-"""`%reset_gpu`: gives memory back, by a plan that says beforehand how much."""
+"""`%reset_gpu`: gives memory back, on this kernel or on engines of a cluster, by a plan that says beforehand how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%nbguard`: the switches of nbguard's work around the cells, and the doctor."""
+"""`%nbguard`: the switches of nbguard's work around the cells, the doctor, records of runs, and the memory's log."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_apply(options: MagicArgumentParser) -> None:
 
 
 def applied(shell: Any, options: argparse.Namespace) -> AppliedRecord:
-    """Set what a record says, and return this and what cannot be set.
+    """Set the facts of a record, and return these and the ones that cannot be set.
 
     Raises:
         NbguardError: there is no record, or the name stands for no Learner and no model.

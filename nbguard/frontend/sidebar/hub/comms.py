@@ -1,4 +1,4 @@
-"""Comms as the hub needs them. ipykernel's own has three habits that harm here.
+"""Comms as the hub needs them, with messages, leases of views and the wire. ipykernel's own has three habits that harm here.
 
 It sends all messages of a thread in the name of the cell that runs; it fires IPython's `pre_execute` and `post_execute` for
 each message that arrives, also beside a cell, where pyplot then draws what the cell is drawing; and since 7.4 it takes

@@ -1,4 +1,4 @@
-"""The latest state of the memory, for all sidebars, scanned again only when something may have changed."""
+"""The latest state of the memory, for all sidebars, scanned again only after a change, and the lifetimes of its rows."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class MemoryStates:
             return True
 
     def offer(self, scan: TimedScan | None) -> None:
-        """Have the next scan return this one, made for something else, unless memory changes until then; None: scan again."""
+        """Have the next scan return this one, made for something else, unless memory changes until then. None takes it back."""
         self._offered, self._when_offered = scan, None if scan is None else self._counters.read()
 
     def _is_current(self, scan: TimedScan, notebook: Notebook) -> bool:

@@ -1,4 +1,4 @@
-"""Plans that were shown to a view, and their fate: nothing is done that was not agreed to."""
+"""Plans that were shown to a view, and the handler of requests, which does nothing that was not agreed to."""
 
 from __future__ import annotations
 

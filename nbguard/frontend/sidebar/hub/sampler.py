@@ -1,4 +1,4 @@
-"""The thread that ticks while somebody looks. It ends by itself when nobody does."""
+"""The thread that ticks while somebody looks, the budget for scans between cells, and the cells that run now."""
 
 from __future__ import annotations
 

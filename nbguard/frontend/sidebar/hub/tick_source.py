@@ -1,4 +1,4 @@
-"""The source of ticks, from counters, the fit that runs, the waiting jobs, and the line of memory with its marks."""
+"""The source of ticks, from counters, the fit that runs and its progress, the waiting jobs, and the line of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages from the hub to the views. Each is an object on the wire, with its `op` beside its fields.
+"""Messages from the hub to the views, and the paths that keep a holder alive. Each message has its `op` beside its fields.
 
 These are tuples because they are light to import: the hub is there in every kernel, also where no view is open.
 """

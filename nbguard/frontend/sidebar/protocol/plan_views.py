@@ -1,4 +1,4 @@
-"""Plans and outcomes in the words of a sidebar: a title, a row for each step, the button's label, the outcome."""
+"""Plans, outcomes and requests of cleanups in the words of a sidebar: a title, a row for each step, the button's label."""
 
 from __future__ import annotations
 

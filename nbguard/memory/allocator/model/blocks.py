@@ -1,4 +1,4 @@
-"""Blocks of memory, and the ordered sets of free blocks that the allocator searches."""
+"""Blocks of memory, the ordered sets of free blocks that the allocator searches, and their form in PyTorch's snapshots."""
 
 from __future__ import annotations
 

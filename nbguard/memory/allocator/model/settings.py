@@ -1,4 +1,4 @@
-"""The caching allocator's settings, from and to strings such as `expandable_segments:True,max_split_size_mb:128`."""
+"""The caching allocator's settings, from and to strings such as `expandable_segments:True`, its constants and formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of a recorded program from an empty allocator. Repetitions, such as the steps of a training loop, are run once."""
+"""The calls of a recorded program, and one run of it from an empty allocator, where repetitions are run once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repair of a replay that parts from its trace, where the start is corrected, or the model follows the recorded events."""
+"""Repair of a replay that parts from its trace, with corrections of the start, the driver's answers and retries."""
 
 from __future__ import annotations
 

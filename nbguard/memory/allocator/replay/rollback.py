@@ -1,4 +1,4 @@
-"""Rollback of a snapshot through its trace, to the segments and blocks at the start of the trace."""
+"""Rollback of a snapshot through its trace, to the segments and blocks at its start, with the owners of mapped pages."""
 
 from __future__ import annotations
 

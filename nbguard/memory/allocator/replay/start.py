@@ -1,4 +1,4 @@
-"""Construction of a model in the state at the start of a trace."""
+"""Construction of a model in the state at the start of a trace, with the order of its blocks inferred."""
 
 from __future__ import annotations
 

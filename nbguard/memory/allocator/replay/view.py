@@ -1,4 +1,4 @@
-"""Replays and what-ifs of one device as blocks, in a notebook and on the command line."""
+"""Replays and what-ifs of one device as blocks, in a notebook and on the command line, and as plain data for JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a recorded program under other settings of the allocator."""
+"""Runs of a recorded program under other settings of the allocator, and sentences on them with a recommendation."""
 
 from __future__ import annotations
 

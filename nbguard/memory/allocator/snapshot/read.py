@@ -1,4 +1,4 @@
-"""Snapshot files: pickles of `torch.cuda.memory._dump_snapshot` since torch 2.0, and JSON of the same form, gzip'd or not.
+"""Snapshot files, pickles of `torch.cuda.memory._dump_snapshot` since torch 2.0 or JSON, gzip'd or not, and their sidecars.
 
 A file is not trusted. Reading it runs none of its content, comes to an end, and ends in a `Snapshot` or one `SnapshotError`.
 """

@@ -1,4 +1,4 @@
-"""Memory snapshots as frozen plain data, with segments, blocks and the trace of earlier events."""
+"""Memory snapshots as frozen plain data, with segments, blocks, and the events and stacks of the trace as columns."""
 
 from __future__ import annotations
 

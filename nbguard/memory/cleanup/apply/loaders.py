@@ -1,4 +1,4 @@
-"""End DataLoader workers as torch itself does, and see that their processes are gone."""
+"""Ends DataLoader workers as torch itself does, and gives back memory that torch and its libraries keep."""
 
 from __future__ import annotations
 

@@ -275,10 +275,10 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
 
 
 def refuse_without_host_memory(nbytes: int) -> None:
-    """Refuse, before anything is moved, a move too large for the host: Linux would end a process, perhaps this one.
+    """Refuse a move too large for the host, where Linux would end a process, before anything is moved.
 
     Raises:
-        NbguardError: the host has no room for so many bytes.
+        NbguardError: the host has no room for the bytes.
     """
     host = host_facts()
     room = min((room for room in (host.available, host.group_room, host.address_room) if room is not None), default=None)

@@ -1,4 +1,4 @@
-"""Releases the variables of finished frames, one by one. The frames, their lines and the other variables stay."""
+"""Releases the variables of finished frames, one by one, and leaves placeholders. Frames and lines stay."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class PlanBuilder:
         return replace(self.facts, graph=replace(self.graph, roots=roots, nodes=tuple(nodes)))
 
     def settle(self) -> Settled:
-        """Return the plan, in which each storage is freed by the step that removes the last way to it."""
+        """Return the plan, where each storage is freed by the step that removes the last way to it."""
         graph, cut = self.graph, set(self.cut)
         left = [root for number, root in enumerate(graph.roots) if number not in self.gone]
         alive = reach(graph, (node for root in left for node in root.nodes), cut)

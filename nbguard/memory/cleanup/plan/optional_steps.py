@@ -1,4 +1,4 @@
-"""Steps of a cleanup that the user has to ask for, as they take something away that is still in use."""
+"""Steps of a cleanup that the user has to ask for, as they take something that is in use, such as a loader's workers."""
 
 from __future__ import annotations
 

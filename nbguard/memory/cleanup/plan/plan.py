@@ -1,4 +1,4 @@
-"""Cleanups as plain data, with the request, the plan, the outcome."""
+"""Cleanups as plain data, with the request, the plan, the outcome, and the verdict on a restart of the kernel."""
 
 from __future__ import annotations
 

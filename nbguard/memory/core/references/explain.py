@@ -1,4 +1,4 @@
-"""The reasons why something is still alive, as the ways from each root to it, and the line that would cut each."""
+"""The reasons why something is still alive, as ways from roots or parts of PyTorch, and the line that would cut each."""
 
 from __future__ import annotations
 

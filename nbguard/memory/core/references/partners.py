@@ -1,4 +1,4 @@
-"""The partners of a target, that is, the other keepers of its memory, and whether they can go with it.
+"""The partners of a target, the other keepers of its memory, whether they can go with it, and targets that stay.
 
 One rule for every command that names a partner: it takes nothing that a live name needs for another reason. A list, a dict or a
 second name may let go of the target; a model that has it as a part, a function that uses it and code that runs may not.

@@ -1,4 +1,4 @@
-"""Releases, each with the line that cuts a way from a root where least is lost, and the references that it takes away."""
+"""Releases, each with the line that cuts a way from a root where least is lost, also by emptying caches of functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The allocator's pools by name, with how much of each is free, and whether it can be given back."""
+"""The allocator's pools by name, their owners, how much of each is free, and whether it can be given back."""
 
 from __future__ import annotations
 

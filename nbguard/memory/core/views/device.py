@@ -1,4 +1,4 @@
-"""A device's memory as blocks, with the bar of its parts, the table of its holders, the table of its pools."""
+"""Views as blocks of a device's memory, its processes, this machine's GPUs, the simulated device, the allocator's history."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def process_row(judged: Judged) -> TableRow:
 
 
 def who(process: DeviceProcess) -> str:
-    """Return whose a process is: the notebook of a kernel, else the command; the user in front where it is another one.
+    """Return a kernel's notebook, else the command of a process, with the user in front where it is another one.
 
-    A cell that is too narrow loses its end: the notebook's folder stands behind its name.
+    A cell that is too narrow loses its end, so the notebook's folder comes after its name.
     """
     path = process.identity.notebook if connection_of(process.command) else ""
     name = basename(path)

@@ -1,4 +1,4 @@
-"""Rounds of one action compared by the memory that each left, and the place where it piles up. Pure."""
+"""Rounds of one action or cell compared by the memory that each left, and the place where it piles up. Pure."""
 
 from __future__ import annotations
 

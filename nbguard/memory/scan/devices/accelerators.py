@@ -1,4 +1,4 @@
-"""Accelerators other than CUDA's, such as Intel's (xpu), Apple's (mps), and whatever else torch calls its accelerator.
+"""Accelerators other than CUDA's, as Intel's (xpu) and Apple's (mps), and the segments of PyTorch's allocators for any.
 
 Each reading that this torch does not have for a device is a reason, never 0. None of it has been measured on such a device
 yet: the tests give torch stand-in modules with the functions that torch 2.13 documents.

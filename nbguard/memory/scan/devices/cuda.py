@@ -1,4 +1,4 @@
-"""torch's view of the accelerator, with counters, segments, free memory and settings. It never initialises a device.
+"""torch's view of the accelerator, and the driver's of the GPUs. Neither ever initialises a device.
 
 CUDA (and ROCm, which torch calls cuda) in full; other accelerators as far as torch tells (`accelerators.py`). Without an
 accelerator, CPU tensors are tracked.
@@ -235,7 +235,7 @@ def is_opened(torch: Any, index: int, reserved: int) -> bool:
 
 
 def segments_by_device() -> dict[int, tuple[Segment, ...]]:
-    """Return the allocator's segments by device, without those of an airbag."""
+    """Return the allocator's segments by device, without an airbag's."""
     return without_reserve(_segments_by_device())
 
 

@@ -1,4 +1,4 @@
-"""Memory of the host as this process may use it, by machine, container (cgroups 1 and 2), RLIMIT_AS and /dev/shm."""
+"""The host as this process may use it, its memory by container and limits, CPU cores, and CUDA's libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of the workspaces that torch keeps for cuBLAS and for cuBLASLt, as it says or by its rules."""
+"""Memory that torch keeps, in the workspaces of cuBLAS and cuBLASLt, and in its pinned allocator of host memory."""
 
 from __future__ import annotations
 

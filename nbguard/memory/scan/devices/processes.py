@@ -162,7 +162,7 @@ def identified(driver: NvmlFacts | None) -> NvmlFacts | None:
 
 
 def identity_of(pid: int) -> Identity | None:
-    """Return what the process that has this pid is to people; None if there is none."""
+    """Return the identity of the process with this pid; None if there is none."""
     entry = _entry(pid)
     started = None if entry is None else _ask(entry.create_time)
     return None if started is None else _identity(Process(pid, started))

@@ -1,6 +1,6 @@
-"""The airbag's reserve as the scan sees it: host memory that PyTorch's allocator counts as the device's own.
+"""The airbag's reserve as the scan sees it, host memory that PyTorch's allocator counts as the device's own.
 
-Nothing of it is the device's. So figures of a device leave all of it out, and what tensors have of it is a figure of its own.
+Nothing of it is the device's. So figures of a device leave all of it out, and the part that tensors have is a figure by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _THERE: list[Reserve] = []
 
 
 def note_reserve(reserve: Reserve | None) -> None:
-    """Leave a reserve out of all figures from now on; None: there is none any more."""
+    """Leave a reserve out of all figures from now on, or with None no reserve any more."""
     _THERE[:] = [] if reserve is None else [reserve]
 
 
@@ -39,7 +39,7 @@ def airbag_room(settings: str, fraction: float | None) -> int:
 
     Args:
         settings: of the allocator, as PYTORCH_ALLOC_CONF writes them.
-        fraction: of the device that PyTorch may reserve; None: not known.
+        fraction: of the device that PyTorch may reserve, or None if not known.
     """
     torch: Any = sys.modules["torch"]
     if _THERE or not falls_back() or has_own_spill() or torch.cuda.get_allocator_backend() != "native":
@@ -57,14 +57,14 @@ def falls_back() -> bool:
 
 
 def has_own_spill() -> bool:
-    """Say whether NVIDIA's driver itself moves to host memory what does not fit: on Windows, and in its Linux."""
+    """Say whether NVIDIA's driver itself moves memory that does not fit to the host, as on Windows and in its Linux."""
     return sys.platform == "win32" or "microsoft" in platform.release().lower()
 
 
 def airbag_of(index: int, segments: Iterable[Segment] | None = None) -> AirbagFact | None:
-    """Return what lies in the reserve of the CUDA device `index`; None where it has none.
+    """Return the contents of the reserve of the CUDA device `index`; None where it has none.
 
-    `segments` are those of the device where they have been read already. Costs 20 µs: neither waits nor opens a context.
+    `segments` of the device are given where they have been read already. Costs 20 µs: neither waits nor opens a context.
     """
     if not _THERE or _THERE[0].index != index:
         return None
@@ -82,7 +82,7 @@ def spilled_now() -> int:
 
 
 def without_reserve(segments: Mapping[int, tuple[Segment, ...]]) -> dict[int, tuple[Segment, ...]]:
-    """Return the segments by device, without those of the reserve."""
+    """Return the segments by device, without the reserve's."""
     if not _THERE:
         return dict(segments)
     pool = _THERE[0].pool
@@ -92,8 +92,7 @@ def without_reserve(segments: Mapping[int, tuple[Segment, ...]]) -> dict[int, tu
 def device_counters(index: int) -> dict[str, Any]:
     """Return the counters of one device's allocator, as torch nests them, without the reserve.
 
-    How much of a peak lay in the reserve nobody counts: of the peaks at most the highest that the device itself had reserved
-    is said.
+    The part of a peak that lay in the reserve is not counted, so no peak is above the most that the device itself had reserved.
     """
     torch: Any = sys.modules["torch"]
     stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(index)

@@ -1,4 +1,4 @@
-"""From a walk to plain data, that is, the objects that lead to a storage or are an experiment, and the words for each step."""
+"""From a walk to plain data, that is, the objects that lead to a storage or are an experiment, with labels for each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding an out-of-memory error in an exception, its cause, its context and the parts of a group.
+"""Out-of-memory errors, found in an exception and its parts, with their texts parsed and the notes made at the moment.
 
 Read by the slots of Python's own classes: an exception may be of the user's making.
 """

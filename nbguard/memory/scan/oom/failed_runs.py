@@ -1,4 +1,4 @@
-"""Runs of cells that ran out of memory, and the memory that an earlier run of the same source had taken and needed."""
+"""Runs of cells that ran out of memory, their needs by an earlier run of the same source, and the counters at their start."""
 
 from __future__ import annotations
 

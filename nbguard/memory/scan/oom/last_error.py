@@ -1,4 +1,4 @@
-"""The last error, where it ran out of memory, with its request, the place in the user's code, and the facts in its frames."""
+"""The last error, where it ran out of memory, with its request, the facts in its frames, and the rest of its cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for objects that no root leads to, found by their referrers, followed upwards to a module's global or a class."""
+"""Objects that no root leads to, or that are held from outside, with names from their referrers and their other holders."""
 
 from __future__ import annotations
 

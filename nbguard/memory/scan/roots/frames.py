@@ -1,4 +1,4 @@
-"""Frames, with the variables of finished ones (a traceback's) and of those that run now."""
+"""Roots of the heap walk, and the variables of frames, finished ones (a traceback's) and running ones."""
 
 from __future__ import annotations
 

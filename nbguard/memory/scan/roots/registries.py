@@ -1,4 +1,4 @@
-"""Registries of Python, IPython, torch and matplotlib, which keep objects out of any name's reach.
+"""Registries of Python, IPython, torch, matplotlib and the event loop, which keep objects out of any name's reach.
 
 `cache` roots are copies that their owner can do without (a script's old globals, the variables that `%store` wrote to disk): a
 cleanup may let them go. `library` roots are in force: they are reported, with the line that ends them.

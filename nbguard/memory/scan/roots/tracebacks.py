@@ -1,4 +1,4 @@
-"""The last error, that is, everything in Python and IPython that keeps an exception, and with it its frames, alive."""
+"""The last error, that is, everything in Python, IPython and marimo that keeps an exception, and with it its frames, alive."""
 
 from __future__ import annotations
 

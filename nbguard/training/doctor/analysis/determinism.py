@@ -1,4 +1,4 @@
-"""Checks of determinism, of a tried step, of loaders, seeds and switches."""
+"""Checks of determinism, of a tried step, of loaders, seeds and switches, and the state of `%nbguard fix determinism`."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ class OperationFact:
 
     @property
     def way(self) -> DeterministicWay | None:
-        """Return what computes the same in a deterministic way; None if nothing is known."""
+        """Return the deterministic replacement; None if none is known."""
         return next((way for way in WAYS if self.name.startswith(way.operation)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class DeterministicWay:
-    """What computes the same as an operation that has no deterministic implementation on a GPU."""
+    """Replacements of an operation that has no deterministic implementation on a GPU."""
 
     operation: str  # the beginning of its name
     layer: str  # class of torch.nn that calls it; empty: a function does
@@ -185,7 +185,7 @@ WAYS = (
     DeterministicWay("put_", "", "x.flatten().index_put((i,), values).view_as(x)"),
     DeterministicWay("_bincount_cuda", "", "torch.zeros(n, device=x.device).index_add(0, x, weights)", "with n bins"),
 )
-"""Tried with PyTorch 2.13: each gives the same values, and in deterministic mode none of them warns in either pass."""
+"""Tried with PyTorch 2.13, where each gives the same values, and in deterministic mode none of them warns in either pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +318,7 @@ def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
 
 
 def _instead(fact: OperationFact, otherwise: str) -> str:
-    """Return what computes the same in a deterministic way, if it is known, and the command that lets the operation pass."""
+    """Return the deterministic replacement, if it is known, and the command that lets the operation pass."""
     if fact.way is None:
         return otherwise
     where = f", {fact.way.where}" if fact.way.where else ""

@@ -1,4 +1,4 @@
-"""A diagnosis of checks, each with its evidence, and the findings that stand out, each with the command that acts on it."""
+"""A diagnosis of checks with their evidence, the findings that stand out with their commands, and its view as blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 
 
 def chosen(topics: Collection[str], golden: str | None = None, max_latency: str | None = None) -> dict[str, Any]:
-    """Return the topics of `nbguard.diagnose` as its arguments: on are those that are named, all where none is.
+    """Return the topics of `nbguard.diagnose` as its arguments; the named ones are on, and all if none is named.
 
     With `golden` or `max_latency`, which are about exports, these are on, and alone where no topic is named.
     """

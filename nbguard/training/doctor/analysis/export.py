@@ -49,7 +49,7 @@ class ExportFailure:
 
     @property
     def rewrite(self) -> str:
-        """Return the statement that cures it: with torch.where, if it is a branch on values."""
+        """Return the statement that cures it, with torch.where if it is a branch on values."""
         return self.where if self.is_branch else ""
 
     @property
@@ -131,14 +131,14 @@ def export_checks(
     limit: int | None = None,
     golden: GoldenFacts | None = None,
 ) -> tuple[Check, ...]:
-    """Return a check for each attempt, and those of what surrounds the model.
+    """Return a check for each attempt, and the checks of the model's surroundings.
 
     Args:
         facts: results of the attempts.
         learn: name of the Learner or the model, for commands.
         batch: likewise of the batch; empty where it is the loader's.
-        limit: nanoseconds that a call may take; None: none was given.
-        golden: what came of comparing outputs with those of a file; None: no file was given.
+        limit: nanoseconds that a call may take, or None if no limit was given.
+        golden: the comparison of outputs with a file, or None if no file was given.
     """
     repair = repair_export(learn, batch).command
     checks = [_attempt(attempt, repair) for attempt in facts.attempts]
@@ -191,7 +191,7 @@ def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> Che
 
 
 def _rewritten(statement: str, line: str, repair: str) -> str:
-    """Return the lines that cure a branch: the statement in its place, and the command that makes a copy with it."""
+    """Return the lines that cure a branch, the statement in its place, and the command that makes a copy with it."""
     return joined("\n", (f"{statement}   # instead of the branch at {line}", repair))
 
 
@@ -265,7 +265,7 @@ def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
 
 
 def _frozen(attempt: ExportAttempt, repair: str) -> Iterator[CheckFinding]:
-    """Yield what a trace holds of one batch's values, the branches that are known to matter first."""
+    """Yield the values of one batch that a trace holds, the branches that are known to matter first."""
     for value in attempt.frozen:
         if value.kind == "size":
             continue

@@ -1,4 +1,4 @@
-"""Checks of the driver, the GPUs, and the PyTorch build that is to run on them."""
+"""Checks of the driver, the GPUs, the PyTorch build that is to run on them, and builds of extensions with CUDA code."""
 
 from __future__ import annotations
 

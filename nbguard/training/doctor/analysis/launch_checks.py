@@ -1,4 +1,4 @@
-"""Checks before ranks are launched, and in one of them, on launcher, port, address, interfaces, self-test."""
+"""Checks before ranks are launched, and in one of them, on launcher, port, address, interfaces and pod, with their facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as it is to be served: a copy that exports, the times of its calls, and outputs to compare with."""
+"""A model as it is to be served, with a copy that exports, the times of its calls, and outputs to compare with."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nbguard.training.doctor.analysis.step_trace import module_name
 from nbguard.units import counted, format_time
 
 TOLERANCE = 1e-4
-"""Of the largest output: from here on values of an exported model, or of a later one, are other ones."""
+"""Difference, as a share of the largest output, up to which outputs of an exported or a later model count as the same."""
 LATENCY, GOLDEN = "latency", "golden outputs"
-"""Checks that a limit or a file was given for: what they find decides the exit status without `--strict`, too."""
+"""Checks that a limit or a file was given for; their findings decide the exit status without `--strict`, too."""
 EAGER = "eager"
 """The name of the user's own model among the ways to call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedModel(Result):
-    """A copy of a model that exports, and what was replaced in it."""
+    """A copy of a model that exports, and the replacements in it."""
 
     kind: ClassVar[str] = "repaired_model"
     view: ClassVar[str] = "nbguard.training.doctor.analysis.serving:repaired_blocks"
@@ -37,7 +37,7 @@ class RepairedModel(Result):
 
 
 def repaired_blocks(repaired: RepairedModel) -> Iterator[Block]:
-    """Yield where the copy is, and what is other in it."""
+    """Yield where the copy is, and the differences in it."""
     yield Title(
         f"`{repaired.name}` is a copy in eval mode that torch.export accepts; it computes exactly the same values", "strong"
     )
@@ -63,7 +63,7 @@ class CallTimes:
         return cls(calls=len(ordered), p50=p50, p95=p95, mean=fmean(ordered))
 
     def words(self, items: int) -> str:
-        """Return percentiles and throughput for a batch of so many items."""
+        """Return percentiles and throughput for a batch of `items`."""
         rate = float(f"{items * 1e9 / max(self.mean, 1.0):.3g}")
         return f"p50 {format_time(self.p50)}, p95 {format_time(self.p95)}, {rate:,.{0 if rate >= 10 else 2}f} items/s"
 
@@ -74,8 +74,8 @@ def latency_check(times: Mapping[str, CallTimes], items: int, limit: int | None 
     Args:
         times: by the way of export; `EAGER` is the model itself.
         items: of the batch.
-        limit: nanoseconds that the 95th percentile of an export may have; None: none was given. That no export keeps to it is a
-            problem, that some do not is worth a note: one of them is served.
+        limit: nanoseconds that the 95th percentile of an export may have, or None if no limit was given. It is a problem if no
+            export keeps to it, and worth a note if some do not, since one of them is served.
     """
     calls = min((each.calls for each in times.values()), default=0)
     evidence = "; ".join(f"{name} {each.words(items)}" for name, each in times.items())
@@ -101,7 +101,7 @@ _SMALLER = "# a smaller batch takes less time: check the size that the server ge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenFacts:
-    """Outputs of the model for a batch in a file, and how far those of now are from them."""
+    """Outputs of the model for a batch in a file, and how far the outputs of now are from them."""
 
     file: str
     is_new: bool  # the file was written now
@@ -114,7 +114,7 @@ class GoldenFacts:
 
 
 def golden_check(facts: GoldenFacts) -> Check:
-    """Return the check of outputs against those of a file."""
+    """Return the check of outputs against a file's."""
     about = f"{counted(facts.outputs, 'output')} for a batch of {facts.items} in {facts.file}"
     if facts.is_new:
         finding = CheckFinding(
@@ -137,12 +137,12 @@ def golden_check(facts: GoldenFacts) -> Check:
 
 
 def is_asked(check: Check) -> bool:
-    """Say whether a check is of what a limit or a file was given for."""
+    """Say whether a limit or a file was given for a check."""
     return check.topic == "export" and check.name in (LATENCY, GOLDEN)
 
 
 def ungated(name: str, reason: str) -> Check:
-    """Return a check that was asked for and could not be made: that is no success."""
+    """Return a check that was asked for and could not be made, which is no success."""
     return checked("export", name, reason, _ungated(reason))
 
 
@@ -156,7 +156,7 @@ def _ungated(reason: str) -> CheckFinding:
 
 
 def _cause(facts: GoldenFacts) -> str:
-    """Return what else has changed since the file was written."""
+    """Return the other changes since the file was written."""
     if facts.has_same_weights is False:
         return "the weights are other ones"
     before, now = facts.versions

@@ -1,4 +1,4 @@
-"""The operations of a step, and which of them PyTorch knows to be nondeterministic, and which gave other bits."""
+"""The operations of a step, the nondeterministic ones among them, the seeds of loaders, and the switches."""
 
 from __future__ import annotations
 

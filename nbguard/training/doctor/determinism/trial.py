@@ -198,7 +198,7 @@ class _Trial:
         return tuple(replace(fact, layers=self._layers(fact)) for fact in seen)
 
     def _layers(self, fact: OperationFact) -> tuple[str, ...]:
-        """Return the paths of the layers that call an operation of the backward pass, in which no module is known to run."""
+        """Return the paths of the layers that call an operation of the backward pass, where no module is known to run."""
         if fact.module or fact.way is None or not fact.way.layer:
             return ()
         modules = self._model.named_modules()

@@ -48,7 +48,7 @@ def where_statement(file: str, number: int) -> str:
 def cond_call(file: str, number: int) -> str:
     """Return the call of `torch.cond` that a branch at a line can become; empty where there is none.
 
-    It is given what both sides read, and each is to be a function of that.
+    It is given the values that both sides read, and each is to be a function of them.
     """
     try:
         function = _function_at(file, number)
@@ -68,7 +68,7 @@ def cond_call(file: str, number: int) -> str:
 
 
 def with_branches_rewritten(model: nn.Module, lines: dict[tuple[str, str], set[int]]) -> bool:
-    """Give modules of a copy of a model methods in which the branches at some lines are `torch.where`.
+    """Give modules of a copy of a model methods where the branches at some lines are `torch.where`.
 
     Args:
         model: the copy.
@@ -176,7 +176,7 @@ def _ends(branch: ast.If) -> bool:
 
 
 def _returned(statement: ast.stmt | None, following: ast.stmt | None) -> ast.expr | None:
-    """Return the value that a `return`, or an `if` of which each side is one, gives back."""
+    """Return the value that a `return`, or an `if` with one on each side, gives back."""
     if isinstance(statement, ast.Return):
         return statement.value
     if not isinstance(statement, ast.If) or len(statement.body) != 1 or len(statement.orelse) > 1:
@@ -237,7 +237,7 @@ def _where(condition: ast.expr, yes: ast.expr, no: ast.expr) -> ast.Call:
 
 
 def _condition(node: ast.expr) -> ast.expr:
-    """Return a condition as a tensor of booleans: read by no `bool()` or `.item()`, and put together by `&`, `|` and `~`."""
+    """Return a condition as a tensor of booleans, read by no `bool()` or `.item()`, and put together by `&`, `|` and `~`."""
     if isinstance(node, ast.BoolOp):
         return _joined(ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), list(map(_condition, node.values)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):

@@ -1,4 +1,4 @@
-"""Errors of exporters as facts: the module whose forward pass failed, the line, the message."""
+"""Errors of exporters as facts (module, line, message), and the comparison of two models' outputs for one batch."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _kind(line: Line) -> Any:
 
 
 def other_batches(batch: TrialBatch) -> Iterator[tuple[str, TrialBatch]]:
-    """Yield (what it is, batch) of batches of the same shapes with other values, none beyond the range of integers' own."""
+    """Yield (description, batch) of batches of the same shapes with other values, none beyond the range of integers' own."""
 
     def each(floats: Callable[[torch.Tensor], torch.Tensor], others: Callable[[torch.Tensor], torch.Tensor]) -> TrialBatch:
         return replace(batch.each(lambda tensor: (floats if tensor.is_floating_point() else others)(tensor)), targets=())

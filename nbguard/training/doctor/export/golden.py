@@ -1,4 +1,4 @@
-"""Outputs of a model for one batch, kept in a file: a later run computes them again from the same inputs and compares."""
+"""Outputs of a model for one batch, kept in a file; a later run computes them again from the same inputs and compares."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def golden_of(path: str | Path) -> Golden | None:
 
 
 def golden_facts(subject: TrialSubject, batch: TrialBatch, path: str | Path, found: Golden | None) -> GoldenFacts:
-    """Compare a model's outputs with those of a file, or write the file where there is none.
+    """Compare a model's outputs with a file's, or write the file where there is none.
 
     Args:
         subject: its model is called on a copy, in eval mode.
-        batch: the inputs: `found`'s where there is one.
+        batch: the inputs, `found`'s where there is one.
         path: the file.
-        found: its content; None: it is written.
+        found: its content, or None if it is to be written.
 
     Raises:
         UndiagnosableError: the model cannot be called, gives something else each time, or the file cannot be written.

@@ -27,10 +27,10 @@ _NOTEBOOK = ("__main__", "__mp_main__", None)
 
 
 def preprocessing(subject: TrialSubject) -> tuple[tuple[str, ...], str]:
-    """Return (the transforms of the validation loader with their settings, what of the Learner does them to an item).
+    """Return (the transforms of the validation loader with their settings, the part of the Learner that does them to an item).
 
     A server has to do the same before the model. Those of torch's own loaders are their data set's, and a function that puts
-    items together. What changes batches in training alone is left out.
+    items together. Changes of batches in training alone are left out.
     """
     loaders = loaders_of(subject)
     if subject.learn is None or not loaders:
@@ -51,7 +51,7 @@ def preprocessing(subject: TrialSubject) -> tuple[tuple[str, ...], str]:
 
 
 def _is_for_training(step: Any) -> bool:
-    """Say whether a transform of fastai's leaves the validation set as it is: an augmentation, unless it also resizes."""
+    """Say whether a transform of fastai's leaves the validation set alone, as an augmentation does unless it also resizes."""
     attributes = attributes_of(step) or {}
     bases = mro_of(type(step))
     split = next((names["split_idx"] for names in (attributes, *map(namespace_of, bases)) if "split_idx" in names), None)

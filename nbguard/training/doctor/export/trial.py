@@ -38,9 +38,9 @@ from nbguard.training.doctor.export.write_watch import own_if_written
 from nbguard.training.doctor.subject import TrialSubject
 
 _CALLS = (5, 200)
-"""Calls for the times of one way to call a model: at least, and at most."""
+"""Calls for the times of one way to call a model, at least and at most."""
 _QUICKLY = 200_000_000
-"""Nanoseconds in which all ways are timed together, where no limit was given."""
+"""Nanoseconds for timing all ways together, where no limit was given."""
 _REPAIRS = 10
 """Failures that are cured one after the other to find the next."""
 _TRACE = "torch.__trace"
@@ -50,7 +50,7 @@ _LEAST = 2
 
 
 def exported(subject: TrialSubject, batch: TrialBatch, budget: int = _QUICKLY) -> ExportFacts:
-    """Return what came of trying to export a model, whose calls are then timed for `budget` nanoseconds.
+    """Return the outcome of trying to export a model, whose calls are then timed for `budget` nanoseconds.
 
     Raises:
         UndiagnosableError: the model cannot be copied or called.
@@ -60,7 +60,7 @@ def exported(subject: TrialSubject, batch: TrialBatch, budget: int = _QUICKLY) -
 
 
 def exported_statically(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
-    """Return what came of `torch.export` alone, for a batch of one size.
+    """Return the outcome of `torch.export` alone, for a batch of one size.
 
     Raises:
         UndiagnosableError: the model cannot be copied.
@@ -72,7 +72,7 @@ def exported_statically(subject: TrialSubject, batch: TrialBatch) -> ExportAttem
 
 @contextlib.contextmanager
 def untouched(subject: TrialSubject) -> Iterator[None]:
-    """Put everything back that trials change, and keep to themselves what exporters say."""
+    """Put everything back that trials change, and hold back the messages of exporters."""
     generators = LibraryGenerators()
     state = KeptState([("model", subject.model)], [*subject.model.parameters(), *subject.model.buffers()])
     try:
@@ -197,7 +197,7 @@ def _program(
 
 
 def _of_any_batch(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[..., Any]]) -> tuple[ExportAttempt, Any]:
-    """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
+    """Return an attempt where the batch may have any size, each input by itself or else all of them the same."""
     shapes = _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)
     each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes}, calls, of_any_batch=True)
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
@@ -342,9 +342,9 @@ def _eager(subject: TrialSubject, batch: TrialBatch) -> list[torch.Tensor] | Non
 
 
 def _times(calls: dict[str, Callable[..., Any]], batch: TrialBatch, budget: int) -> dict[str, CallTimes]:
-    """Return how long each way to call a model takes: they take turns, so that what slows the machine slows all of them.
+    """Return the time of each way to call a model. They take turns, so that a slower machine slows all of them.
 
-    A way that fails the batch is left out. The first calls, in which TorchScript compiles, are not counted.
+    A way that fails the batch is left out. The first calls, while TorchScript compiles, are not counted.
     """
     named, times = batch.named_inputs or {}, {name: list[int]() for name in calls}
     least, most = _CALLS
@@ -367,7 +367,7 @@ def _times(calls: dict[str, Callable[..., Any]], batch: TrialBatch, budget: int)
 
 
 def exportable(batch: TrialBatch) -> TrialBatch:
-    """Return a batch of two items at least, of plain tensors: an exported program must not know a library's classes."""
+    """Return a batch of two items at least, of plain tensors, as an exported program must not know a library's classes."""
     whole = batch.each(lambda tensor: plain(tensor).detach().clone())
     return whole.resized(max(whole.items or _LEAST, _LEAST))
 

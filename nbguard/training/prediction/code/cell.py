@@ -1,4 +1,4 @@
-"""The fits of a cell that has not run, found in its source to be predicted. No line of it runs on the user's objects."""
+"""The fits of a cell that has not run, found in its source by its statements and names. No line runs on the user's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread whose tensors without data stand for a GPU's, by modes, kernels and a few methods of torch's, for one trace."""
+"""A thread whose tensors without data stand for a GPU's, by modes, kernels and methods of torch's, and that writes no file."""
 
 from __future__ import annotations
 

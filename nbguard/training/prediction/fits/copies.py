@@ -1,4 +1,4 @@
-"""Copies of models and optimizers whose tensors have no data. The originals are read, and stay as they are."""
+"""Copies of models, optimizers and training code whose tensors have no data. The originals are read, and stay as they are."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _of_torchs(loader: Any) -> Any:
 
 
 def _shadow(loader: Any) -> Any:
-    """Return a loader of the same data with transforms and a generator of its own, none of which has anything on a device.
+    """Return a loader of the same data with transforms and a generator of its own, and nothing of them on a device.
 
     It goes through the data in order: to shuffle, a loader of texts changes objects that it shares with the user's.
     """

@@ -1,4 +1,4 @@
-"""Changes to a model, such as checkpoints, biases that a norm takes away, a loss in parts."""
+"""Changes to a model (checkpoints, biases that a norm takes away, a loss in parts) and to a fastai Learner."""
 
 from __future__ import annotations
 

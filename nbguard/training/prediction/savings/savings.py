@@ -1,4 +1,4 @@
-"""Changes that would save memory in a fit, each tried in a trace of its own, by the line that does it."""
+"""Changes that would save memory in a fit, a step or a loop, each tried in a trace of its own, by the line that does it."""
 
 from __future__ import annotations
 

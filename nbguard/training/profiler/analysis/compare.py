@@ -1,4 +1,4 @@
-"""The figures of a fit that a later one is compared with, and the changes from one run to the next."""
+"""The figures of a fit that a later one is compared with, the changes from run to run, and the interval of their ratio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of `%nbguard log` as a result, and as it is shown."""
+"""The state of `%nbguard log`, its view, and the figures that a log takes after each cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of a rank's parameters, gradients and buffers at each Nth step of its optimizers, for `--check-ranks N`."""
+"""Digests of a rank's parameters, gradients and buffers for `--check-ranks N`, and settings that all ranks should share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a distributed fit, where each shows signs of life and sends its figures at its end; rank 0 collects them."""
+"""The ranks of a distributed fit, with signs of life, a warning when one dies, and figures that rank 0 collects at the end."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _NO_FIT = 0
 
 
 def _sums_of(figures: dict[str, Any]) -> GradientSums | None:
-    """Return the sums of gradients, by what DistributedDataParallel logs; None where it has timed none."""
+    """Return the sums of gradients, from the log of DistributedDataParallel; None where it has timed none."""
     taken = figures.get("avg_backward_comm_time", 0)
     sizes = str(figures.get("rebuilt_bucket_sizes") or figures.get("bucket_sizes") or "")
     buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]

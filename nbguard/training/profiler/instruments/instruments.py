@@ -1,4 +1,4 @@
-"""All instruments that a profile puts around a fit."""
+"""All instruments that a profile puts around a fit, the fit's subject, and the record of its parts."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class FitInstruments:
             self.attempt("start", part, recorder)
 
     def ended(self, error: BaseException | None) -> None:
-        """Say that the fit has ended, with the exception that ended it or None."""
+        """Say that the fit is over, with the exception that ended it or None."""
         self.attempt("ended", self._finite, error)
 
     def stop(self) -> None:
@@ -303,7 +303,7 @@ class Instruments:
         self._fit.attempt("has_begun", self.recorder)
 
     def ended(self, error: BaseException | None) -> None:
-        """Say that the fit has ended, with the exception that ended it or None, while everything is still up."""
+        """Say that the fit is over, with the exception that ended it or None, while everything is still up."""
         self._fit.attempt("ended", self.ranks, error)
         self._fit.ended(error)
 

@@ -35,7 +35,7 @@ def arguments_of(calls: list[ForwardCall]) -> list[Any]:
 
 
 def stopped_by(first: NotFinite, *, is_of_learner: bool) -> Exception:
-    """Return the exception that stops a fit at its first value that is not finite: a Learner's is cancelled."""
+    """Return the exception that stops a fit at its first value that is not finite. A Learner's fit is cancelled."""
     words = f"{what_of(first)}: {evidence_of(first.origin)}"
     if is_of_learner:
         return cancel_of_learners()(words)

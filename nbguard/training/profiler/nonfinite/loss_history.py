@@ -1,4 +1,4 @@
-"""The losses of a fit so far, and the first that jumps, as the cause of a non-finite loss often shows before it."""
+"""The losses of a fit so far, held on the device in unsampled batches, and the first that jumps before a non-finite loss."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class FiniteWatch:
             self._search.record_first()
 
     def ended(self, error: BaseException | None) -> None:
-        """Look at a loss that the user's own code has left, as a check for NaN does, before its backward pass."""
+        """Look at a loss that the user's own code left, as a check for NaN does, before its backward pass."""
         for loss in losses_left(self._torch, error, self._since):
             self._look_at_untrained(loss)
 

@@ -1,4 +1,4 @@
-"""A forward pass once more, to check each module's output; model, buffers and generators stay as they are."""
+"""A forward pass once more, to check each module's output; model, buffers, counters and generators stay as they are."""
 
 from __future__ import annotations
 

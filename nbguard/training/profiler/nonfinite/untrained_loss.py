@@ -1,4 +1,4 @@
-"""The loss of which no backward pass was made: the user's own check for NaN left the batch before it."""
+"""The loss without a backward pass, because the user's own check for NaN left the batch before it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def loss_of_learner(learner: Any) -> Any:
 
 
 def losses_left(torch: Any, error: BaseException | None, since: int) -> Iterator[Any]:
-    """Yield single numbers with a graph: in the user's frames that an error has left, then among the names of cells.
+    """Yield single numbers with a graph, first in the user's frames that an error left, then among the names of cells.
 
-    `since`: number of the operation after which they were computed. An error is that which ended the fit, or None.
+    `since`: number of the operation before the first of them. `error` ended the fit, or is None.
     """
     for namespace in (*_frames(error), vars(sys.modules["__main__"])):
         for value in [*namespace.values()]:
@@ -30,7 +30,7 @@ def losses_left(torch: Any, error: BaseException | None, since: int) -> Iterator
 
 
 def _frames(error: BaseException | None) -> Iterator[dict[str, Any]]:
-    """Yield the names of the user's frames that an error has left, the innermost first."""
+    """Yield the names of the user's frames that an error left, the innermost first."""
     sites, left = Sites(), []
     trace: TracebackType | None = None if error is None else error.__traceback__
     while trace is not None:

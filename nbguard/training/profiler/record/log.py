@@ -1,4 +1,4 @@
-"""The log of a fit as it grows, with two numbers for each mark and each boundary, made into a `PhaseLog` afterwards."""
+"""The log of a fit as it grows, with two numbers for each mark and boundary, and the schedule of sampled batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes replaced for the time of a profile, and put back as they were found."""
+"""Attributes replaced for the time of a profile, and put back as they were found; the cost of the replaced calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a fit, showing its memory over time with one batch in detail beside it, or a step by phase."""
+"""Pictures of a fit, showing its memory over time with a batch in detail, or a step by phase, and the memory in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader's verdict, findings, remedies, ranks and the comparison of a profile, in words and figures."""
+"""The loader's verdict, findings, remedies, ranks, operators and the comparison of a profile, in words and figures."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from nbguard.training.profiler.sinks.sink import library
 
 
 class PrometheusSink:
-    """Writes a file again, as a whole, with the latest figures: of the last fit, or of the memory.
+    """Writes a file again, as a whole, with the latest figures of the last fit, or of the memory.
 
     Each has the notebook as a label: node exporter refuses the files of two kernels that say the same of themselves.
     """
@@ -38,7 +38,7 @@ class PrometheusSink:
         self._write({(figure.full_name, figure.of): figure for figure in figures(report)}, "of the last fit")
 
     def log(self, title: str, figures: Sequence[Figure]) -> None:  # noqa: ARG002 - a gauge has a number only
-        """Write a gauge per name, with the notebook and the device as its labels; those of which nothing is said stay."""
+        """Write a gauge per name, with the notebook and the device as its labels; gauges without a new value stay."""
         with self._lock:
             self._latest |= {(figure.full_name, figure.of): figure for figure in figures}
             self._write(self._latest, "of the kernel")

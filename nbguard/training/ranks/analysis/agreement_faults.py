@@ -1,4 +1,4 @@
-"""Faults of ranks that call different things at the same place in the order of calls."""
+"""Faults of ranks that call different things at the same place in the order of calls, and the calls side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a check of a job's ranks: findings, the first of them the cause, and where each rank stands."""
+"""The result of a check of a job's ranks (findings, the cause first, and each rank's place), and its view as blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of the ranks of a job: the collectives that each called, their lines, and its place."""
+"""Facts of the ranks of a job, as the collectives that each called, their lines and its place, and sentences about them."""
 
 from __future__ import annotations
 

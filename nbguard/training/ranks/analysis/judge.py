@@ -1,4 +1,4 @@
-"""The cause why ranks wait for each other, by one rule after another, the first that fits is the cause."""
+"""The cause why ranks wait for each other or for absent ones, by one rule after another, the first that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that was applied: what was set again, and what cannot be, each with the way to do it."""
+"""The settings of an applied record that were set again, and the ones that cannot be, each with the way to do it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _PRECISIONS = {"off": "to_fp32()", "fp16": "to_fp32().to_fp16()", "bf16": "to_fp
 
 
 def applied_blocks(applied: AppliedRecord) -> Iterator[Block]:
-    """Yield what was set, then what could not be."""
+    """Yield the settings that were set, then the ones that could not be."""
     changed = [fact for fact in applied.done if fact.recorded != fact.before]
     left = f"; {counted(len(applied.left), 'difference')} could not be set" if applied.left else ""
     yield Title(f"{counted(len(applied.done), 'setting')} as in the run of {applied.source}{left}", "strong")

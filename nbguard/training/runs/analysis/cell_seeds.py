@@ -1,4 +1,4 @@
-"""Seeds, splits and loaders in the cells of a notebook, read from their source in the order of their runs."""
+"""Seeds, splits and loaders in the cells of a notebook in the order of their runs, and the cells that a name comes from."""
 
 from __future__ import annotations
 

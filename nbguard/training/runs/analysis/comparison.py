@@ -1,4 +1,4 @@
-"""The differences of two runs, ranked by their power to change bits; the first sentence names the most likely cause."""
+"""The differences of two runs, ranked by their power to change bits, the most likely cause first, and their view as blocks."""
 
 from __future__ import annotations
 

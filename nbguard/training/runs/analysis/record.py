@@ -1,4 +1,4 @@
-"""The record of a run, with all that it takes to repeat it, as names with values. Unknown values have a reason."""
+"""The record of a run, with all that it takes to repeat it as names with values or a reason, and its view as blocks."""
 
 from __future__ import annotations
 

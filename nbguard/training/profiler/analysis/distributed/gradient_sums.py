@@ -1,4 +1,4 @@
-"""What DistributedDataParallel sends between the ranks in each step, by its own count and clock. Pure."""
+"""The gradients that DistributedDataParallel sends between the ranks in each step, by its own count and clock. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.units import counted, format_bytes, format_time
 
 _MUCH = 0.25
-"""Share of a step from which on what makes the sums smaller is said."""
+"""Share of a step that is worth advice on smaller sums, at least."""
 _COMPRESS = (
     "`from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook; "
     "model.register_comm_hook(None, bf16_compress_hook)` before the first step halves the bytes of float32 gradients; "
@@ -33,7 +33,7 @@ def sums_finding(sums: GradientSums, hosts: int, step: int | None) -> FitFinding
     Args:
         sums: of rank 0.
         hosts: on which there are ranks, as far as known.
-        step: nanoseconds of a whole batch, the median; None: not known.
+        step: nanoseconds of a whole batch, the median, or None if not known.
     """
     waited = max(sums.time - sums.overlap, 0)
     share = waited / step if step else 0.0

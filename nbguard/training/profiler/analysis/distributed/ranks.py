@@ -1,4 +1,4 @@
-"""The ranks of a distributed fit together, with stragglers, differences, ranks that died and ranks that hang."""
+"""The ranks of a distributed fit together, with stragglers, uneven shares, differences, ranks that died or hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operation that made a value which is not finite, in words, and the change that keeps it from doing so."""
+"""The operation or layer that made a value which is not finite, in words, and the change that keeps it from doing so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Float32Trial:
 
     @property
     def is_in_vain(self) -> bool:
-        """Say whether the layer was tried in float32, and what it returned was not finite either."""
+        """Say whether the layer was tried in float32, and its output was not finite either."""
         return self.is_small and not self.note and self.largest is None
 
     @property

@@ -1,4 +1,4 @@
-"""Fits that train nothing or a part only: steps without gradients, of wrong parameters, or too small. Pure."""
+"""The health of a fit by all checks, and the findings on fits that train nothing or only a part. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fit's loaders as they were used, and the cost of their fetches."""
+"""A fit's loaders as they were used, and the time of a batch on its way to the model, in parts from its reading on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a loader that the same fit ran with before, as advice that was followed and did not help is not given again."""
+"""The number of workers that a loader needs, by trials, and settings that the same fit ran with before."""
 
 from __future__ import annotations
 

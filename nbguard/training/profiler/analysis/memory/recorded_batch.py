@@ -1,4 +1,4 @@
-"""One batch of a fit, recorded allocation by allocation, with the exact peak of each phase, and its parts. Pure."""
+"""The memory of a fit at its peak by category, and one batch recorded allocation by allocation. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a fit divided into batches, with the nanoseconds of each batch of each loop."""
+"""The log of a fit divided into batches, with the nanoseconds of each, and the callbacks that take a share of them."""
 
 from __future__ import annotations
 

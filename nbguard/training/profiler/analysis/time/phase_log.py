@@ -1,4 +1,4 @@
-"""The log of a profile, with the end of each step of the fit. Each nanosecond of the recording belongs to exactly one phase."""
+"""The log of a profile by phase, and its JSON. Each nanosecond of the recording belongs to exactly one phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions that were running at moments of a fit, as the sampler of stacks saw them."""
+"""The functions that were running at moments of a fit, as sampled, and the known slow calls among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of fetches in one process, the fit's own or a worker's, with a time per fetch, and a profile of a few.
+"""The cost of fetches in one process, the fit's own or a worker's, with a time and read bytes per fetch, and a profile.
 
 Nothing is fetched for it.
 """

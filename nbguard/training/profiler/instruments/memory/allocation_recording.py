@@ -1,4 +1,4 @@
-"""Records allocations of a fit one by one, a GPU's by the allocator's own history, others by torch's operations."""
+"""Records allocations of two batches one by one, a GPU's by the allocator's own history, others by torch's operations."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class DeepWatch:
         self._recording.name(addresses)
 
     def saves(self, loss: Any) -> None:
-        """Note what the graph of a loss has saved for its backward pass, which is about to run."""
+        """Note the tensors that the graph of a loss has saved for its backward pass, which is about to run."""
         look = look_at(tensors_of(loss)) if self.is_recording else None
         if look is not None:
             self._recording.name({address: (memory.ACTIVATIONS, nbytes) for address, nbytes in look.blocks.items()})

@@ -1,6 +1,6 @@
-"""The category of each storage, of models, gradients, optimizers and inputs, each counted once.
+"""Storages by category (models, gradients, optimizers, inputs), each counted once, and those older than the profile.
 
-Goes by the dicts in which optimizers keep tensors, and holds none of these.
+Goes by the dicts that optimizers keep tensors in, and holds none of these.
 """
 
 from __future__ import annotations

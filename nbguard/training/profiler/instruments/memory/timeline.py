@@ -1,4 +1,4 @@
-"""The memory of a fit on one device over time, read at the recorder's events."""
+"""The memory of a fit on one device over time, read at the recorder's events, as levels for a picture and by phase."""
 
 from __future__ import annotations
 

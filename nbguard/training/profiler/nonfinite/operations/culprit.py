@@ -1,4 +1,4 @@
-"""The facts of an operation that made a value that is not finite, with the numbers that it got at that place."""
+"""The operation that made a value that is not finite, found in the loss's graph, with the numbers that it got."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ _MOST = 2000
 _NAME = re.compile(r"(\w+?)Backward\d*")
 _OPERANDS = ("_saved_self", "_saved_other", "_saved_exponent")
 _SCALED = ("mul", "div")
-"""Operations whose result is not finite where a number is not, whatever it is multiplied with: most others may leave it out."""
+"""Operations whose result is not finite where a number is not, whatever it is multiplied with. Most others may leave it out."""
 _MEAN = 1
 """The number of a mean among the reductions of a loss."""
 _OPTIONS = ("dim", "correction", "keepdim")

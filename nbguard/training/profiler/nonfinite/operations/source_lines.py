@@ -1,4 +1,4 @@
-"""The lines of the user's code of an operation, read from the source for a step unlike the recorded one."""
+"""The lines of the user's code of an operation, read from the source, and the variables and weights of the failed step."""
 
 from __future__ import annotations
 
