@@ -158,7 +158,7 @@ def _refusal(device: DeviceAnalysis, question: Question) -> str:
     """Return why nothing may move on a device at all; empty where something may."""
     facts = device.analysis.facts
     if device.facts.airbag is not None:
-        return "the airbag takes what has no room; " + advice.AIRBAG_OFF.code + " ends it, and then room can be made"
+        return "the airbag is on and would take the request; " + advice.AIRBAG_OFF.code + " ends it"
     if device.room.is_expandable:
         return (
             "expandable segments are on; they put free pages together without a move, and the pieces that are left "
