@@ -55,8 +55,8 @@ NvmlReader._handle = lambda self, properties, index: (self._nvml.nvmlDeviceGetHa
     "the counters of device 0 are taken for every device": (
         """
 import nbguard.memory.scan.devices.cuda as cuda
-snapshot = cuda.segments_by_device
-cuda.segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0, 1)}
+snapshot = cuda._segments_by_device
+cuda._segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0, 1)}
 """,
         lambda notebook, folder: test_device_bar.test_two_devices(notebook, folder),
     ),
@@ -67,8 +67,8 @@ cuda.segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0,
     "looking waits for the device": (
         """
 import torch, nbguard.memory.scan.devices.cuda as cuda
-segments = cuda.segments_by_device
-cuda.segments_by_device = lambda: (torch.cuda.synchronize(), segments())[1]
+segments = cuda._segments_by_device
+cuda._segments_by_device = lambda: (torch.cuda.synchronize(), segments())[1]
 """,
         lambda notebook, folder: test_device_bar.test_looking_neither_waits_nor_resets_nor_empties(notebook),
     ),

@@ -64,7 +64,7 @@ def test_ticks_end_with_the_last_lease(plain_kernel: Kernel) -> None:
         first.catch_up()
         start = len(first.data("tick"))
         times = [first.wait("tick", count=start + number)["tick"]["t"] for number in (1, 2, 3)]
-        plain_kernel.run("from nbguard.frontend.sidebar.hub import leases; leases.LEASE = 0.1").ok()
+        plain_kernel.run("from nbguard.frontend.sidebar.hub import comms; comms.LEASE = 0.1").ok()
         second.hello(visible=False)
         wait_until(lambda: plain_kernel.value(_THREADS) == [], "the sampler to end")
         first.catch_up()
