@@ -53,6 +53,8 @@ LINES = {
     "predict": "%gpumem predict learn --gpu T4",
     "simulate": "%gpumem simulate 1GiB\n%gpumem simulate off",
     "airbag": "%gpumem airbag",
+    "make-room": "%gpumem make-room 1MiB --dry-run",
+    "apply": "%nbguard apply run.json learn",
     "record": "%gpumem record\n%nbguard record learn --save run.json",
     "snapshot": "%gpumem snapshot f.pickle",
     "load": "%gpumem load nowhere.pickle",

@@ -112,7 +112,7 @@ def _add_map(options: MagicArgumentParser) -> None:
 
 
 def _add_make_room(options: MagicArgumentParser) -> None:
-    options.add_argument("size", metavar="SIZE", help="bytes of the request in one piece, such as 256MiB")
+    options.add_argument("size", type=_size, metavar="SIZE", help="bytes of the request in one piece, such as 256MiB")
     options.add_argument("--dry-run", action="store_true", help="show what would move, and touch nothing")
     _add_device(options)
 
@@ -121,6 +121,13 @@ def _add_leak(options: MagicArgumentParser) -> None:
     rounds = _number("a number of runs")
     options.add_argument("rounds", type=rounds, metavar="N", help="number of runs; three or more say most")
     options.add_argument("code", nargs="+", metavar="CODE", help="the code to run, such as predict(x)")
+
+
+def _size(text: str) -> str:
+    """Return a size as typed, if it begins like one: a name there is meant for another command."""
+    if not text[:1].isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no size")
+    return text
 
 
 def _number(of: str) -> Callable[[str], int]:

@@ -132,9 +132,10 @@ class Grammar:
             raise UsageError(
                 f"{self.magic}: {first} is a name: run  {self.magic} {self._word_of_name} {first}  to see what keeps it alive"
             )
-        others = [text for text in texts if text.startswith("--") and not self._actions(text.partition("=")[0])]
+        rest = texts if word is None else texts[1:]
+        others = [text for text in texts if text.startswith("--") and not self._takes(word, text.partition("=")[0], rest)]
         elsewhere = of_another_magic(self.magic, texts) if word is None else ""
-        elsewhere = elsewhere or option_of_another_magic(self.magic, others, texts if word is None else texts[1:])
+        elsewhere = elsewhere or option_of_another_magic(self.magic, others, rest)
         if elsewhere:
             raise UsageError(f"{self.magic}: {elsewhere}")
 
@@ -177,6 +178,11 @@ class Grammar:
         return [
             (word, one._option_string_actions[option]) for word, one in parsers.items() if option in one._option_string_actions
         ]
+
+    def _takes(self, word: str | None, option: str, rest: list[str]) -> bool:
+        """Say whether an option is one of `word`, or of another word that could stand before the rest of the line."""
+        having = [name for name, _ in self._actions(option)]
+        return (word or "") in having or any(self.reads([name, *rest] if name else rest) for name in having)
 
     def _goes_with(self, word: str | None, option: str) -> str:
         """Return the words that an option goes with, if it is not one of `word`; empty if it is, or goes with none."""
