@@ -88,23 +88,27 @@ class Part:
         return LABELS.get(self.name, self.name)
 
 
-def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
+def parts_of(
+    device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId], space: Fragmentation | None = None
+) -> tuple[Part, ...]:
     """Return the parts of `device`; `allocated`: bytes of its holders, `in_use`: private pools that an object keeps.
 
-    They add up to the device's size; spilled bytes come last, beyond it.
+    They add up to the device's size; spilled bytes come last, beyond it. `space` is that of its segments, if known already.
     """
     spilled = 0 if device.airbag is None else device.airbag.spilled
-    parts = _parts_of(device, allocated, pid, in_use)
+    parts = _parts_of(device, allocated, pid, in_use, space)
     return (*parts, Part(DevicePart.SPILLED, spilled, "in host memory: the airbag's")) if spilled else parts
 
 
-def _parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
+def _parts_of(
+    device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId], space: Fragmentation | None
+) -> tuple[Part, ...]:
     if device.allocator is None:
         return (Part(DevicePart.ALLOCATED, allocated), *_rest(device, pid, 0))
     if device.segments is None:
         cache = _by_counters(device, device.allocator, allocated)
         return (Part(DevicePart.ALLOCATED, allocated), *cache, *_rest(device, pid, device.allocator.reserved))
-    space = fragmentation(device.segments, in_use=in_use)
+    space = fragmentation(device.segments, in_use=in_use) if space is None else space
     parts = [
         Part(DevicePart.ALLOCATED, space.allocated),
         Part(DevicePart.RELEASABLE, space.releasable, _RELEASABLE),

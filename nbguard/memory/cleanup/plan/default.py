@@ -27,7 +27,7 @@ def holders_of(device: DeviceAnalysis) -> tuple[Holder, ...]:
 def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:
     """Return the parts of a device's memory: allocated are the bytes of its holders."""
     allocated = sum(holder.retained for holder in device.once(holders_of))
-    return parts_of(device.facts, allocated, device.analysis.facts.pid, device.analysis.pools_in_use)
+    return parts_of(device.facts, allocated, device.analysis.facts.pid, device.analysis.pools_in_use, device.space)
 
 
 def block_holders_of(device: DeviceAnalysis) -> BlockHolders:

@@ -92,7 +92,8 @@ def _parts(device: DeviceAnalysis) -> Iterator[tuple[str, int]]:
     rows = (*(holder for holder, _ in device.holdings), *unheld(facts, device.facts))
     for row in rows:
         yield _class_of(facts, row), row.retained
-    for part in parts_of(device.facts, sum(row.retained for row in rows), facts.pid, device.analysis.pools_in_use):
+    allocated = sum(row.retained for row in rows)
+    for part in parts_of(device.facts, allocated, facts.pid, device.analysis.pools_in_use, device.space):
         if part.name == DevicePart.CONTEXT:
             yield "context", part.nbytes
         elif part.name != DevicePart.ALLOCATED and part.name not in NOT_OURS:
