@@ -216,7 +216,7 @@ class MemoryStates:
             seconds=scan.seconds,
             cell=cell,
             during=during,
-            over=(*self._seen_passed, *self._cured(scan.analysis)),
+            over=self._cured(scan.analysis),
         )
         notices = self._notices(scan.analysis)
         state = replace(state, notices=notice_lines(notices))

@@ -153,7 +153,7 @@ def build_memory_state(
     """Return the memory state of a scan, and the meaning of its rows in requests.
 
     It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`: after the cell `cell`, or in the middle of
-    the cell `during`. The card on a failure of a cell in `over` is left out: it has run through since, or would now.
+    the cell `during`. The card on a cell that has run through is left out, as is one on a cell in `over`, which would now.
     """
     rows = rows_of(analysis)
     heap = MemoryState(
@@ -248,7 +248,7 @@ def _key(*parts: object) -> str:
 
 def _oom(card: OomCard | None, over: Collection[int | None]) -> OomView | None:
     """Return the card in the words of a sidebar: the request, the memory that can be allocated now, the remedies."""
-    if card is None or card.asked.cell in over:
+    if card is None or card.asked.has_passed or card.asked.cell in over:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
     sentence = asked_words(card.asked, card.device)

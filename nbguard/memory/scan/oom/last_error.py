@@ -247,7 +247,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         fills=tuple(sorted(trace.fills())),
         trains=trace.trains(inputs),
         was_released=trace.was_released(),
-        has_passed=cell is not None and cell in passed_run()[:1],
+        has_passed=cell in passed_run(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )

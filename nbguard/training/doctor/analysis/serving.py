@@ -143,16 +143,13 @@ def is_asked(check: Check) -> bool:
 
 def ungated(name: str, reason: str) -> Check:
     """Return a check that was asked for and could not be made, which is no success."""
-    return checked("export", name, reason, _ungated(reason))
-
-
-def _ungated(reason: str) -> CheckFinding:
-    return CheckFinding(
+    finding = CheckFinding(
         severity="problem",
         what="a limit or a file was given, and could not be checked",
         evidence=reason,
         command="# put this right first, or ask without the limit and the file",
     )
+    return checked("export", name, reason, finding)
 
 
 def _cause(facts: GoldenFacts) -> str:
