@@ -24,7 +24,7 @@ _Bytes: TypeAlias = Annotated[int, Within(0, _LARGEST)]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Whether an engine has answered a question, and if not, why not."""
+    """The answer of an engine, or the reason why there is none."""
 
     kind: AnswerKind
     reason: str = ""  # a sentence; empty where it has answered

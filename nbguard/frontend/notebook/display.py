@@ -69,7 +69,7 @@ def _new_display() -> Any:
 
 
 def _taken() -> Any:
-    """Return the display that a line of progress of this cell left free, which it is no more; None if there is none."""
+    """Return the display that an earlier line of progress of this cell left free, and take it; None if there is none."""
     (cell, place), ProgressLine.free = ProgressLine.free or (None, None), None
     return place if cell == getattr(running_shell(), "execution_count", None) else None
 

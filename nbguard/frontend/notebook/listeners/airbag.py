@@ -27,7 +27,7 @@ class AirbagWatch:
         self._show = show
 
     def before(self) -> None:
-        """Have the watch start again."""
+        """Start the watch again."""
         watch = _watch()
         if watch is not None:
             watch.begin()
