@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nbguard.frontend.sidebar.protocol import answers, messages, state
+from nbguard.frontend.sidebar.protocol import messages, state
 
 _HEAD = """\
 /**
@@ -48,8 +48,8 @@ def protocol_ts() -> str:
     parts += [_alias(name) for name in _ALIASES]
     parts += [_shape(shape) for shape in _shapes()]
     parts += [
-        _union("Answer", "The hub's answer to a request. `rid` is the request's.", answers.ANSWERS, has_check=True),
-        _union("Broadcast", "A message of the hub to every view that looks.", answers.BROADCASTS, has_check=False),
+        _union("Answer", "The hub's answer to a request. `rid` is the request's.", messages.ANSWERS, has_check=True),
+        _union("Broadcast", "A message of the hub to every view that looks.", messages.BROADCASTS, has_check=False),
         _union("Request", "A view's message. `rid` is chosen by it and comes back in every answer.", messages.REQUESTS),
     ]
     return "\n".join(parts)
@@ -59,7 +59,7 @@ def _shapes() -> Iterator[type]:
     """Yield the classes that fields consist of, each after those that its own fields need."""
     yield from dict.fromkeys(
         shape
-        for message in (*answers.ANSWERS.values(), *answers.BROADCASTS.values())
+        for message in (*messages.ANSWERS.values(), *messages.BROADCASTS.values())
         for hint in _hints(message).values()
         for shape in _needed(hint)
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nbguard.api import airbag, end_zombies, make_room, memory_map, oom, park, plan, release, report, unpark, why, zombies
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
-    from nbguard.frontend.cluster.engines import engines
+    from nbguard.frontend.cluster.engine import engines
     from nbguard.frontend.notebook.profile import FitMonitor as FitMonitor
     from nbguard.frontend.notebook.profile import last_fit, profile_fit
     from nbguard.frontend.notebook.session import history, notices
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
     from nbguard.memory.cells.rounds import watch
     from nbguard.memory.simulation.simulation import simulate
+    from nbguard.memory.snapshots.diagnosis_view import whatif_report
     from nbguard.memory.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
     from nbguard.memory.snapshots.save import live_snapshot, record, save_snapshot
-    from nbguard.memory.snapshots.whatif import whatif_report
     from nbguard.training.doctor.deterministic import deterministic
     from nbguard.training.doctor.diagnose import diagnose
-    from nbguard.training.doctor.diagnose_launch import diagnose_launch
     from nbguard.training.doctor.export.repair import exportable
+    from nbguard.training.doctor.launch import diagnose_launch
     from nbguard.training.prediction.predict import predict
     from nbguard.training.profiler.nonfinite.float32_layers import in_float32
     from nbguard.training.ranks.errors import launch_errors
@@ -72,8 +72,8 @@ _HOMES = {
     "compare": "nbguard.training.runs.comparing",
     "deterministic": "nbguard.training.doctor.deterministic",
     "diagnose": "nbguard.training.doctor.diagnose",
-    "diagnose_launch": "nbguard.training.doctor.diagnose_launch",
-    "engines": "nbguard.frontend.cluster.engines",
+    "diagnose_launch": "nbguard.training.doctor.launch",
+    "engines": "nbguard.frontend.cluster.engine",
     "exportable": "nbguard.training.doctor.export.repair",
     "history": "nbguard.frontend.notebook.session",
     "last_fit": "nbguard.frontend.notebook.profile",
@@ -96,7 +96,7 @@ _HOMES = {
     "watch": "nbguard.memory.cells.rounds",
     "watch_ranks": "nbguard.training.ranks.watch",
     "what_if": "nbguard.memory.allocator.replay.whatif",
-    "whatif_report": "nbguard.memory.snapshots.whatif",
+    "whatif_report": "nbguard.memory.snapshots.diagnosis_view",
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }

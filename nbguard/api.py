@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, TargetError
 from nbguard.memory.cleanup.apply.apply import Cleaned, apply, bring_back, uncover
-from nbguard.memory.cleanup.apply.processes import end_orphans, find_zombies
+from nbguard.memory.cleanup.apply.steps import end_orphans, find_zombies
 from nbguard.memory.cleanup.figures import figure_of
 from nbguard.memory.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.memory.cleanup.plan.plan import Outcome, Plan, Request

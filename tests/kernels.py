@@ -35,12 +35,12 @@ os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # a line about frozen module
 import ipykernel.debugger, sqlite3, IPython.core.completerlib, IPython.core.oinspect, IPython.extensions.storemagic
 import tornado.platform.asyncio, tornado.queues
 # what `%load_ext nbguard`, the first report and the first cleanup would import; nothing of it is done yet
-import nbguard.api, nbguard.memory.cleanup.apply.oom_observer, nbguard.memory.cleanup.plan.plan_view
+import nbguard.api, nbguard.memory.cleanup.apply.apply, nbguard.memory.cleanup.plan.plan_view
 import nbguard.memory.cells.name_watch, nbguard.memory.cells.notices, nbguard.memory.cells.repeats
 import nbguard.memory.reports.report, nbguard.memory.scan.devices.counters, nbguard.render.html, nbguard.render.text
 import nbguard.training.doctor.cuda_start, nbguard.training.ranks.errors
-import nbguard.frontend.notebook.predictions, nbguard.frontend.notebook.listeners.foreseen_fits
-import nbguard.frontend.notebook.listeners.launch_card, nbguard.frontend.notebook.listeners.oom_card
+import nbguard.frontend.notebook.predictions, nbguard.frontend.notebook.listeners.cuda_start
+import nbguard.frontend.notebook.listeners.oom_card, nbguard.frontend.notebook.listeners.oom_card
 import nbguard.frontend.notebook.magics.command_line, nbguard.frontend.sidebar.hub.hub
 del os.environ["PYDEVD_DISABLE_FILE_VALIDATION"]
 from ipykernel.kernelapp import IPKernelApp

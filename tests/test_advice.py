@@ -16,8 +16,7 @@ import nbguard
 from nbguard.errors import TargetError
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice
-from nbguard.render.blocks import Line, Table, TableRow
-from nbguard.render.html import blocks_html
+from nbguard.render.html import Line, Table, TableRow, blocks_html
 from nbguard.render.text import blocks_text
 from nbguard.texts import BEHIND_MORE, Text, before_start, capitalised, form, here, joined
 

@@ -11,7 +11,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbguard.cell_names import cell_names
 from nbguard.memory.cells.name_watch import _unbound_by
 from nbguard.memory.scan.oom.names import names_in
-from nbguard.memory.scan.roots.namespace import Cells
+from nbguard.memory.scan.roots.registries import Cells
 from nbguard.training.prediction.code.cell import names_bound
 from nbguard.training.runs.analysis.cell_seeds import cells_behind
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbguard.render.blocks import Block
+    from nbguard.render.html import Block
     from nbguard.texts import Host
 
 SCHEMA = 1

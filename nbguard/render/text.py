@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 
-from nbguard.render.blocks import (
+from nbguard.render.html import (
     Bar,
     Block,
     FactLines,

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.blocks import Addresses, SimulatedDriver
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, AllocatorSettings, PoolId
 from nbguard.memory.allocator.model.state import copy, load, save
 from nbguard.memory.allocator.replay.replay import replay
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, parse_snapshot
 from tests.allocator.invariants import check
 from tests.thorough import examples
 

@@ -14,8 +14,7 @@ from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.memory.allocator.replay.replay import replay
 from nbguard.memory.allocator.snapshot.read import load_snapshot
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, parse_snapshot
 from tests.allocator.first_fit import FirstFit
 
 MIB = 2**20

@@ -9,11 +9,10 @@ import pytest
 
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.blocks import Addresses, SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
 from tests.allocator import oracle
 from tests.allocator.first_fit import FirstFit
 from tests.allocator.test_oracle import RUNS

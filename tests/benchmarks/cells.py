@@ -25,7 +25,7 @@ import torch
 from fastai.basics import nn
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-import nbguard.memory.cells.ledger
+import nbguard.memory.cells.name_watch
 from nbguard.frontend.notebook.session import session_of
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     for event, hook in hooks.items():
         shell.events.unregister(event, hook)
     of_notices = noticing(cell, shell, options.rounds)
-    nbguard.memory.cells.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
+    nbguard.memory.cells.name_watch._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
     session = session_of(shell)
     session.turn_on(auto_clean_errors=True)
     session.recording.show_cells(on=True)

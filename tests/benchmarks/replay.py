@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.replay.replay import best_play, recorded_device
 from nbguard.memory.allocator.snapshot.read import load_snapshot
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 COMMANDS = ("map", "replay", "whatif", "diagnose")

@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.driver import SimulatedDriver
+from nbguard.memory.allocator.model.blocks import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.allocator.model.state import copy
 from nbguard.memory.cleanup.plan.cheapest import Release, cheapest_release
-from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
 from nbguard.units import MiB

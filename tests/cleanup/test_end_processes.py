@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nbguard.memory.cleanup.apply import processes as actions
-from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.cleanup.apply import steps as actions
+from nbguard.memory.cleanup.plan.promises import judge
 from nbguard.memory.core import advice
 from nbguard.memory.core.processes import DeviceProcess, Judged, Zombies
 from nbguard.memory.scan.devices.processes import is_alive, process_facts, process_of, surroundings

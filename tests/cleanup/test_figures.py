@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
 from nbguard.memory.cleanup.figures import figure_of, targets_of_roots
-from nbguard.memory.cleanup.plan.default import holders_of
+from nbguard.memory.cleanup.plan.parking import holders_of
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis

@@ -94,7 +94,7 @@ def test_a_busy_engine_has_a_row_and_does_nothing_later(notebook: Kernel) -> Non
     notebook.run(
         """
         import os, time
-        from nbguard.frontend.cluster.engines import ask
+        from nbguard.frontend.cluster.engine import ask
         flag, later = os.path.abspath("flag"), os.path.abspath("later")
         def wait(flag):
             import os, time

@@ -7,7 +7,7 @@ import pytest
 import nbguard
 from nbguard.errors import DamagedDataError, NbguardError
 from nbguard.frontend.cluster.analysis import Answer, EngineDevice, EngineMemory, engine_of, report_of
-from nbguard.frontend.cluster.engines import clients_in, is_client
+from nbguard.frontend.cluster.engine import clients_in, is_client
 from nbguard.render.text import blocks_text
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
-from nbguard.memory.cleanup.plan import default
-from nbguard.memory.cleanup.plan.default import default_plan, holders_of
+from nbguard.memory.cleanup.plan import parking
+from nbguard.memory.cleanup.plan.parking import default_plan, holders_of
 from nbguard.memory.core import analysis as memory_analysis
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
@@ -48,10 +48,10 @@ PURE = {
     "pools in use": (memory_analysis, "pools_in_use"),
     "fragmentation": (memory_analysis, "fragmentation"),
     "units": (memory_analysis, "units"),
-    "all holders": (default, "all_holders"),
-    "pins": (default, "pins_of_holders"),
-    "parts": (default, "parts_of"),
-    "default plan": (default, "plan_cleanup"),
+    "all holders": (parking, "all_holders"),
+    "pins": (parking, "pins_of_holders"),
+    "parts": (parking, "parts_of"),
+    "default plan": (parking, "plan_cleanup"),
     "fixes of the card": (card, "fixes"),
 }
 

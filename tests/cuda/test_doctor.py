@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbguard.training.doctor.analysis.determinism import WAYS
+from nbguard.training.doctor.analysis.step_trace import WAYS
 from tests.cuda.conftest import Notebook
 
 _PRELUDE = """

@@ -237,7 +237,7 @@ def test_a_pid_that_was_given_away_gets_no_signal(notebook: Notebook, start: Sta
     kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}").ok()
     orphan = start("orphan", "spawner.py", "orphan", "dies")
     kernel.run(
-        "from dataclasses import replace\nfrom nbguard.memory.cleanup.apply.processes import find_zombies, end_orphans\n"
+        "from dataclasses import replace\nfrom nbguard.memory.cleanup.apply.steps import find_zombies, end_orphans\n"
         "listed = find_zombies()\n"
         "first = listed.judged[0]\n"
         "earlier = replace(first.found.process, started=first.found.process.started - 5)\n"

@@ -6,12 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.memory.core.oom_facts import HostFacts
-from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding
-from nbguard.training.doctor.analysis.environment import DriverFacts, EnvironmentFacts, GpuFact, ProcessLimits, TorchFacts
-from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, toolkit_checks
+from nbguard.training.doctor.analysis.diagnosis import (
+    Check,
+    CheckFinding,
+    DriverFacts,
+    EnvironmentFacts,
+    GpuFact,
+    ProcessLimits,
+    TorchFacts,
+    variable_checks,
+)
+from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks, toolkit_checks
 from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, learner_checks
-from nbguard.training.doctor.analysis.machine_checks import machine_checks
-from nbguard.training.doctor.analysis.variable_checks import variable_checks
 from nbguard.units import GiB
 
 TORCH = TorchFacts(

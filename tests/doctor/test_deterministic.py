@@ -12,7 +12,7 @@ from torch import nn
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.training.doctor.analysis.determinism import Deterministic, StepTimes
+from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
 from tests.doctor import learners, planted
 from tests.doctor.untouched import fingerprint
 

@@ -10,7 +10,7 @@ import pytest
 
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.oom_facts import HostFacts
-from nbguard.training.doctor.analysis.environment import (
+from nbguard.training.doctor.analysis.diagnosis import (
     CompilerFacts,
     DriverFacts,
     EnvironmentFacts,

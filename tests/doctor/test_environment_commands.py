@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.training.doctor.analysis.environment import PREFIXES, EnvironmentFacts
+from nbguard.training.doctor.analysis.diagnosis import PREFIXES, EnvironmentFacts
 from nbguard.training.doctor.diagnose import learner_facts
 from nbguard.training.doctor.environment import environment_facts
 from nbguard.training.doctor.subject import subject_of

@@ -530,7 +530,7 @@ def test_a_callback_that_changes_the_batch_or_the_prediction_is_named_without_be
     from fastai.callback.core import Callback
     from fastai.callback.mixup import MixUp
 
-    from nbguard.training.doctor.export.callbacks import batch_changes
+    from nbguard.training.doctor.export.surroundings import batch_changes
     from nbguard.training.doctor.subject import subject_of
 
     class Doubles(Callback):

@@ -16,12 +16,11 @@ import pytest
 
 import nbguard
 from nbguard.memory.core.oom_facts import HostFacts
-from nbguard.training.doctor.analysis.diagnosis import Check
-from nbguard.training.doctor.analysis.environment import DriverFacts
+from nbguard.training.doctor.analysis.diagnosis import Check, DriverFacts
 from nbguard.training.doctor.analysis.launch_checks import LaunchFacts, SelfTest, launch_checks, pod_checks
 from nbguard.training.doctor.launch import launch_facts
-from nbguard.training.ranks.analysis.launcher import launch_of
-from nbguard.training.ranks.analysis.meeting_point import PortOwner
+from nbguard.training.ranks.analysis.flight_dump import PortOwner
+from nbguard.training.ranks.analysis.launch_errors import launch_of
 from nbguard.units import GiB, MiB
 from tests.doctor.environments import HEALTHY
 from tests.thorough import THOROUGH

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.training.doctor.analysis.environment import ToolkitFacts
+from nbguard.training.doctor.analysis.diagnosis import ToolkitFacts
 from nbguard.training.doctor.analysis.gpu_checks import toolkit_checks
-from nbguard.training.doctor.toolkit import toolkit_facts
+from nbguard.training.doctor.environment import toolkit_facts
 from tests.doctor.environments import HEALTHY
 
 

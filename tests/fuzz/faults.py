@@ -22,7 +22,7 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError, RankFactsError, RunRecordError
-from nbguard.training.ranks.analysis.nccl_log import nccl_notes
+from nbguard.training.ranks.analysis.launch_errors import nccl_notes
 from nbguard.training.runs.analysis.record import RunCell
 from nbguard.training.runs.comparing import compare, save_record
 from tests.fuzz.bounds import bound_memory, bound_time, complaints, unescaped

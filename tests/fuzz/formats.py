@@ -24,7 +24,7 @@ from nbguard.frontend.cluster.analysis import engine_of, report_of
 from nbguard.frontend.sidebar.protocol.messages import BadRequest, parse
 from nbguard.render.result import Result
 from nbguard.training.ranks.analysis.facts import CollectiveCall, RankFacts, to_text
-from nbguard.training.ranks.analysis.nccl_log import nccl_notes
+from nbguard.training.ranks.analysis.launch_errors import nccl_notes
 from nbguard.training.runs.comparing import compare
 from tests.allocator import oracle
 from tests.fuzz.values import ESCAPES, HTML, TEXTS, changed, damaged, repeated

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nbguard.errors import NbguardError, RankFactsError, SnapshotError
-from nbguard.frontend.cli import main, terminal
+from nbguard.frontend.cli import commands, main
 from nbguard.frontend.notebook.display import line_bundle
-from nbguard.render.blocks import (
+from nbguard.render.html import (
     Bar,
     Block,
     FactLines,
@@ -24,8 +24,8 @@ from nbguard.render.blocks import (
     Table,
     TableRow,
     Title,
+    blocks_html,
 )
-from nbguard.render.html import blocks_html
 from nbguard.render.text import blocks_text
 from nbguard.texts import printable
 from tests.fuzz.bounds import complaints, unescaped
@@ -97,7 +97,7 @@ def test_an_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_only_one_module_of_the_command_line_prints() -> None:
     printing = set()
-    for file in Path(terminal.__file__).parent.glob("*.py"):
+    for file in Path(commands.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write"):
                 printing.add(file.name)

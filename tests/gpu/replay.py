@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from nbguard.memory.allocator.replay.replay import replay
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, parse_snapshot
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation

@@ -20,7 +20,7 @@ def notebook(kernel: Kernel) -> Kernel:
     """A kernel with the zoo's helpers, nbguard, and a line after each cell that changes memory."""
     kernel.run(PRELUDE).ok()
     kernel.run(
-        "%load_ext nbguard\nimport nbguard.memory.cells.ledger\nnbguard.memory.cells.ledger._TOO_SLOW = 60"
+        "%load_ext nbguard\nimport nbguard.memory.cells.name_watch\nnbguard.memory.cells.ledger._TOO_SLOW = 60"
     ).ok()  # also on a busy machine
     kernel.run("%gpumem cells on").ok()
     return kernel
@@ -316,7 +316,7 @@ def test_recording_without_lines(kernel: Kernel) -> None:
 
 
 def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
-    notebook.run("import nbguard.memory.cells.ledger as inside; inside._TOO_SLOW, inside._PATIENCE = 0.0, 1").ok()
+    notebook.run("import nbguard.memory.cells.name_watch as inside; inside._TOO_SLOW, inside._PATIENCE = 0.0, 1").ok()
 
     first = notebook.run("t = torch.ones(2 << 20)").ok().text
     second = notebook.run("u = torch.ones(1 << 22)").ok().text

@@ -21,7 +21,7 @@ _scanning._scan_without_collecting = _counted
 gc.collect()
 """
 _COUNT_ANSWERS = """
-import nbguard.memory.cleanup.plan.default as _planning, nbguard.memory.core.analysis as _analysing
+import nbguard.memory.cleanup.plan.parking as _planning, nbguard.memory.core.analysis as _analysing
 answers = {"plan": 0, "holders": 0}
 def _counting_calls(name, function):
     def counted(*args):

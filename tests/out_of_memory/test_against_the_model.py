@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.state import copy
-from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, Block, Facts, Graph, Node, PoolFact, Root, StorageFact
 from nbguard.memory.core.oom_facts import OomFact

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbguard.memory.scan.plain_torch import has_compiled
+from nbguard.memory.scan.parked import has_compiled
 from tests.frozen import frozen_in_package  # noqa: F401 - each profile goes over the heap when it begins
 
 

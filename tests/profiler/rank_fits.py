@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.distributed.ranks import rank_report
+from nbguard.training.profiler.analysis.ranks import rank_report
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
@@ -36,7 +36,7 @@ from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.training.ranks.job_board import open_board
-from nbguard.training.ranks.job_folder import job_folder
+from nbguard.training.ranks.meeting_point import job_folder
 from nbguard.training.ranks.rank import current_rank
 
 WORLD = 2

@@ -18,11 +18,10 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.core.counters import Counted, Reading
-from nbguard.memory.core.facts import Block, DeviceFacts, Segment
+from nbguard.memory.core.facts import Block, Counted, DeviceFacts, Reading, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
-from nbguard.training.profiler.analysis.figures import figures
-from nbguard.training.profiler.analysis.memory_log import cell_figures, reading_figures
+from nbguard.training.profiler.analysis.compare import figures
+from nbguard.training.profiler.analysis.memory.growth import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.sinks import open_sink
 from tests.kernels import wait_until

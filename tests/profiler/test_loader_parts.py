@@ -15,8 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 
 import nbguard
 from nbguard.render.text import blocks_text
-from nbguard.training.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, file_work, loader_parts
-from nbguard.training.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep
+from nbguard.training.profiler.analysis.loader.slowest import (
+    FetchCall,
+    FetchFacts,
+    FetchFunction,
+    FetchProfile,
+    FetchStep,
+    LoaderFacts,
+    file_work,
+    loader_parts,
+)
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.units import format_bytes
 

@@ -16,15 +16,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import nbguard
 from nbguard.memory.core.facts import Unavailable
-from nbguard.training.profiler.analysis.memory.growth import growth_finding
-from nbguard.training.profiler.analysis.memory.memory_report import Level, MemoryObservations, memory_report
+from nbguard.training.profiler.analysis.memory.growth import Level, MemoryObservations, growth_finding, memory_report
 from nbguard.training.profiler.analysis.report import Growth, MemoryReport
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.instruments.memory import growth as growth_watch
 from nbguard.training.profiler.instruments.memory import timeline
 from nbguard.training.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
-from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
-from nbguard.training.profiler.instruments.memory.timeline import MOST_POINTS, LevelHistory
+from nbguard.training.profiler.instruments.memory.timeline import MOST_POINTS, LevelHistory, MemoryWatch
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.units import KiB, MiB

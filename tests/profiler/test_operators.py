@@ -14,7 +14,7 @@ import nbguard
 from nbguard.render.text import blocks_text
 from nbguard.training.profiler.analysis.operators import OperatorFacts, OperatorTime, operator_table
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.render.rows import operator_blocks
+from nbguard.training.profiler.render.fit import operator_blocks
 
 _BATCHES = 10
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.errors import StoppedAtNaN
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.health.nonfinite import nan_findings
-from nbguard.training.profiler.analysis.health.operations import FailedOperation
+from nbguard.training.profiler.analysis.nonfinite import nan_findings
+from nbguard.training.profiler.analysis.operations import FailedOperation
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from nbguard.training.profiler.nonfinite.operations.replay import StepReplay
 from tests.profiler.recording import generators, recording, seed

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
+from nbguard.training.profiler.analysis.ranks import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow
 from tests.profiler.rank_fits import BATCHES, CHECKED, WAIT
 
@@ -268,7 +268,7 @@ def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.training.ranks.job_folder import job_folder, leave
+    from nbguard.training.ranks.meeting_point import job_folder, leave
     from nbguard.training.ranks.rank_file import RankFile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -19,11 +19,10 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.memory.core.counters import Counted, Reading
-from nbguard.memory.core.facts import Block, DeviceFacts, Segment
+from nbguard.memory.core.facts import Block, Counted, DeviceFacts, Reading, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
-from nbguard.training.profiler.analysis.figures import figures, summary
-from nbguard.training.profiler.analysis.memory_log import cell_figures, reading_figures
+from nbguard.training.profiler.analysis.compare import figures, summary
+from nbguard.training.profiler.analysis.memory.growth import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import (
     EpochRow,
     FitFinding,

@@ -18,7 +18,7 @@ import torch
 from fastai.data.core import TfmdDL, Transform
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbguard.training.profiler.analysis.loader.tried import WorkerTuning
+from nbguard.training.profiler.analysis.loader.verdict import WorkerTuning
 from nbguard.training.profiler.analysis.report import WorkerTrial
 from nbguard.training.profiler.instruments.loader.tune import tune
 

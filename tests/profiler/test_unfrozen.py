@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.frontend.notebook.profile import profile_fit
-from nbguard.training.profiler.analysis.memory.memory_report import MemoryObservations, Unfrozen, unfrozen_finding
+from nbguard.training.profiler.analysis.memory.growth import MemoryObservations, Unfrozen, unfrozen_finding
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.instruments.memory import timeline
 from nbguard.units import MiB

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.training.ranks.call_hook import CallHook
-from nbguard.training.ranks.call_log import KEPT, TABLE, CallLog
+from nbguard.training.ranks.call_hook import KEPT, TABLE, CallHook, CallLog
 from nbguard.training.ranks.rank_file import RankFile
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts, from_text, to_text
 from nbguard.training.ranks.analysis.judge import diagnosed
-from nbguard.training.ranks.analysis.nccl_log import nccl_notes
+from nbguard.training.ranks.analysis.launch_errors import nccl_notes
 from nbguard.training.ranks.watchdog import notes_of_nccl
 
 HEALTHY = """host:12:34 [0] NCCL INFO cudaDriverVersion 12040

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbguard.training.ranks.analysis.diagnosis import RankPlace
-from nbguard.training.ranks.analysis.meeting_point import MeetingPoint, PortOwner, rendezvous_wait
+from nbguard.training.ranks.analysis.flight_dump import MeetingPoint, PortOwner, rendezvous_wait
 
 _RANK = """
 import sys

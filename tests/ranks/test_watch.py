@@ -11,7 +11,7 @@ import pytest
 import nbguard
 from nbguard.errors import NbguardError
 from nbguard.training.ranks.analysis.facts import CollectiveCall
-from nbguard.training.ranks.call_log import KEPT, NUMBERS
+from nbguard.training.ranks.call_hook import KEPT, NUMBERS
 from nbguard.training.ranks.job_board import open_board
 from nbguard.training.ranks.rank import Rank
 from nbguard.training.ranks.rank_file import RankFile

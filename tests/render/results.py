@@ -19,9 +19,9 @@ from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import release_names
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.gpus import GpuReading, Gpus
+from nbguard.memory.core.finding import Recording
+from nbguard.memory.core.gpu_models import GpuReading, Gpus
 from nbguard.memory.core.processes import Zombies
-from nbguard.memory.core.recording import Recording
 from nbguard.memory.core.references.explain import explain
 from nbguard.memory.core.simulated import SimulationState
 from nbguard.memory.reports.memory_map import build_map
@@ -32,20 +32,19 @@ from nbguard.memory.reports.switches import Switches
 from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.room.spill import AirbagState
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
+from nbguard.memory.snapshots.diagnosis_view import WhatIfs
 from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
 from nbguard.memory.snapshots.save import SnapshotFiles
-from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
-from nbguard.training.doctor.analysis.determinism import Deterministic, StepTimes
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.training.doctor.analysis.serving import RepairedModel
-from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
-from nbguard.training.profiler.analysis.health.nonfinite import Origin
-from nbguard.training.profiler.analysis.health.operations import Float32Trial
-from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
+from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+from nbguard.training.profiler.analysis.nonfinite import NanRepair, Origin
+from nbguard.training.profiler.analysis.operations import Float32Trial
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError
-from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord
+from nbguard.training.runs.analysis.cell_seeds import AppliedFact, AppliedRecord
 from nbguard.training.runs.analysis.comparison import compare_records
 from tests.profiler.fit_reports import rich
 from tests.render.test_history import _afternoon as _history

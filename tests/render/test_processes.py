@@ -7,7 +7,7 @@ import json
 from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request, verdict
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import DeviceFacts, ProcessFact
-from nbguard.memory.core.gpus import GpuReading, Gpus
+from nbguard.memory.core.gpu_models import GpuReading, Gpus
 from nbguard.memory.core.processes import DeviceProcess, Identity, Judged, Process, Zombies
 from nbguard.testing import make_facts, make_graph
 

@@ -14,8 +14,7 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 
 import nbguard
-from nbguard.render.blocks import FactLines, Line, Listing, Picture, Section, Table, TableRow
-from nbguard.render.html import blocks_html
+from nbguard.render.html import FactLines, Line, Listing, Picture, Section, Table, TableRow, blocks_html
 from nbguard.render.markup import Html, join, tag, with_code
 from nbguard.render.result import Result
 from nbguard.render.text import blocks_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.counters import Counted
+from nbguard.memory.core.facts import Counted
 from nbguard.memory.reports.cell_ledger import (
     NOTHING,
     NOTICED,

@@ -19,7 +19,7 @@ import nbguard
 from nbguard.errors import NbguardError, RunRecordError
 from nbguard.training.runs.analysis.record import RunRecord, Topic
 from nbguard.training.runs.comparing import record_of, save_record
-from nbguard.training.runs.surroundings import imported_distributions
+from nbguard.training.runs.run_record import imported_distributions
 from tests.doctor import learners
 from tests.doctor.untouched import fingerprint
 

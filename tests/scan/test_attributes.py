@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.scan.heap.attributes import attribute_of, plain_attributes
+from nbguard.memory.scan.heap.kinds import attribute_of, plain_attributes
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.cleanup.plan.promises import judge
 from nbguard.memory.core.facts import NvmlFacts, ProcessFact
 from nbguard.memory.core.processes import Identity
 from nbguard.memory.scan.devices import processes as probe
@@ -272,7 +272,7 @@ def test_a_containers_first_process_may_be_the_parent(name: str) -> None:
     inside = f"""
 import os, subprocess, sys
 from dataclasses import replace
-from nbguard.memory.cleanup.plan.orphans import judge
+from nbguard.memory.cleanup.plan.promises import judge
 from nbguard.memory.scan.devices import processes as probe
 assert os.getpid() == 1
 child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import nbguard
 from nbguard.memory.core.references.holders import holders
-from nbguard.memory.scan.allocation_lines import AllocationLines
 from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.memory.scan.storage_events import AllocationLines
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 

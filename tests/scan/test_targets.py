@@ -5,7 +5,7 @@ import torch
 
 from nbguard.errors import TargetError
 from nbguard.frontend.notebook.magics.command_line import split
-from nbguard.memory.scan.roots.namespace import Cells
+from nbguard.memory.scan.roots.registries import Cells
 from nbguard.memory.scan.targets import resolve_targets
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")

@@ -278,7 +278,7 @@ class Trial:
         """Return what the release of a name frees, by each surface."""
         import nbguard
         from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
-        from nbguard.memory.cleanup.plan.default import holders_of
+        from nbguard.memory.cleanup.plan.parking import holders_of
         from nbguard.memory.reports.report import build_report
 
         rows = [row for row in build_report(analysis).devices[0].holders if name in row.names]

@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from tests.kernels import TORCH, Zygote
 from tests.thorough import THOROUGH
 
 SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "10"))
+TEN = 10  # in one process
 
 # In a process of its own. The truth is torch's weak references, kept apart from nbguard.
 PROGRAM = r'''
@@ -187,10 +190,12 @@ print("RESULT" + json.dumps(failed))
 '''
 
 
-def test_interleavings(temporary_folder: None) -> None:
+@pytest.mark.parametrize("first", range(0, SEEDS, TEN))
+def test_interleavings(first: int, temporary_folder: None) -> None:
     """In a process without fastai: a look goes through the globals of all modules, which are half as many there."""
     zygote = Zygote(TORCH)
-    out, errors = zygote.run(f"SEEDS, IS_FROZEN = range({SEEDS}), {not THOROUGH}\n{PROGRAM}", {}, 600)
+    seeds = f"range({first}, {min(first + TEN, SEEDS)})"
+    out, errors = zygote.run(f"SEEDS, IS_FROZEN = {seeds}, {not THOROUGH}\n{PROGRAM}", {}, 300)
     zygote.stop()
     _, mark, result = out.rpartition("RESULT")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.magics.predict import foreseen
-from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.out_of_memory.failed_request import ForeseenChange, batch_that_fits, changes_foreseen
@@ -17,7 +17,7 @@ from nbguard.units import format_bytes, format_column, unit_of
 
 if TYPE_CHECKING:
     from nbguard.training.prediction.prediction import ChangeKind, Prediction, Saving
-    from nbguard.training.prediction.savings.of_model import Change
+    from nbguard.training.prediction.savings.savings import Change
     from nbguard.training.profiler.analysis.report import FitReport, Remedy, RemedyKind
 
 

@@ -10,9 +10,9 @@ from nbguard.frontend.notebook.display import show_record, show_sentence
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.listeners.memory_log import MemoryLog
     from nbguard.memory.cells.hooks import Hooks
-    from nbguard.memory.cells.ledger import Ledger
+    from nbguard.memory.cells.name_watch import Ledger
     from nbguard.memory.reports.cell_ledger import History
-    from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+    from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
 
 _NOTHING_YET = (
     "nothing is recorded yet; `%nbguard on` records each cell's change of the memory, `%gpumem cells on` also shows "
@@ -73,7 +73,7 @@ class CellRecording:
     @property
     def log_state(self) -> MemoryLogState:
         """Return where the memory is logged."""
-        from nbguard.training.profiler.analysis.memory_log import MemoryLogState
+        from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
 
         return MemoryLogState() if self._log is None else self._log.state
 
@@ -105,7 +105,7 @@ class CellRecording:
 
     def _made_ledger(self) -> Ledger:
         """Return the ledger, which need not run."""
-        from nbguard.memory.cells.ledger import Ledger
+        from nbguard.memory.cells.name_watch import Ledger
 
         self._ledger = self._ledger or Ledger(self._shell, show_record, self._hooks.counters)
         return self._ledger

@@ -15,7 +15,7 @@ from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
 
 if TYPE_CHECKING:
-    from nbguard.frontend.notebook.listeners.foreseen_fits import ForeseenFits
+    from nbguard.frontend.notebook.listeners.cuda_start import ForeseenFits
     from nbguard.frontend.notebook.listeners.oom_card import OomWatch
     from nbguard.frontend.notebook.listeners.saved_pictures import SavedPictures, ShownSidebar
     from nbguard.frontend.notebook.profile import CellProfile
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.notices.notice import Notice
     from nbguard.training.doctor.deterministic import DeterministicSwitch
     from nbguard.training.profiler.analysis.report import FitReport
-    from nbguard.training.profiler.options import FitOptions
+    from nbguard.training.profiler.files import FitOptions
 
 _HOME = "_nbguard_live"
 _KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "shell_stream")
@@ -189,7 +189,7 @@ class Session:
 
     def _watch_launches(self) -> None:
         """Show the errors of the ranks after each cell whose launch of ranks failed."""
-        from nbguard.frontend.notebook.listeners.launch_card import LaunchWatch
+        from nbguard.frontend.notebook.listeners.oom_card import LaunchWatch
 
         if not any(isinstance(listener, LaunchWatch) for listener in self._hooks.listeners):
             self._hooks.add(LaunchWatch(self._shell, show_card, show_sentence))
@@ -197,7 +197,7 @@ class Session:
     def _watch_foreseen_fits(self) -> None:
         """Tell the outcome after each fit that was predicted on the device."""
         if self._foreseen is None:
-            from nbguard.frontend.notebook.listeners.foreseen_fits import ForeseenFits
+            from nbguard.frontend.notebook.listeners.cuda_start import ForeseenFits
 
             self._foreseen = ForeseenFits(show_sentence)
             self._hooks.add(self._foreseen)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nbguard.memory.cells.hooks import CellScan, Hooks
     from nbguard.memory.cells.notices import NoticeWatch
     from nbguard.memory.core.analysis import Analysis
-    from nbguard.memory.core.counters import TickReading
+    from nbguard.memory.core.facts import TickReading
     from nbguard.memory.core.oom_facts import AllocatorCounts
     from nbguard.memory.core.references.explain import Why
     from nbguard.memory.out_of_memory.card import OomCard

@@ -16,7 +16,7 @@ from nbguard import api
 from nbguard.errors import NbguardError, line_of
 from nbguard.frontend.notebook.session import hub_of, session_of
 from nbguard.frontend.sidebar.hub.comms import ThreadSafeComm
-from nbguard.frontend.sidebar.picture import picture, report_picture
+from nbguard.frontend.sidebar.memory_line import picture, report_picture
 from nbguard.memory.core.analysis import DevicePart
 from nbguard.render.markup import Html, tag
 

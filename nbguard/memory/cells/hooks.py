@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nbguard.errors import line_of
 
 if TYPE_CHECKING:
-    from nbguard.memory.core.counters import Reading
+    from nbguard.memory.core.facts import Reading
     from nbguard.memory.scan.devices.counters import Counters
     from nbguard.memory.scan.scan import TimedScan
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nbguard.memory.cells.told import ToldNotices
     from nbguard.memory.cleanup.apply.released_names import ReleasedName
     from nbguard.memory.core.analysis import Analysis
-    from nbguard.memory.core.counters import Reading
+    from nbguard.memory.core.facts import Reading
     from nbguard.memory.core.references.explain import Why
     from nbguard.memory.reports.notices.judge import HeldStorages
     from nbguard.memory.reports.notices.notice import Departure, StorageKey
@@ -80,7 +80,7 @@ class LeftBehind:
 
     def _look(self, cell: CellFact, least: int) -> Notice | None:
         from nbguard.memory.reports.notices.judge import held_storages
-        from nbguard.memory.reports.notices.left import judge_left
+        from nbguard.memory.reports.notices.rounds import judge_left
 
         start = time.perf_counter()
         analysis = cell.scan.get().analysis

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nbguard.memory.core.counters import Reading
+from nbguard.memory.core.facts import Reading
 from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
 from nbguard.memory.reports.notices.notice import Notice
 from nbguard.memory.reports.notices.rounds import judge_growth

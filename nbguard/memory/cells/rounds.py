@@ -34,7 +34,7 @@ class Watch:
     @contextmanager
     def round(self) -> Iterator[Watch]:
         """Note the held bytes before the first round and after this one, and the lines that allocate in it."""
-        from nbguard.memory.scan.allocation_lines import AllocationLines
+        from nbguard.memory.scan.storage_events import AllocationLines
 
         if not self._held:
             self.look()

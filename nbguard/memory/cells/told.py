@@ -8,8 +8,8 @@ from typing import Any
 
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.reports.notices.judge import judge_again
-from nbguard.memory.reports.notices.left import is_still_held
 from nbguard.memory.reports.notices.notice import Departure, Notice, StorageKey, is_part_of, known_again
+from nbguard.memory.reports.notices.rounds import is_still_held
 
 _KEPT = 200
 """Notices that are remembered. The oldest are forgotten."""

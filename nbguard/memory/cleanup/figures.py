@@ -24,8 +24,7 @@ from nbguard.memory.core.facts import Facts, Graph, Root, Target
 from nbguard.memory.core.finding import least_of_rows
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, nbytes_of, reach, shortest_path
 from nbguard.memory.core.references.holders import Holder, Holding, shared_row
-from nbguard.memory.core.references.model_rest import contents_of
-from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes
+from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes
 from nbguard.memory.core.references.releases import joined, release_of_alike, release_of_way, releases_of_root
 
 _RELEASED = frozenset({"name", "out"})

@@ -19,8 +19,7 @@ from nbguard.memory.core.references.holders import Holding, holdings
 from nbguard.memory.core.references.owner_sets import owners_of_nodes, owners_of_storages
 from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.memory.core.segments.pinning import Unit, units
-from nbguard.memory.core.segments.pools import Pool, pools_in_use, pools_of
-from nbguard.memory.core.segments.requests import LargestRequest, RequestLimits, Room
+from nbguard.memory.core.segments.requests import LargestRequest, Pool, RequestLimits, Room, pools_in_use, pools_of
 from nbguard.units import counted, format_bytes
 
 # --- The parts of a device's memory (of this process's allocator, of others, and free), which add up to the device's size.

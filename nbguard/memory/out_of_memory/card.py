@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nbguard.memory.cleanup.plan.default import default_plan, holders_of, parts_of_device
+from nbguard.memory.cleanup.plan.parking import default_plan, holders_of, parts_of_device
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice, airbag
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis, DevicePart, Part, other_processes, others_line
@@ -18,7 +18,7 @@ from nbguard.memory.core.views.device import holder_row, holder_table, part_figu
 from nbguard.memory.out_of_memory.failed_request import FailedRequest, batch_that_fits, changes_foreseen, savings_of
 from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, Rerun, RerunVerdict
-from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
+from nbguard.render.html import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.texts import capitalised, joined
 from nbguard.units import GiB, format_bytes, format_column, unit_of

@@ -10,11 +10,11 @@ from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId
 from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
 from nbguard.memory.core.references.graph import STALE_KINDS, nbytes_of
-from nbguard.memory.core.segments.pools import returnable
 from nbguard.memory.core.segments.requests import (
     Room,
     largest_request_in,
     largest_segment_within,
+    returnable,
     rounded_to_blocks,
     segment_size,
 )

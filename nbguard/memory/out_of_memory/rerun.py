@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.facts import Facts, PoolId, Root

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.cleanup.plan.plan import Outcome
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.counters import NOTICED, Reading
-from nbguard.memory.core.facts import Graph
+from nbguard.memory.core.facts import NOTICED, Graph, Reading
 from nbguard.memory.core.references.graph import STALE_KINDS
 from nbguard.memory.core.references.holders import unheld
 from nbguard.render.result import Result

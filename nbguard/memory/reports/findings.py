@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 
 from nbguard.memory.cleanup.figures import errors_of_names, handles, holdings_of, release_of_root
-from nbguard.memory.cleanup.plan.default import default_plan, pins_of
 from nbguard.memory.cleanup.plan.optional_steps import held_by_errors, idle_workers, words_on_kept_error
-from nbguard.memory.cleanup.plan.parking import parked_findings
+from nbguard.memory.cleanup.plan.parking import default_plan, parked_findings, pins_of
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.cleanup.plan.promises import promised
@@ -18,10 +17,9 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.finding import Finding, least_shown
 from nbguard.memory.core.references.holders import Holder, idle_gradients, zero_gradients_of
-from nbguard.memory.core.references.model_rest import contents_of
-from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.core.segments.pinning import HolderPins
-from nbguard.memory.core.segments.pools import pool_findings
+from nbguard.memory.core.segments.requests import pool_findings
 from nbguard.memory.core.simulated import TRACKED
 from nbguard.memory.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, counted, format_bytes

@@ -10,8 +10,7 @@ from nbguard.memory.core.segments.requests import LargestRequest
 from nbguard.memory.core.views.device import command_of
 from nbguard.memory.reports.map_picture import bars, key_entries, key_note, map_lines, map_picture, summary
 from nbguard.memory.reports.memory_map import DeviceMap, MemoryMap
-from nbguard.render.blocks import Block, Listing, Picture, Section, Table, TableRow, Title
-from nbguard.render.html import palette
+from nbguard.render.html import Block, Listing, Picture, Section, Table, TableRow, Title, palette
 from nbguard.render.markup import Html, style_sheet, tag
 from nbguard.render.svg import RIGHT, WIDTH, box, words
 from nbguard.render.words import clean, clip

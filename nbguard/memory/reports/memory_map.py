@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.cheapest import Release, cheapest_release
-from nbguard.memory.cleanup.plan.default import block_holders_of, pins_of
+from nbguard.memory.cleanup.plan.parking import block_holders_of, pins_of
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import HolderSource, Segment

@@ -13,7 +13,7 @@ class Switches(Result):
     """The state of `%nbguard`, that is, the features that run around the user's cells."""
 
     kind: ClassVar[str] = "switches"
-    view: ClassVar[str] = "nbguard.memory.reports.switches_view:switches_blocks"
+    view: ClassVar[str] = "nbguard.memory.reports.history_view:switches_blocks"
 
     oom_card: bool  # the card after an out-of-memory error is on
     history: bool  # cells are recorded

@@ -29,7 +29,7 @@ from nbguard.memory.scan.devices.reserve import (
     note_reserve,
     spilled_now,
 )
-from nbguard.memory.scan.plain_torch import plain_torch
+from nbguard.memory.scan.parked import plain_torch
 from nbguard.units import MiB, format_bytes
 
 _SEGMENT = 2 * MiB

@@ -10,8 +10,8 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.apply import alone
-from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.parking import park_left
+from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import DeviceAnalysis
 from nbguard.memory.room.moving import Traveller, Trip, move_out_and_back, on_stream

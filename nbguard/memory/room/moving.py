@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbguard.errors import in_one_line
-from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory, wait_for_device
-from nbguard.memory.scan.plain_torch import plain_torch
+from nbguard.memory.cleanup.apply.released_names import Interrupts
+from nbguard.memory.scan.parked import plain_torch
 
 
 @dataclass(eq=False, repr=False, slots=True)

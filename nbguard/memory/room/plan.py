@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from nbguard.errors import SettingsError
-from nbguard.memory.cleanup.plan.default import block_holders_of
+from nbguard.memory.cleanup.plan.parking import block_holders_of
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.references.graph import path_text, reach, shortest_path, storages_of
 from nbguard.memory.core.segments.pinning import paths_to
 from nbguard.memory.room.search import Question, cheapest_moves
-from nbguard.render.blocks import Block, Line, Table, TableRow
+from nbguard.render.html import Block, Line, Table, TableRow
 from nbguard.render.result import Result
 from nbguard.texts import joined
 from nbguard.units import counted, format_bytes, format_column, unit_of

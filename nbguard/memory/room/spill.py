@@ -9,7 +9,7 @@ from typing import ClassVar
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.references.holders import holdings
-from nbguard.render.blocks import Block, Line
+from nbguard.render.html import Block, Line
 from nbguard.render.result import Result
 from nbguard.texts import joined
 from nbguard.units import counted, format_bytes

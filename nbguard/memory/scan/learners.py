@@ -10,9 +10,8 @@ from typing import Any, cast
 
 from nbguard.libraries import DEFAULT_EXPERIMENT, ExperimentClass, experiments
 from nbguard.memory.core.facts import LearnerFact
-from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.memory.scan.heap.autograd import has_own_dispatch
-from nbguard.memory.scan.heap.kinds import Kinds, Types, loaded_class, mro_of, name_of
+from nbguard.memory.scan.heap.kinds import Kinds, Types, attribute_of, attributes_of, loaded_class, mro_of, name_of
 from nbguard.memory.scan.heap.walk import Unread
 from nbguard.memory.scan.roots.frames import running_fit_owners
 from nbguard.units import counted

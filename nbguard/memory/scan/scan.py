@@ -28,13 +28,22 @@ from nbguard.memory.scan.learners import describe, gradient_calls, learner_facts
 from nbguard.memory.scan.oom.last_error import oom_fact
 from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
-from nbguard.memory.scan.parked import parked_addresses, parked_facts, shared_storages
+from nbguard.memory.scan.parked import has_compiled, parked_addresses, parked_facts, shared_storages, unseen_by_modes
 from nbguard.memory.scan.pause import keep_garbage, pause_main_thread
-from nbguard.memory.scan.plain_torch import has_compiled, unseen_by_modes
 from nbguard.memory.scan.roots import tracebacks as marimo
 from nbguard.memory.scan.roots.frames import LiveRoot, running_roots
-from nbguard.memory.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
-from nbguard.memory.scan.roots.registries import ending_handles, ending_roots, loop_of, registry_roots, waiting_roots
+from nbguard.memory.scan.roots.registries import (
+    Cells,
+    ending_handles,
+    ending_roots,
+    loop_of,
+    module_roots,
+    output_places,
+    output_roots,
+    registry_roots,
+    user_roots,
+    waiting_roots,
+)
 from nbguard.memory.scan.roots.tracebacks import error_roots
 from nbguard.memory.scan.workers import pool_facts, workers_facts
 from nbguard.texts import running_shell

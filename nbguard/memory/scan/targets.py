@@ -15,8 +15,7 @@ from nbguard.cell_names import cell_names
 from nbguard.errors import TargetError
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Target
-from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import Types, mro_of, name_of, namespace_of
+from nbguard.memory.scan.heap.kinds import Types, attributes_of, mro_of, name_of, namespace_of
 from nbguard.spelling import did_you_mean
 
 _MISSING: Any = object()

@@ -13,9 +13,8 @@ from nbguard.memory.core.facts import StorageFact
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.heap.walk import Walk, never_walked, weak_storage
-from nbguard.memory.scan.parked import parked_addresses
+from nbguard.memory.scan.parked import parked_addresses, unseen_by_modes
 from nbguard.memory.scan.pause import keep_garbage
-from nbguard.memory.scan.plain_torch import unseen_by_modes
 from nbguard.memory.scan.scan import Notebook
 
 

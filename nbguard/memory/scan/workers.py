@@ -13,8 +13,7 @@ from nbguard.memory.core.facts import Graph, PoolFact, PoolId
 from nbguard.memory.core.processes import Process, WorkersFact
 from nbguard.memory.core.references.graph import reach_of_roots
 from nbguard.memory.scan.devices.processes import is_child, private_bytes, process_of, shared_bytes
-from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
-from nbguard.memory.scan.heap.kinds import Kinds, mro_of, never_asked
+from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 
 # --- Private pools of the allocator, and the objects that keep one in use.

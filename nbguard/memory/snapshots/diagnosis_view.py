@@ -2,15 +2,234 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
-from nbguard.memory.allocator.replay.view import note_blocks, trial_blocks
-from nbguard.memory.allocator.replay.whatif import recommendation, recorded_requests
+from nbguard.errors import NbguardError
+from nbguard.memory.allocator.replay.view import WhatIfData, note_blocks, trial_blocks, whatif_blocks, whatif_data
+from nbguard.memory.allocator.replay.whatif import WhatIf, recommendation, recorded_requests, what_if
+from nbguard.memory.allocator.snapshot.snapshot import Snapshot
+from nbguard.memory.cleanup.apply.allocator_history import recording
+from nbguard.memory.core import advice
+from nbguard.memory.core.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.memory.reports.map_view import map_blocks
+from nbguard.memory.reports.report import DeviceReport, build_report
+from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
-from nbguard.memory.snapshots.saved_view import saved_blocks
-from nbguard.render.blocks import Block, Line, Listing, Section
-from nbguard.units import counted, format_bytes
+from nbguard.memory.snapshots.load import Progress, load_named, with_cell_names
+from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
+from nbguard.memory.snapshots.save import SnapshotFiles, cell_files, live_snapshot
+from nbguard.render.html import Block, Line, Listing, Section, Table, TableRow, Title
+from nbguard.render.result import Result
+from nbguard.units import counted, format_bytes, format_column, signed, unit_of
+
+if TYPE_CHECKING:
+    from nbguard.memory.simulation.simulation import Simulation
+
+
+# --- Snapshot files as blocks, on a written one, a report, the changes between two, what-ifs.
+
+
+# --- Replays of this process's history, or a file's, under other allocator settings, with names to free if none helps.
+
+
+_NAMED = 3
+"""Names of the largest holders that are given where no setting helps."""
+
+_EMPTY = "nothing has been allocated on a device yet"
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfs(Result):
+    """The what-ifs of all devices of one history."""
+
+    kind: ClassVar[str] = "whatif"
+    view: ClassVar[str] = "nbguard.memory.snapshots.diagnosis_view:whatifs_blocks"
+    data: ClassVar[str] = "nbguard.memory.snapshots.diagnosis_view:whatifs_data"
+
+    name: str  # of the file; "this kernel" for the history of this process
+    devices: tuple[WhatIf, ...]  # in the order of their numbers
+    to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
+
+
+class WhatIfsData(TypedDict):
+    """The what-ifs of all devices of one history."""
+
+    name: str  # of the file; "this kernel" for the history of this process
+    devices: list[WhatIfData]  # in the order of their numbers
+    to_free: list[str]  # sentences on memory that can be freed now, where no setting helps
+
+
+def whatifs_data(whatifs: WhatIfs) -> WhatIfsData:
+    """Return for each device the same data as `nbguard whatif --json`; bytes as integers."""
+    devices: list[WhatIfData] = [{"file": whatifs.name, **whatif_data(whatif)} for whatif in whatifs.devices]
+    return {"name": whatifs.name, "devices": devices, "to_free": list(whatifs.to_free)}
+
+
+def whatif_report(
+    path: str | Path | None = None,
+    confs: Iterable[str] = (),
+    device: int | None = None,
+    torch_version: str | None = None,
+    capacity: int | None = None,
+    fraction: float | None = None,
+    progress: Progress | None = None,
+    namespace: dict[str, Any] | None = None,
+    simulation: Simulation | None = None,
+) -> WhatIfs:
+    """Return the results of a recorded run under other settings of the allocator.
+
+    Args:
+        path: a snapshot file; None takes the history that is being recorded in this process.
+        confs: settings to try, as in `PYTORCH_ALLOC_CONF`; by default a choice that suits the version.
+        device: only this one.
+        torch_version: that recorded the history, where neither the file nor its sidecar has it.
+        capacity: bytes that the allocator can have in all; by default as many as it could have had.
+        fraction: the share of `capacity` that the process may take, where the sidecar has none.
+        progress: called while a file is read.
+        namespace: the names that the advice on freeing uses; by default the notebook's, or the script's.
+        simulation: a device whose history is taken where no path is given; None takes the history of this process's GPUs.
+
+    Raises:
+        NbguardError: nothing is recorded; or the file, a setting or the device cannot be used.
+    """
+    if path is None:
+        name, snapshot = "this kernel", _live(simulation)
+    else:
+        name, snapshot = Path(path).name, load_named(path, progress)[0]
+    numbers = [number for number in snapshot.devices if device in (None, number)]
+    if not numbers:
+        have = ", ".join(f"cuda:{number}" for number in snapshot.devices) or "none"
+        raise NbguardError(f"{name}: nothing of cuda:{device} is in it; there is: {have}" if device is not None else _EMPTY)
+    tried = tuple(confs)
+    devices = tuple(what_if(snapshot, number, tried, torch_version, capacity, fraction) for number in numbers)
+    no_setting_helps = path is None and any(_is_refused_by_all(result) for result in devices)
+    return WhatIfs(name, devices, tuple(_to_free(namespace, simulation)) if no_setting_helps else ())
+
+
+def _live(simulation: Simulation | None) -> Snapshot:
+    state = recording() if simulation is None else simulation.recording
+    if state.state == "off":
+        raise NbguardError(
+            "no history is recorded: run  " + advice.RECORD_ON.command + " , then the cells in question, then this again"
+            " (--file FILE takes a snapshot that has one)"
+        )
+    if state.state == "waiting":
+        raise NbguardError("recording begins with the first use of CUDA; run your cells first")
+    return with_cell_names(live_snapshot(simulation), cell_files())
+
+
+def _is_refused_by_all(result: WhatIf) -> bool:
+    """Return whether the run is refused memory under the recorded settings and under all others that were tried."""
+    return bool(result.rows) and all(row.worst.refusal is not None for row in result.rows)
+
+
+def _to_free(namespace: dict[str, Any] | None, simulation: Simulation | None) -> Iterator[str]:
+    """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
+    report = build_report(scan(Notebook.current(namespace)).analysis) if simulation is None else simulation.report(namespace)
+    if report.stale:
+        yield advice.release_stale().code + f" frees {format_bytes(report.stale)} that is no longer needed"
+    rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]
+    for row in sorted(rows, key=lambda row: -row.retained)[:_NAMED]:
+        yield advice.release_names(row.names[:1]).code + f" frees the {format_bytes(row.retained)} that {row.label} holds"
+
+
+_CHANGE_NAMES = ("change", "before", "after")
+
+
+def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
+    """Yield the file that was written, the one beside it, and the facts that they lack."""
+    parts = f"{counted(written.segments, 'segment')}, {_entries(written.events)}"
+    yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
+    left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""
+    names = f"version, settings, sizes, {counted(written.holders, 'holder')}{left}"
+    yield Line(f"pytorch.org/memory_viz opens it; next to it {written.beside}: {names}")
+    if not written.events:
+        yield Line(
+            "no history was recorded, so it cannot be replayed: " + advice.RECORD_ON.command + ", before the cells in question"
+        )
+
+
+def _entries(number: int) -> str:
+    return f"{counted(number, 'entry', 'entries')} of history"
+
+
+def saved_blocks(saved: SnapshotReport, limit: int = 12) -> Iterator[Block]:
+    """Yield the report on a snapshot file; at most `limit` holders per device."""
+    version = "PyTorch's version is not known" if saved.torch_version is None else f"PyTorch {saved.torch_version}"
+    settings = "settings are not known" if saved.settings is None else saved.settings or "default settings"
+    yield Title(f"{saved.file} · {version} · {settings} · {_entries(sum(saved.events))}", "dim")
+    for device in saved.report.devices:
+        yield from _device(device, limit)
+    if saved.notes:
+        yield Listing(sentences=saved.notes)
+
+
+def _device(device: DeviceReport, limit: int) -> Iterator[Block]:
+    size = "" if device.total is None else f"of {format_bytes(device.total)}"
+    yield Section(device.device, device.name, size)
+    yield parts_bar(device.parts, device.total)
+    yield holder_table(holder_rows(device.holders, device.allocated, limit, opens=""))
+    if (pools := pool_table(device.pools)) is not None:
+        yield pools
+
+
+def diff_blocks(diff: SnapshotDiff, limit: int = 12) -> Iterator[Block]:
+    """Yield the changes between two files; at most `limit` rows of a table."""
+    yield Title(f"{diff.before} → {diff.after}", "dim")
+    for device in diff.devices:
+        yield from _changes(device, limit)
+    if diff.notes:
+        yield Listing(sentences=diff.notes)
+
+
+def _changes(device: DeviceDiff, limit: int) -> Iterator[Block]:
+    totals = (f"{row.label} {signed(row.grown)} → {format_bytes(row.after)}" for row in (device.allocated, device.reserved))
+    yield Section(device.device, figures=" · ".join(totals))
+    for what, rows, total in (("holder", device.holders, device.allocated), ("pool", device.pools, device.reserved)):
+        yield _change_table(what, rows, total, limit) if rows else Line(f"no {what} changed", "dim")
+
+
+def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limit: int) -> Table:
+    """Return rows and their total in one unit: the figures shown add up down each column."""
+    shown = _fewer(rows, limit)
+    unit = unit_of(max(max(row.before, row.after) for row in (*shown, total)))
+    columns = []
+    for name in ("grown", "before", "after"):
+        values = [getattr(row, name) for row in shown]
+        same = getattr(total, name) - sum(values)  # unchanged rows are in the total, and not shown
+        figures = [*format_column([*values, same], unit)[:-1], *format_column([getattr(total, name)], unit)]
+        columns.append([_signed(figure) for figure in figures] if name == "grown" else figures)
+    *above, last = zip([*(row.label for row in shown), total.label], *columns, strict=True)
+    return Table(
+        names=(what, *_CHANGE_NAMES),
+        rows=(*(TableRow(cells=cells) for cells in above), TableRow(cells=last, kind="sum")),
+        figures=(1, 2, 3),
+    )
+
+
+def _fewer(rows: Sequence[SizeChange], limit: int) -> list[SizeChange]:
+    """Return at most `limit` rows, and the rest in one: the column adds up."""
+    rest = rows[limit:]
+    if len(rest) < 2:
+        return list(rows)
+    before, after = sum(row.before for row in rest), sum(row.after for row in rest)
+    return [*rows[:limit], SizeChange(f"{len(rest)} more", before, after, after - before)]
+
+
+def _signed(figure: str) -> str:
+    return figure.replace("-", "−") if figure.startswith("-") else f"+{figure}"
+
+
+def whatifs_blocks(whatifs: WhatIfs) -> Iterator[Block]:
+    """Yield each device's what-if, then the memory that can be freed now."""
+    for whatif in whatifs.devices:
+        yield from whatif_blocks(whatif, whatifs.name)
+    if whatifs.to_free:
+        yield Listing(sentences=whatifs.to_free, mark="•")
+
 
 _NO_TRACE = (
     "The file has no history, so the cause is not known. torch.cuda.memory._record_memory_history() before the run records one."

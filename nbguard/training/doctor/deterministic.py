@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of
-from nbguard.training.doctor.analysis.determinism import Deterministic
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
+from nbguard.training.doctor.analysis.step_trace import Deterministic
 
 _MOST = 2**32
 """Seeds lie below this: numpy takes no larger ones."""

@@ -12,20 +12,16 @@ from typing import Any
 
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.core import advice
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.progress import stage
-from nbguard.training.doctor.analysis.determinism import no_step, step_checks
-from nbguard.training.doctor.analysis.diagnosis import Check, Diagnosis, not_checked
-from nbguard.training.doctor.analysis.environment import EnvironmentFacts
+from nbguard.memory.scan.heap.kinds import attribute_of
+from nbguard.memory.scan.pause import stage
+from nbguard.training.doctor.analysis.diagnosis import Check, Diagnosis, EnvironmentFacts, not_checked, variable_checks
 from nbguard.training.doctor.analysis.export import export_checks, no_export
-from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, toolkit_checks
+from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks, toolkit_checks
 from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts, learner_checks
-from nbguard.training.doctor.analysis.machine_checks import machine_checks
 from nbguard.training.doctor.analysis.seed_checks import seed_checks
-from nbguard.training.doctor.analysis.variable_checks import variable_checks
-from nbguard.training.doctor.environment import environment_facts
+from nbguard.training.doctor.analysis.step_trace import no_step, step_checks
+from nbguard.training.doctor.environment import environment_facts, toolkit_facts
 from nbguard.training.doctor.subject import TrialSubject, fit_device, subject_of
-from nbguard.training.doctor.toolkit import toolkit_facts
 from nbguard.training.runs.analysis.cell_seeds import seeds_in
 from nbguard.units import parse_time
 

@@ -16,8 +16,11 @@ import psutil
 from nbguard.memory.scan.libraries import has_shared_state
 from nbguard.render.words import clean
 from nbguard.texts import printable
-from nbguard.training.doctor.analysis.launch_checks import LEGACY, PREFIXES, LaunchFacts, SelfTest
-from nbguard.training.ranks.analysis.launcher import number
+from nbguard.training.doctor.analysis.diagnosis import Diagnosis, variable_checks
+from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks
+from nbguard.training.doctor.analysis.launch_checks import LEGACY, PREFIXES, LaunchFacts, SelfTest, launch_checks, pod_checks
+from nbguard.training.doctor.environment import environment_facts
+from nbguard.training.ranks.analysis.launch_errors import number
 from nbguard.training.ranks.meeting_point import addresses_of, has_agent, is_this_host, listener_at
 
 _PORT = 29500
@@ -120,3 +123,28 @@ def two_processes() -> SelfTest:
             rank.kill()
             rank.communicate()
     return SelfTest(seconds=time.monotonic() - started, error=errors[0] if errors else "")
+
+
+# --- `nbguard.diagnose_launch`: can ranks be launched here, and is this process the rank that its launcher meant.
+
+
+def diagnose_launch(*, self_test: bool = False) -> Diagnosis:
+    """Return whether ranks of a distributed job can be launched here or, in a rank, whether it is the intended one.
+
+    Checked are the launcher, rank and number of ranks, the port and who listens at it, the address, the interfaces, and the
+    environment as it matters to ranks: who initialised CUDA, shared memory, limits, obsolete variables. Nothing is changed.
+
+    Args:
+        self_test: whether two processes of this host try to work together over gloo, too: each imports PyTorch.
+    """
+    started = time.perf_counter()
+    environment = environment_facts()
+    launch = launch_facts()
+    checks = launch_checks(launch, two_processes() if self_test else None)
+    checks += (
+        *pod_checks(launch, environment),
+        *gpu_checks(environment),
+        *machine_checks(environment),
+        *variable_checks(environment),
+    )
+    return Diagnosis(subject="", checks=checks, seconds=time.perf_counter() - started)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +11,21 @@ from typing import Any
 
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.core.advice import diagnose
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
 from nbguard.memory.scan.learners import is_learner
+from nbguard.training.doctor.analysis.diagnosis import variable_checks
+from nbguard.training.doctor.environment import environment_facts
+
+# --- PyTorch, imported for a diagnosis in a shell.
+
+
+def import_torch() -> None:
+    """Import PyTorch if it is installed; not where the checks name a setting that aborts the process at its import."""
+    checks = variable_checks(environment_facts())
+    if any(finding.severity == "problem" for check in checks for finding in check.findings):
+        return
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.memory.core.advice import PREDICT_CELL
 from nbguard.memory.scan.devices.cuda import allocator_settings
-from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.memory.scan.learners import is_learner
 from nbguard.texts import Text
 from nbguard.training.prediction import calibration

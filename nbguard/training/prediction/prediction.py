@@ -8,7 +8,7 @@ from enum import Enum
 from typing import ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core.gpu_models import gpu_model
-from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
+from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.texts import Text
 from nbguard.units import format_bytes, format_column, unit_of

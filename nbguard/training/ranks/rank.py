@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.training.ranks.analysis.launcher import launch_of
+from nbguard.training.ranks.analysis.launch_errors import launch_of
 
 _printed: object = None
 

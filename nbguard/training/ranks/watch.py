@@ -113,7 +113,7 @@ class watch_ranks:  # noqa: N801 - used like a function
 
     def _failed(self, error: Exception, board: JobBoard, watchdog: HangWatchdog) -> None:
         """Tell the other ranks of an error, and say whether it is this rank's own or an echo of another's."""
-        from nbguard.training.ranks.analysis.event_faults import is_echo
+        from nbguard.training.ranks.analysis.diagnosis import is_echo
         from nbguard.training.ranks.errors import error_words, leave_for_launcher, raised_at
 
         board.join()  # before another rank that fails takes its file away

@@ -9,11 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.training.runs.collector import FactCollector
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.training.runs.fingerprint import array_hash, is_tensor, spread, tensors_hash, texts_hash
-from nbguard.training.runs.settings import LOADERS, Ingredients
+from nbguard.training.runs.settings import LOADERS, FactCollector, Ingredients
 
 _FILES = 1000
 """Files whose sizes are asked for, evenly spread over all: names are taken of all."""
@@ -168,7 +166,7 @@ def _table(facts: FactCollector, name: str, table: Any, *, is_split: bool) -> No
 
 def _attributes(facts: FactCollector, name: str, dataset: Any) -> None:
     """Collect the tensors and arrays that a data set of the user's has as attributes, and the lists of names."""
-    from nbguard.memory.scan.heap.attributes import attributes_of
+    from nbguard.memory.scan.heap.kinds import attributes_of
 
     numpy: Any = sys.modules.get("numpy")
     own = attributes_of(dataset) or {}

@@ -8,21 +8,52 @@ import pathlib
 import random
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import RunRecordError
 from nbguard.memory.core.advice import RECORD_RUN
 from nbguard.memory.scan.devices.generators import LibraryGenerators, is_in_use
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.memory.scan.learners import is_learner
 from nbguard.training.runs.analysis.cell_seeds import seeds_in
-from nbguard.training.runs.analysis.record import NEVER_SET
-from nbguard.training.runs.collector import FactCollector
+from nbguard.training.runs.analysis.record import NEVER_SET, MissingFact, RunFact, Topic
+from nbguard.training.runs.analysis.secrets import without_secrets
 from nbguard.training.runs.fingerprint import WHOLE, bytes_hash, tensors_hash, texts_hash
 from nbguard.units import format_bytes
+
+# --- Collects the facts of a run, where each part may fail by itself with its reason on record.
+
+
+_LONGEST_TEXT = 500
+"""Characters of one value."""
+
+
+class FactCollector:
+    """Takes facts and reasons; values are cut to a bound, and possible secrets are taken out."""
+
+    def __init__(self) -> None:
+        self.facts: list[RunFact] = []
+        self.missing: list[MissingFact] = []
+
+    def add(self, topic: Topic, name: str, value: object) -> None:
+        """Keep a fact. `value` is a text or a number of ours, never an object of the user's."""
+        text = without_secrets(str(value))
+        self.facts.append(RunFact(topic, name, text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"))
+
+    def miss(self, topic: Topic, name: str, reason: str) -> None:
+        """Keep that something is not known, and why."""
+        self.missing.append(MissingFact(topic, name, without_secrets(reason)))
+
+    def attempt(self, topic: Topic, name: str, act: Callable[[], None]) -> None:
+        """Collect a part of the facts; where that fails, the reason is on record."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - a mistake here must cost neither the run nor the rest of its record
+            first = (str(error).splitlines() or [""])[0][:160]
+            self.miss(topic, name, f"it could not be read ({type(error).__name__}: {first})")
+
 
 # --- The ingredients of a fit: model, optimizer and loaders of a Learner, or as given. Held only while they are read.
 
@@ -226,7 +257,7 @@ def described(value: Any, limit: int = 8) -> str:
 
 def _atoms(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of a library's that are numbers, texts or tuples of them."""
-    from nbguard.memory.scan.heap.attributes import attributes_of
+    from nbguard.memory.scan.heap.kinds import attributes_of
 
     own = attributes_of(value) or {}
     simple = (bool, int, float, str, tuple, list)

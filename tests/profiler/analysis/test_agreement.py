@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.training.profiler.analysis.distributed.agreement import DIGEST, NONE, Feed, RankDigests, TensorName, disagreements
+from nbguard.training.profiler.analysis.ranks import DIGEST, NONE, Feed, RankDigests, TensorName, disagreements
 from nbguard.training.profiler.analysis.report import FitFinding
 
 TENSORS = (

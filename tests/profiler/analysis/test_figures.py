@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard.memory.core.facts import Unavailable
-from nbguard.training.profiler.analysis.figures import Figure, figures, summary
+from nbguard.training.profiler.analysis.compare import Figure, figures, summary
 from nbguard.training.profiler.analysis.report import TimeRow
 from nbguard.training.profiler.analysis.time import phase_log
 from tests.profiler.fit_reports import healthy, rich

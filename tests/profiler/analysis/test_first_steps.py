@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nbguard.training.profiler.analysis.first_steps import first_steps
+from nbguard.training.profiler.analysis.observations import first_steps
 from nbguard.training.profiler.analysis.report import FitFinding, LoaderVerdict, Timing
 from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
 from tests.profiler.analysis.timings import MS, timing

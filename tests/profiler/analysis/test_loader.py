@@ -10,15 +10,24 @@ from typing import Any
 import pytest
 
 from nbguard.render.text import blocks_text
-from nbguard.training.profiler.analysis.first_steps import first_steps
 from nbguard.training.profiler.analysis.loader.advice import starting_less
-from nbguard.training.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, PythonRows, slowest
-from nbguard.training.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
+from nbguard.training.profiler.analysis.loader.slowest import (
+    FetchCall,
+    FetchFacts,
+    FetchFunction,
+    FetchProfile,
+    FetchStep,
+    LoaderFacts,
+    PythonRows,
+    slowest,
+    steps,
+)
 from nbguard.training.profiler.analysis.loader.verdict import verdict
+from nbguard.training.profiler.analysis.observations import first_steps
 from nbguard.training.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.syncs import SyncFacts, SyncSite, sync_findings
-from nbguard.training.profiler.render.rows import loader_blocks
+from nbguard.training.profiler.render.fit import loader_blocks
 from nbguard.units import MiB
 
 MS = 1_000_000

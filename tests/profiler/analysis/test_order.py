@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import nbguard.training.profiler
-from nbguard.training.profiler.analysis.first_steps import first_steps
+from nbguard.training.profiler.analysis.observations import first_steps
 from nbguard.training.profiler.analysis.report import SEVERITIES, FitFinding, LoaderVerdict, Severity, gravest_first
 from nbguard.units import MiB
 from tests.profiler.analysis.timings import MS, timing

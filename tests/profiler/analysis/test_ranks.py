@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from nbguard.plain_data import to_plain
-from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
-from nbguard.training.profiler.analysis.distributed.ranks import (
+from nbguard.training.profiler.analysis.ranks import (
+    GradientSums,
     Pulse,
     RankMessage,
     RankObservations,
     message_of,
     rank_report,
+    sums_finding,
 )
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.training.profiler.analysis.time import phase_log

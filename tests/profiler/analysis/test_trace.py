@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.training.profiler.analysis.report import MemoryPoint
+from nbguard.training.profiler.analysis.time import gpu
 from nbguard.training.profiler.analysis.time import phase_log as phases
-from nbguard.training.profiler.analysis.time import trace
+from nbguard.training.profiler.analysis.time.gpu import trace_events
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog
-from nbguard.training.profiler.analysis.time.trace import trace_events
 from nbguard.training.profiler.record.recorder import Recorder
 
 US = 1000
@@ -201,7 +201,7 @@ def test_memory_is_a_graph_of_what_is_allocated_and_one_of_what_is_reserved() ->
 
 
 def test_a_very_long_log_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MOST_MARKS", 10)
+    monkeypatch.setattr(gpu, "MOST_MARKS", 10)
     recorder = _recorder()
     _epoch(recorder, 1, 5)
     marks = recorder.stop()

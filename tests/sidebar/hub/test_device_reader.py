@@ -11,8 +11,8 @@ import torch
 
 from nbguard.frontend.sidebar.hub import device_reader as ticking
 from nbguard.frontend.sidebar.hub.device_reader import DeviceReader
-from nbguard.memory.core.counters import Reading as Counted
-from nbguard.memory.core.counters import TickReading
+from nbguard.memory.core.facts import Reading as Counted
+from nbguard.memory.core.facts import TickReading
 
 MIB = 2**20
 

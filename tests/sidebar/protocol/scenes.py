@@ -13,7 +13,6 @@ from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
 from nbguard.frontend.sidebar.protocol.state import FitTick, LineHistory, MemoryState, Tick
 from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.counters import TickReading
 from nbguard.memory.core.facts import (
     AllocatorStats,
     DeviceFacts,
@@ -24,6 +23,7 @@ from nbguard.memory.core.facts import (
     ParkedFact,
     ProcessFact,
     Segment,
+    TickReading,
     WorkersFact,
 )
 from nbguard.memory.core.oom_facts import CodeLine, OomFact, OomNote

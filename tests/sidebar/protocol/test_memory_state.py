@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state, strips
 from nbguard.frontend.sidebar.protocol.rows import names_of_learners, rows_of
 from nbguard.frontend.sidebar.protocol.state import MemoryState
-from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
-from nbguard.memory.cleanup.plan.default import default_plan
+from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
+from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis

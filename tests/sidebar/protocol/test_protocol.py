@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.frontend.sidebar.protocol import answers, messages, state
+from nbguard.frontend.sidebar.protocol import messages, state
 from nbguard.memory.core.analysis import Part
 from nbguard.plain_data import to_plain
 from tests.programs import docs_program
@@ -74,7 +74,7 @@ def test_the_parts_of_a_device_are_those_of_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("union", "kinds"), [("Request", messages.REQUESTS), ("Answer", answers.ANSWERS), ("Broadcast", answers.BROADCASTS)]
+    ("union", "kinds"), [("Request", messages.REQUESTS), ("Answer", messages.ANSWERS), ("Broadcast", messages.BROADCASTS)]
 )
 def test_every_message_has_its_op_and_fields(union: str, kinds: dict[str, Any]) -> None:
     written = re.sub(r"/\*.*?\*/", "", TEXT.partition(f"export type {union} =")[2].partition(";\n\n")[0], flags=re.DOTALL)
@@ -88,8 +88,8 @@ def test_every_message_has_its_op_and_fields(union: str, kinds: dict[str, Any]) 
 def test_every_request_is_one_that_is_read_and_every_kind_has_an_op() -> None:
     assert set(messages.REQUESTS) == set(messages._READERS)
     assert set(messages.REQUESTS.values()) == set(typing.get_args(messages.Request))
-    assert set(answers.ANSWERS.values()) == set(typing.get_args(answers.Answer))
-    assert set(answers.BROADCASTS.values()) == set(typing.get_args(answers.Broadcast))
+    assert set(messages.ANSWERS.values()) == set(typing.get_args(messages.Answer))
+    assert set(messages.BROADCASTS.values()) == set(typing.get_args(messages.Broadcast))
 
 
 class _Word(Enum):
@@ -143,5 +143,5 @@ def test_named_tuples_are_lists_on_the_wire() -> None:
 
 
 def test_an_answer_goes_out_with_its_op() -> None:
-    assert answers.message_of(answers.Queued("r1", "a cell runs")) == {"op": "queued", "rid": "r1", "why": "a cell runs"}
-    assert answers.message_of(answers.Closed()) == {"op": "closed"}
+    assert messages.message_of(messages.Queued("r1", "a cell runs")) == {"op": "queued", "rid": "r1", "why": "a cell runs"}
+    assert messages.message_of(messages.Closed()) == {"op": "closed"}

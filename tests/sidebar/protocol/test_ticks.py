@@ -11,8 +11,7 @@ from nbguard.frontend.sidebar.memory_line import AllocatorPeak, MarkStore, Memor
 from nbguard.frontend.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
 from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.counters import Counted, TickReading
-from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact
+from nbguard.memory.core.facts import AllocatorStats, Counted, DeviceFacts, NvmlFacts, ProcessFact, TickReading
 from nbguard.memory.core.processes import Identity
 from nbguard.memory.core.segments.requests import Room
 from nbguard.memory.reports.report import build_report

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbguard.frontend.sidebar.protocol.answers import why_view
+from nbguard.frontend.sidebar.protocol.messages import why_view
 from nbguard.frontend.sidebar.protocol.state import KeptPath, MorePaths
-from nbguard.frontend.sidebar.protocol.truncation import TEXT
+from nbguard.frontend.sidebar.protocol.ticks import TEXT
 from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.references.explain import Path, Why
 

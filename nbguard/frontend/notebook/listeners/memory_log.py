@@ -10,11 +10,11 @@ from typing import Any
 
 from nbguard.errors import NbguardError, in_one_line
 from nbguard.memory.cells.hooks import CellFact
-from nbguard.memory.cells.ledger import Ledger
+from nbguard.memory.cells.name_watch import Ledger
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
-from nbguard.training.profiler.analysis.figures import Figure
-from nbguard.training.profiler.analysis.memory_log import MemoryLogState, cell_figures, reading_figures
+from nbguard.training.profiler.analysis.compare import Figure
+from nbguard.training.profiler.analysis.memory.growth import MemoryLogState, cell_figures, reading_figures
 from nbguard.training.profiler.sinks import Sink, open_sink
 
 

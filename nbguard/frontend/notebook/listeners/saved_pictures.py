@@ -12,7 +12,7 @@ from nbguard.memory.scan.devices.counters import Counters
 
 if TYPE_CHECKING:
     from nbguard.memory.cells.hooks import CellScan
-    from nbguard.memory.core.counters import Reading
+    from nbguard.memory.core.facts import Reading
     from nbguard.memory.reports.report import Report
 
 _SHARE = 0.1
@@ -70,7 +70,7 @@ class SavedPictures:
             self._due = now + (now - start) * (1 / _SHARE - 1)
 
     def _update(self, shown: list[ShownSidebar], cell: CellFact) -> None:
-        from nbguard.frontend.sidebar.picture import report_picture
+        from nbguard.frontend.sidebar.memory_line import report_picture
 
         html = str(report_picture(self._report(cell.scan), cell.number, time.time()))
         for sidebar in shown:

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
     from nbguard.frontend.notebook.session import Session
-    from nbguard.training.doctor.analysis.determinism import Deterministic, Mode, StepTimes
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
     from nbguard.training.doctor.analysis.serving import RepairedModel
+    from nbguard.training.doctor.analysis.step_trace import Deterministic, Mode, StepTimes
     from nbguard.training.doctor.subject import TrialSubject
-    from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
+    from nbguard.training.profiler.analysis.nonfinite import NanRepair
 
 
 def add_doctor(options: MagicArgumentParser) -> None:
@@ -42,7 +42,7 @@ def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
     """
     from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS, chosen
     from nbguard.training.doctor.diagnose import diagnose
-    from nbguard.training.doctor.diagnose_launch import diagnose_launch
+    from nbguard.training.doctor.launch import diagnose_launch
 
     if options.ranks or options.self_test:
         return diagnose_launch(self_test=options.self_test)

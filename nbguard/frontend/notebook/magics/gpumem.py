@@ -341,7 +341,7 @@ class GpuMemMagics(Magics):
 def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     """Run code in the notebook so many times and return each run's leftovers. Errors of the code are the user's."""
     from nbguard.memory.cells.rounds import Watch
-    from nbguard.memory.scan.progress import stage
+    from nbguard.memory.scan.pause import stage
 
     __tracebackhide__ = True
     linecache.cache["<leak>"] = len(code), None, [code], "<leak>"  # a traceback shows the line

@@ -45,7 +45,7 @@ def engines_report(namespace: Mapping[str, object]) -> EnginesReport:
     Raises:
         NbguardError: no name, or more than one, leads to a client of a cluster, or it has no engines.
     """
-    from nbguard.frontend.cluster.engines import engines
+    from nbguard.frontend.cluster.engine import engines
 
     return engines(_client(namespace))
 
@@ -58,7 +58,7 @@ def engines_cleanup(
     Raises:
         NbguardError: as `engines_report`.
     """
-    from nbguard.frontend.cluster.engines import plan_engines, release_engines
+    from nbguard.frontend.cluster.engine import plan_engines, release_engines
 
     client = _client(namespace)
     plans = plan_engines(client, targets, choices)
@@ -69,7 +69,7 @@ def engines_cleanup(
 
 
 def _client(namespace: Mapping[str, object]) -> Any:
-    from nbguard.frontend.cluster.engines import clients_in
+    from nbguard.frontend.cluster.engine import clients_in
 
     clients = clients_in(namespace)
     if not clients:

@@ -127,7 +127,7 @@ def map_of(file: str) -> MemoryMap:
 
 def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
     from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
-    from nbguard.memory.core.recording import DEFAULT_ENTRIES
+    from nbguard.memory.core.finding import DEFAULT_ENTRIES
 
     if simulation is not None:
         kept = DEFAULT_ENTRIES if entries is None else entries
@@ -141,7 +141,7 @@ def _record(state: str | None, entries: int | None, simulation: Simulation | Non
 
 
 def _whatif(**what: Any) -> Any:
-    from nbguard.memory.snapshots.whatif import whatif_report
+    from nbguard.memory.snapshots.diagnosis_view import whatif_report
 
     return whatif_report(**what, progress=_progress())
 
@@ -198,6 +198,6 @@ def _unquoted(word: str) -> str:
 
 def _progress() -> Callable[[int, int], None]:
     """Return a function that reports how far the reading of a file is."""
-    from nbguard.memory.scan.progress import stage
+    from nbguard.memory.scan.pause import stage
 
     return lambda done, total: stage(f"reading: {format_bytes(done)} of {format_bytes(total)}")

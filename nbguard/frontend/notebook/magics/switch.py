@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
     from nbguard.frontend.notebook.recording import CellRecording
-    from nbguard.training.profiler.analysis.memory_log import MemoryLogState
-    from nbguard.training.runs.analysis.applied import AppliedRecord
+    from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+    from nbguard.training.runs.analysis.cell_seeds import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
 
@@ -150,12 +150,12 @@ if TYPE_CHECKING:
 
     from nbguard.memory.reports.notices.notice import Notices
     from nbguard.memory.reports.switches import Switches
-    from nbguard.training.doctor.analysis.determinism import Deterministic
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
     from nbguard.training.doctor.analysis.serving import RepairedModel
-    from nbguard.training.profiler.analysis.health.nan_repair import NanRepair
-    from nbguard.training.profiler.analysis.memory_log import MemoryLogState
-    from nbguard.training.runs.analysis.applied import AppliedRecord
+    from nbguard.training.doctor.analysis.step_trace import Deterministic
+    from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+    from nbguard.training.profiler.analysis.nonfinite import NanRepair
+    from nbguard.training.runs.analysis.cell_seeds import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
 

@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.memory.core.counters import TickReading
-from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact, TickReading
 from nbguard.memory.scan.devices.counters import Counters, counted_devices
 from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, is_opened, nested_stats, tracked_device
 from nbguard.memory.scan.devices.nvml import NvmlReader

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, OldHeapError
 from nbguard.frontend.sidebar.hub.comms import Channel, Leases, PanelChannel
-from nbguard.frontend.sidebar.hub.jobs import Job, Jobs
-from nbguard.frontend.sidebar.hub.sampler import Busy, LookBudget, Sampler, is_in_cell
+from nbguard.frontend.sidebar.hub.jobs import Busy, Job, Jobs, LookBudget, Sampler, is_in_cell
 from nbguard.memory.cells.hooks import CellEnd, CellFact
 
 if TYPE_CHECKING:
-    from nbguard.frontend.sidebar.hub.outbox import Outbox
+    from nbguard.frontend.sidebar.hub.comms import Outbox
     from nbguard.frontend.sidebar.hub.plans import RequestHandler
     from nbguard.frontend.sidebar.hub.tick_source import TickSource
     from nbguard.frontend.sidebar.protocol import messages
     from nbguard.memory.core.analysis import Analysis
-    from nbguard.memory.core.counters import TickReading
+    from nbguard.memory.core.facts import TickReading
     from nbguard.memory.core.oom_facts import OomFact
     from nbguard.memory.reports.notices.notice import Notice
     from nbguard.memory.scan.scan import Notebook
@@ -283,7 +282,7 @@ class Hub:
     @cached_property
     def _outbox(self) -> Outbox:
         """Return the sender of messages, imported here alone, once there is somebody to send one to."""
-        from nbguard.frontend.sidebar.hub.outbox import Outbox
+        from nbguard.frontend.sidebar.hub.comms import Outbox
 
         return Outbox()
 

@@ -13,9 +13,9 @@ from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state, i
 from nbguard.frontend.sidebar.protocol.rows import Rows, names_of_learners
 from nbguard.frontend.sidebar.protocol.state import MemoryState
 from nbguard.frontend.sidebar.protocol.ticks import LastLook
-from nbguard.memory.cells.ledger import is_rebound
+from nbguard.memory.cells.name_watch import is_rebound
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.counters import Counted, Reading
+from nbguard.memory.core.facts import Counted, Reading
 from nbguard.memory.core.segments.requests import RequestLimits
 from nbguard.memory.out_of_memory.card import build_card
 from nbguard.memory.reports.cell_ledger import names_of

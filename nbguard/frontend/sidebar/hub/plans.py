@@ -10,9 +10,21 @@ from dataclasses import dataclass, replace
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, NoTorchError, OldHeapError
 from nbguard.frontend.sidebar.hub.memory_states import MemoryStates
-from nbguard.frontend.sidebar.picture import report_picture
-from nbguard.frontend.sidebar.protocol.answers import Answer, Done, Explained, Foreseen, Pictured, Planned, why_view
-from nbguard.frontend.sidebar.protocol.messages import Apply, Ask, ForeseeRequest, PlanRequest, Question
+from nbguard.frontend.sidebar.memory_line import report_picture
+from nbguard.frontend.sidebar.protocol.messages import (
+    Answer,
+    Apply,
+    Ask,
+    Done,
+    Explained,
+    Foreseen,
+    ForeseeRequest,
+    Pictured,
+    Planned,
+    PlanRequest,
+    Question,
+    why_view,
+)
 from nbguard.frontend.sidebar.protocol.plan_views import (
     cache_view,
     does_something,
@@ -34,7 +46,7 @@ from nbguard.memory.cleanup.plan.plan import Plan
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.facts import Facts, PoolId
 from nbguard.memory.core.references.explain import Why, explain_root, explain_unheld
-from nbguard.memory.core.segments.pools import doubtful_pools, left_pools
+from nbguard.memory.core.segments.requests import doubtful_pools, left_pools
 from nbguard.memory.reports.cell_ledger import names_of
 from nbguard.memory.reports.report import build_report
 from nbguard.memory.scan.devices.counters import Counters

@@ -17,13 +17,11 @@ from typing import Any, TypeVar
 from nbguard.frontend.sidebar.hub.device_reader import DeviceReader
 from nbguard.frontend.sidebar.memory_line import AllocatorPeak, MemoryLine
 from nbguard.frontend.sidebar.protocol.state import FitTick, JobStatus, LineHistory, Tick
-from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
-from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
-from nbguard.memory.core.counters import TickReading
+from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points, truncate_utf8
+from nbguard.memory.core.facts import TickReading
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.scan.devices.counters import Counters
-from nbguard.memory.scan.heap.attributes import attribute_of, plain_attributes
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, plain_attributes
 
 # --- The fastai fit that runs now, seen from another thread: its progress, and the share of samples waiting for data.
 #

@@ -19,8 +19,8 @@ from nbguard.frontend.sidebar.protocol.state import (
     Strip,
     UnlistedHolders,
 )
-from nbguard.frontend.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
-from nbguard.memory.cleanup.plan.default import default_plan, pins_of
+from nbguard.frontend.sidebar.protocol.ticks import fitting, json_bytes, truncate_utf8
+from nbguard.memory.cleanup.plan.parking import default_plan, pins_of
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import PoolId, Segment
 from nbguard.memory.core.finding import least_shown

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from nbguard.frontend.sidebar.protocol.state import Ability, Experiment, RowPart
-from nbguard.frontend.sidebar.protocol.truncation import truncate_utf8
+from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
 from nbguard.memory.cleanup.figures import holdings_on
-from nbguard.memory.cleanup.plan.default import default_plan, holders_of
+from nbguard.memory.cleanup.plan.parking import default_plan, holders_of
 from nbguard.memory.core.advice import HARD
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph, LearnerFact, Node, Root

@@ -8,7 +8,7 @@ from typing import TypedDict
 from nbguard.memory.allocator.replay.replay import DeviceReplay, FileReplay
 from nbguard.memory.allocator.replay.whatif import WhatIf, WhatIfRow, notes, recommendation, requests_name, settings_name
 from nbguard.memory.allocator.snapshot.snapshot import Event
-from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
+from nbguard.render.html import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.units import counted, format_bytes
 
 # --- Replays and what-ifs as plain data for JSON; bytes as integers.

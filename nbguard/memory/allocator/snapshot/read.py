@@ -19,8 +19,7 @@ from nbguard.errors import DamagedDataError, SnapshotError
 from nbguard.files import open_file, read_file, unreadable
 from nbguard.memory.allocator.model.settings import parse_version
 from nbguard.memory.allocator.snapshot import reader_process
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
 from nbguard.memory.allocator.snapshot.unpickle import Progress, unpickle
 from nbguard.plain_data import from_plain, to_plain
 from nbguard.units import format_bytes

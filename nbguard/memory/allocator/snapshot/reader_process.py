@@ -22,8 +22,16 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NoReturn
 
 from nbguard.errors import SnapshotError
-from nbguard.memory.allocator.snapshot.schema import parse_snapshot
-from nbguard.memory.allocator.snapshot.snapshot import Events, Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Stacks, Trace
+from nbguard.memory.allocator.snapshot.snapshot import (
+    Events,
+    Sidecar,
+    Snapshot,
+    SnapshotBlock,
+    SnapshotSegment,
+    Stacks,
+    Trace,
+    parse_snapshot,
+)
 from nbguard.memory.allocator.snapshot.unpickle import DAMAGED, Progress, UnreadablePickle, asks_for, unreadable
 
 # --- A snapshot as bytes (a line of JSON, then arrays), which the process that reads a large file sends.

@@ -15,11 +15,11 @@ from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import PoolId
 from nbguard.memory.core.processes import Process, pids_text
-from nbguard.memory.core.segments.pools import with_free_segments
+from nbguard.memory.core.segments.requests import with_free_segments
 from nbguard.memory.scan.devices.cuda import segments_by_device
 from nbguard.memory.scan.devices.kept_memory import pinned_facts
 from nbguard.memory.scan.devices.processes import is_alive, is_listed, private_bytes, shared_bytes
-from nbguard.memory.scan.heap.attributes import attributes_of
+from nbguard.memory.scan.heap.kinds import attributes_of
 from nbguard.memory.scan.heap.walk import WeakTracker
 from nbguard.memory.scan.workers import remember_left_pools, worker_processes
 from nbguard.texts import form, here

@@ -24,11 +24,9 @@ from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.devices.reserve import device_counters
-from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.heap.kinds import attributes_of, mro_of
 from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
-from nbguard.memory.scan.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
-from nbguard.memory.scan.plain_torch import plain_torch
+from nbguard.memory.scan.parked import PARKED, Parked, movable, parked_facts, parked_storages, plain_torch, sharing, storage_of
 from nbguard.spelling import did_you_mean
 from nbguard.units import format_bytes
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbguard.memory.core.advice import release_stale
-from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import Kinds, module_namespaces, mro_of, namespace_of
+from nbguard.memory.scan.heap.kinds import Kinds, attributes_of, module_namespaces, mro_of, namespace_of
 from nbguard.memory.scan.heap.walk import Unread
 from nbguard.memory.scan.learners import describe
 from nbguard.memory.scan.roots.frames import OPTIMIZED, running_frames

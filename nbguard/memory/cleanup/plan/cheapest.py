@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
-from nbguard.memory.cleanup.plan.default import block_holders_of, default_plan
+from nbguard.memory.cleanup.plan.parking import block_holders_of, default_plan
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import Advice, release_names, release_stale

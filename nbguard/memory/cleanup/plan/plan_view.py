@@ -9,7 +9,7 @@ from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, Outcome, Plan, 
 from nbguard.memory.core import advice
 from nbguard.memory.core.finding import least_of_rows, least_shown
 from nbguard.memory.core.views.device import zombies_blocks
-from nbguard.render.blocks import Block, Line, Table, TableRow
+from nbguard.render.html import Block, Line, Table, TableRow
 from nbguard.render.words import SENTENCE
 from nbguard.texts import joined
 from nbguard.units import counted, format_bytes, format_column, unit_of

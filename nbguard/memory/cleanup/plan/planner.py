@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import replace
 
 from nbguard.memory.cleanup.plan.builder import PlanBuilder, clear_leftovers
-from nbguard.memory.cleanup.plan.last_error import released_parts, shell_of, variables_of_error
 from nbguard.memory.cleanup.plan.optional_steps import (
     Workspaces,
     clear_workspaces,
@@ -19,6 +18,9 @@ from nbguard.memory.cleanup.plan.optional_steps import (
     end_workers,
     give_pinned_memory_back,
     release_kept_errors,
+    released_parts,
+    shell_of,
+    variables_of_error,
 )
 from nbguard.memory.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.memory.core import advice
@@ -26,7 +28,7 @@ from nbguard.memory.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, 
 from nbguard.memory.core.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.core.references.holders import workspace_blocks
 from nbguard.memory.core.references.partners import CleanupState, entries_of, kept_targets
-from nbguard.memory.core.segments.pools import doubtful_pools, given_back, pools_in_use
+from nbguard.memory.core.segments.requests import doubtful_pools, given_back, pools_in_use
 from nbguard.texts import DEBUGGERS
 from nbguard.units import MiB, counted
 

@@ -27,9 +27,8 @@ from nbguard.memory.core.references.graph import (
     reach_of_roots,
     shortest_path,
 )
-from nbguard.memory.core.references.model_rest import contents_of
-from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.core.segments.pools import PoolOwner, owner_of_pool
+from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.core.segments.requests import PoolOwner, owner_of_pool
 from nbguard.units import counted
 
 # --- Gradients that idle Learners keep. A fit leaves them, as large as the model, and the next one makes them again.

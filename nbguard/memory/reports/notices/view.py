@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nbguard.memory.core.advice import NOTICES_ON, is_python, why
 from nbguard.memory.reports.notices.notice import NOT_SHOWN, Notice, Notices
-from nbguard.render.blocks import Block, Table, TableRow, Title
+from nbguard.render.html import Block, Table, TableRow, Title
 from nbguard.texts import joined
 from nbguard.units import counted, format_bytes
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nbguard.memory.core.counters import Counted, Reading
+from nbguard.memory.core.facts import Counted, Reading
 from nbguard.memory.scan.devices.cuda import device_facts, nested_stats, tracked_device
 
 _SLOW = 0.001

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
-from nbguard.memory.core.gpus import GpuReading
-from nbguard.memory.scan.devices.accelerators import accelerator_facts, read_segments
-from nbguard.memory.scan.devices.amd import AmdReader
+from nbguard.memory.core.gpu_models import GpuReading
+from nbguard.memory.scan.devices.accelerators import AmdReader, accelerator_facts, read_segments
 from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace
-from nbguard.memory.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
-from nbguard.memory.scan.devices.nvml import NvmlReader
+from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
 

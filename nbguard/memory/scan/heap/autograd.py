@@ -15,8 +15,7 @@ from operator import is_
 from typing import Any
 
 from nbguard.memory.core.references.graph import BASE, GRADIENT
-from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import Types, TypeTable, mro_of, namespace_of
+from nbguard.memory.scan.heap.kinds import Types, TypeTable, attributes_of, mro_of, namespace_of
 
 _SEQUENCES = Types((tuple, list))
 _ATOMS = Types((int, float, bool, str, type(None)))

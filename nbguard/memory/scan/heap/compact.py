@@ -14,9 +14,21 @@ from typing import Any
 
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, ModulePart, Node, OwnEnd, Root, StorageFact
 from nbguard.memory.core.references.graph import CONTEXT, DEFAULT, FUNCTION, GRAPH, KEY, SOMEWHERE
-from nbguard.memory.scan.heap.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
 from nbguard.memory.scan.heap.autograd import Autograd
-from nbguard.memory.scan.heap.kinds import Types, TypeTable, Unwalked, is_graph_node, mro_of, name_of, namespace_of
+from nbguard.memory.scan.heap.kinds import (
+    TRANSPARENT,
+    Types,
+    TypeTable,
+    Unwalked,
+    Writer,
+    attributes_of,
+    hiding_names,
+    is_graph_node,
+    key_text,
+    mro_of,
+    name_of,
+    namespace_of,
+)
 from nbguard.memory.scan.heap.walk import Walk
 from nbguard.memory.scan.roots.frames import LiveRoot, attached_locals, frame_locals
 

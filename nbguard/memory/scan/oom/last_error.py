@@ -14,8 +14,7 @@ from typing import Any
 from nbguard.libraries import training_functions
 from nbguard.memory.core.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
-from nbguard.memory.scan.heap.kinds import Kinds, name_of, namespace_of
+from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, name_of, namespace_of
 from nbguard.memory.scan.oom.chain import find_in_chain, is_exception, note_of, slot
 from nbguard.memory.scan.oom.failed_runs import earlier_failures, passed_run, start_of
 from nbguard.memory.scan.oom.names import (

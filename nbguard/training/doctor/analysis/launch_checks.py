@@ -9,10 +9,9 @@ from functools import cached_property
 from ipaddress import ip_address
 
 from nbguard.memory.core.advice import SELF_TEST
-from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
-from nbguard.training.doctor.analysis.environment import EnvironmentFacts
-from nbguard.training.ranks.analysis.launcher import POD, launch_of, number, own_names
-from nbguard.training.ranks.analysis.meeting_point import PortOwner
+from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, EnvironmentFacts, checked, not_checked
+from nbguard.training.ranks.analysis.flight_dump import PortOwner
+from nbguard.training.ranks.analysis.launch_errors import POD, launch_of, number, own_names
 from nbguard.units import counted, format_bytes
 
 # --- Facts of a launch: the launchers' variables, the listener at the port, the interfaces. Plain data.

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.memory.core.advice import NAME_ONE
-from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
-from nbguard.training.doctor.analysis.environment import EnvironmentFacts
+from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, EnvironmentFacts, checked, not_checked
 from nbguard.units import HALF_ROUNDS_TO_ZERO, counted, format_bytes
 
 _NOTHING = "no Learner was given: " + NAME_ONE

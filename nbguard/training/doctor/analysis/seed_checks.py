@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nbguard.memory.core.advice import make_deterministic
 from nbguard.texts import before_start
-from nbguard.training.doctor.analysis.determinism import Mode
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
+from nbguard.training.doctor.analysis.step_trace import Mode
 from nbguard.training.runs.analysis.cell_seeds import CellCall, CellSeeds
 
 

@@ -9,7 +9,7 @@ from math import ceil
 from statistics import fmean
 from typing import ClassVar
 
-from nbguard.render.blocks import Block, Line, Table, TableRow, Title
+from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.texts import Text
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -17,13 +18,62 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.heap.kinds import attribute_of, attributes_of, mro_of
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.training.doctor.analysis.determinism import Mode, OperationFact
 from nbguard.training.doctor.analysis.seed_checks import LoaderSeeds, SwitchStates
-from nbguard.training.doctor.determinism.digest import digest, tensors_in
+from nbguard.training.doctor.analysis.step_trace import Mode, OperationFact
 from nbguard.training.doctor.subject import TrialSubject
+
+# --- Hashes of tensors by their bytes: NaN equals NaN, and −0 is not 0. A sum could not tell a permutation.
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """Return 16 bytes that stand for the bytes of a tensor, its shape and its type."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        plain = tensor.detach()
+        if plain.is_quantized:
+            plain = plain.int_repr()
+        parts = _dense(plain)
+        header = f"{plain.dtype} {tuple(plain.shape)}".encode()
+        result = hashlib.sha1(header, usedforsecurity=False)  # processors have instructions for it: the quickest of hashlib's
+        for part in parts:
+            result.update(flat_bytes(part).cpu().numpy() if part.numel() else b"")
+    return result.digest()[:16]
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a plain tensor one behind the other, without a copy where they lie so."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.stride() != (1,):  # one element that was expanded counts as contiguous
+        flat = flat.new_empty(flat.shape).copy_(flat)
+    return flat.view(torch.uint8)
+
+
+def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a tensor consists of; its own conjugation is carried out."""
+    if tensor.layout is torch.sparse_coo:
+        whole = tensor.coalesce()
+        return [whole.indices(), whole.values()]
+    if tensor.layout is not torch.strided:
+        return [tensor.to_dense()]
+    return [tensor.resolve_conj().resolve_neg()]
+
+
+def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a module's inputs or outputs: tuples, lists, dicts, objects with attributes."""
+    bases = mro_of(type(value))
+    if torch.Tensor in bases:
+        yield value
+    elif depth and (tuple in bases or list in bases):
+        for part in value:
+            yield from tensors_in(part, depth - 1)
+    elif depth and dict in bases:
+        for part in dict.values(value):
+            yield from tensors_in(part, depth - 1)
+    elif depth and type(value).__module__ != "builtins" and (attributes := attributes_of(value)) is not None:
+        for part in list(attributes.values()):
+            yield from tensors_in(part, depth - 1)
+
 
 _NAME = re.compile(r"(\S+) does not have a deterministic implementation")
 _DEFAULT = re.compile(r"(.+?) defaults to a non-deterministic algorithm")

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from nbguard.errors import UndiagnosableError
-from nbguard.memory.scan.heap.attributes import attribute_of
+from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.training.doctor.analysis.step_trace import StepEvent
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.digest import digest, tensors_in
+from nbguard.training.doctor.determinism.operations import digest, tensors_in
 from nbguard.training.doctor.subject import TrialSubject
 
 

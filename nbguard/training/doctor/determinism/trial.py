@@ -15,8 +15,17 @@ import torch
 from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.training.doctor.analysis.determinism import Cure, DeterminismFacts, HiddenState, Mode, OperationFact, StepTimes
-from nbguard.training.doctor.analysis.step_trace import StepDifference, StepEvent, first_difference
+from nbguard.training.doctor.analysis.step_trace import (
+    Cure,
+    DeterminismFacts,
+    HiddenState,
+    Mode,
+    OperationFact,
+    StepDifference,
+    StepEvent,
+    StepTimes,
+    first_difference,
+)
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.generators import is_seeded
 from nbguard.training.doctor.determinism.kept_state import KeptState, Place

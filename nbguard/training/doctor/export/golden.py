@@ -14,11 +14,10 @@ from nbguard.files import read_file, unreadable, write_file
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.doctor.analysis.serving import GoldenFacts
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.digest import tensors_in
-from nbguard.training.doctor.export.failures import difference, plain
-from nbguard.training.doctor.export.model_copy import shared_copy
+from nbguard.training.doctor.determinism.operations import tensors_in
+from nbguard.training.doctor.export.failures import difference, own_if_written, plain
+from nbguard.training.doctor.export.onnx import shared_copy
 from nbguard.training.doctor.export.trial import exportable, repeats, untouched
-from nbguard.training.doctor.export.write_watch import own_if_written
 from nbguard.training.doctor.subject import TrialSubject
 from nbguard.training.runs.fingerprint import tensors_hash
 

@@ -25,10 +25,9 @@ from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.scan.heap.kinds import loaded_class
 from nbguard.memory.scan.storage_events import StorageMode
-from nbguard.training.prediction.emulation import composites
-from nbguard.training.prediction.emulation.autocast import Autocast
+from nbguard.training.prediction.emulation import recorder as composites
 from nbguard.training.prediction.emulation.numbers import UnknownFloat
-from nbguard.training.prediction.emulation.operators import OperatorMode
+from nbguard.training.prediction.emulation.operators import Autocast, OperatorMode
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
 from nbguard.training.prediction.fits.batches import moved
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts

@@ -11,24 +11,15 @@ from typing import Any
 
 import torch
 
-from nbguard.training.prediction.rules import (
-    attention,
-    convolutions,
-    indexing,
-    layers,
-    losses,
-    random_numbers,
-    recurrent,
-    reductions,
-)
+from nbguard.training.prediction.rules import attention, convolutions, layers, losses, recurrent, reductions
 from nbguard.training.prediction.rules.rule import Replacement, Temporaries
 
 TEMPORARIES: Mapping[Any, Temporaries] = {
     **reductions.TEMPORARIES,
     **losses.TEMPORARIES,
-    **indexing.TEMPORARIES,
+    **attention.TEMPORARIES,
     **layers.TEMPORARIES,
-    **random_numbers.TEMPORARIES,
+    **recurrent.TEMPORARIES,
 }
 REPLACED: Mapping[Any, Replacement] = {
     **attention.REPLACED,

@@ -8,19 +8,15 @@ from functools import cached_property
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.training.profiler.analysis.compare import FitSamples, compare, fit_samples
-from nbguard.training.profiler.analysis.distributed.ranks import rank_report
-from nbguard.training.profiler.analysis.first_steps import first_steps
-from nbguard.training.profiler.analysis.health.untrained import health
 from nbguard.training.profiler.analysis.loader.advice import starting_less
-from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, profiling_time, training_loader
-from nbguard.training.profiler.analysis.loader.tried import LoaderRun, WorkerTuning, without_tried
-from nbguard.training.profiler.analysis.loader.verdict import verdict
+from nbguard.training.profiler.analysis.loader.slowest import LoaderFacts, profiling_time, training_loader
+from nbguard.training.profiler.analysis.loader.verdict import LoaderRun, WorkerTuning, verdict, without_tried
 from nbguard.training.profiler.analysis.memory import growth
-from nbguard.training.profiler.analysis.memory.memory_report import CUDA, memory_report, unfrozen_finding
+from nbguard.training.profiler.analysis.memory.growth import CUDA, memory_report, unfrozen_finding
 from nbguard.training.profiler.analysis.memory.recorded_batch import passing_finding
-from nbguard.training.profiler.analysis.observations import FitObservations
+from nbguard.training.profiler.analysis.observations import FitObservations, first_steps, remedies, remedy_context
 from nbguard.training.profiler.analysis.operators import operator_table
-from nbguard.training.profiler.analysis.remedies import remedies, remedy_context
+from nbguard.training.profiler.analysis.ranks import rank_report
 from nbguard.training.profiler.analysis.report import (
     Comparison,
     Ending,
@@ -40,6 +36,7 @@ from nbguard.training.profiler.analysis.time.gpu import GpuFacts, gpu_facts
 from nbguard.training.profiler.analysis.time.hot_code import HotCode, hot_code, library_share, without_models_work
 from nbguard.training.profiler.analysis.time.lost_time import lost_time
 from nbguard.training.profiler.analysis.time.timing import slowing, steady_batches, timing_of
+from nbguard.training.profiler.analysis.untrained import health
 from nbguard.training.profiler.checks.amp import AmpFacts, scale_settings
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.checks.compiles import CompileFacts

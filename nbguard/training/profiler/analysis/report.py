@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
-from nbguard.training.profiler.analysis.loader.fetches import FileReading, LoaderPart
+from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart
 from nbguard.training.profiler.analysis.operators import OperatorTable
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.runs.analysis.record import RunRecord

@@ -13,14 +13,13 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.memory.core.advice import STOP_ON_NAN
-from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.memory.scan.heap.autograd import Autograd
-from nbguard.memory.scan.heap.kinds import Kinds, mro_of
-from nbguard.training.profiler.analysis.health.operations import FailedOperation
+from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of
+from nbguard.training.profiler.analysis.operations import FailedOperation
 from nbguard.training.profiler.analysis.report import FitFinding, Setting
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.patches import Patches
+from nbguard.training.profiler.record.log import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import counted
 

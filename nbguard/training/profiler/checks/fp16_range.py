@@ -11,11 +11,10 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.memory.scan.plain_torch import has_compiled, name_in_model
+from nbguard.memory.scan.heap.kinds import attribute_of, name_of
+from nbguard.memory.scan.parked import has_compiled, name_in_model
 from nbguard.texts import STOP_OPTION
-from nbguard.training.profiler.analysis.health.operations import LARGEST, module_words
+from nbguard.training.profiler.analysis.operations import LARGEST, module_words
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.amp import autocast_dtypes
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.optimizer_facts import NEGLIGIBLE, SMALL, RateFacts
 

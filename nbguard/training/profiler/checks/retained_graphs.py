@@ -10,7 +10,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graph_look import GraphLook, look_at, tensors_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.on_line import CallLines
+from nbguard.training.profiler.record.log import CallLines
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import format_bytes
 

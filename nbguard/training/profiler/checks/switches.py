@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.core.advice import STOP_ON_NAN
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.training.profiler.analysis.report import FitFinding, Setting
 from nbguard.training.profiler.checks.amp import autocast_dtypes
 from nbguard.training.profiler.checks.check import FitFigures

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.training.profiler.analysis.function_names import COMPREHENSIONS
 from nbguard.training.profiler.analysis.report import FitFinding
+from nbguard.training.profiler.analysis.time.stacks import COMPREHENSIONS
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.batch_position import Bodies, Body
-from nbguard.training.profiler.record.on_line import CallsOnLines
-from nbguard.training.profiler.record.patches import Patches
+from nbguard.training.profiler.record.fit_bounds import Bodies, Body
+from nbguard.training.profiler.record.log import CallsOnLines, Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import format_time
 

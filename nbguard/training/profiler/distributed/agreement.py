@@ -12,9 +12,8 @@ from typing import Any
 
 from nbguard.memory.scan.devices.host import dotted, library_versions, reading
 from nbguard.memory.scan.devices.nvml import NvmlReader
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.training.profiler.analysis.distributed.agreement import DIGEST, NONE, Feed, RankDigests, TensorName
+from nbguard.memory.scan.heap.kinds import attribute_of, name_of
+from nbguard.training.profiler.analysis.ranks import DIGEST, NONE, Feed, RankDigests, TensorName
 from nbguard.training.profiler.analysis.report import Setting
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.record.recorder import Recorder

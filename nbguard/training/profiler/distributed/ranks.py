@@ -12,25 +12,108 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 from nbguard.plain_data import to_plain
-from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums
-from nbguard.training.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, message_of, where
+from nbguard.training.profiler.analysis.ranks import GradientSums, Pulse, RankMessage, RankObservations, message_of, where
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.distributed.agreement import RankDigester, environment
-from nbguard.training.profiler.distributed.exchange import RankExchange
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.ranks.analysis.diagnosis import RankFault
-from nbguard.training.ranks.analysis.launcher import launch_of
+from nbguard.training.ranks.analysis.launch_errors import launch_of
 from nbguard.training.ranks.job_board import JobBoard, open_board
 from nbguard.training.ranks.rank import Rank, current_rank, print_once
 from nbguard.training.ranks.watch import watch_ranks
 from nbguard.units import format_time
+
+# --- Messages of ranks to rank 0 at their end, through the store of the process group, and on one host through their files,
+# too.
+#
+# Never a collective: a rank that hangs in one takes nobody else with it. The store is spoken to in a thread of its own,
+# since
+# it answers no more once its host is gone.
+
+
+_SECONDS_BETWEEN_READS = 0.05  # seconds between two looks into the store
+
+
+class RankExchange:
+    """Carries texts from ranks to rank 0, for one fit. All ranks number their fits alike."""
+
+    def __init__(self, board: JobBoard | None, fit: int) -> None:
+        self._board = board
+        self._fit = fit
+        self._inbox: dict[int, str] = {}
+        self._is_over = threading.Event()
+
+    def send(self, rank: int, text: str, limit: float, *, is_read_here: bool) -> None:
+        """Leave the text of a rank in the store, for up to `limit` seconds, and if rank 0 reads it there in the rank's file."""
+        if self._board is not None and is_read_here:
+            self._board.own.write("message", f"{self._fit} {text}")
+        _aside(lambda: self._put(rank, text)).join(limit)
+
+    def listen(self, ranks: Collection[int]) -> None:
+        """Begin to look for messages of these ranks in the store."""
+        _aside(lambda: self._look(set(ranks)))
+
+    def read(self, ranks: Collection[int]) -> dict[int, str]:
+        """Return the messages of these ranks so far."""
+        texts = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
+        for rank in ranks:
+            if rank not in texts and (text := self._from_file(rank)) is not None:
+                texts[rank] = text
+        return texts
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._is_over.set()
+
+    def _from_file(self, rank: int) -> str | None:
+        """Return the message that a rank of this host left for this fit."""
+        file = None if self._board is None else self._board.file(rank)
+        fit, _, text = ((file and file.read("message")) or "").partition(" ")
+        return text if fit == str(self._fit) else None
+
+    def _put(self, rank: int, text: str) -> None:
+        store = self._store()
+        if store is not None:
+            store.set(str(rank), text)
+
+    def _look(self, missing: set[int]) -> None:
+        store = self._store()
+        while store is not None and missing and not self._is_over.is_set():
+            for rank in list(missing):
+                if store.check([str(rank)]):
+                    self._inbox[rank] = store.get(str(rank)).decode()
+                    store.delete_key(str(rank))
+                    missing.discard(rank)
+            self._is_over.wait(_SECONDS_BETWEEN_READS)
+
+    def _store(self) -> Any:
+        """Return the store of the process group, for this fit's keys only; None without a group."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return None
+        from torch.distributed import PrefixStore, distributed_c10d
+
+        return PrefixStore(f"nbguard/{self._fit}", distributed_c10d._get_default_store())
+
+
+def _aside(act: Callable[[], None]) -> threading.Thread:
+    """Start a thread that does something and says nothing if it fails: then there is the folder, or a rank not heard of."""
+
+    def quietly() -> None:
+        with suppress(Exception):
+            act()
+
+    thread = threading.Thread(target=quietly, name="nbguard-ranks", daemon=True)
+    thread.start()
+    return thread
+
 
 # --- A warning in the program's log when another rank dies, or none makes progress, as then a report may never be made.
 #
@@ -38,7 +121,7 @@ from nbguard.units import format_time
 # ever.
 
 
-_EVERY_of_watchdog = 1000  # milliseconds between two looks where nothing happens
+_MILLISECONDS_BETWEEN_POLLS = 1000  # milliseconds between two looks where nothing happens
 _log = logging.getLogger("nbguard")
 
 
@@ -86,7 +169,7 @@ class RankWatchdog:
                     if pulse.is_alive and pulse.pid not in known:
                         known.add(pulse.pid)
                         _wake_at_end(pulse.pid, wakers, processes)
-                for fd, _ in wakers.poll(_EVERY_of_watchdog):
+                for fd, _ in wakers.poll(_MILLISECONDS_BETWEEN_POLLS):
                     wakers.unregister(fd)
 
     def _tell(self, pulses: Mapping[int, Pulse]) -> None:

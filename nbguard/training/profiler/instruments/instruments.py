@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.memory.scan.devices.host import usable_cores
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
 from nbguard.training.profiler import checks as fit_checks
-from nbguard.training.profiler.analysis.health.nonfinite import FiniteFacts
+from nbguard.training.profiler.analysis.nonfinite import FiniteFacts
 from nbguard.training.profiler.analysis.observations import LEARNERS, FitObservations, SubjectFacts
 from nbguard.training.profiler.analysis.report import Ending
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
@@ -21,17 +20,15 @@ from nbguard.training.profiler.analysis.time.phase_log import LogPosition, Phase
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.check import Instrument
 from nbguard.training.profiler.distributed.ranks import RankWatch
-from nbguard.training.profiler.instruments.gpu import GpuWatch
-from nbguard.training.profiler.instruments.loader.loaders import LoaderWatch
+from nbguard.training.profiler.files import FitOptions
+from nbguard.training.profiler.instruments.loader.tune import LoaderWatch
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
-from nbguard.training.profiler.instruments.memory.memory import MemoryWatch
-from nbguard.training.profiler.instruments.operators import OperatorWatch
-from nbguard.training.profiler.instruments.overhead import OverheadWatch
-from nbguard.training.profiler.instruments.stack_sampler import StackSampler
+from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
+from nbguard.training.profiler.instruments.operators import GpuWatch, OperatorWatch
+from nbguard.training.profiler.instruments.stack_sampler import OverheadWatch, StackSampler
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
-from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
-from nbguard.training.profiler.record.patches import Patches
+from nbguard.training.profiler.record.log import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.training.runs.analysis.record import RunRecord
@@ -154,8 +151,7 @@ class RunWatch:
         """Add the settings of the optimizer, which nobody knew before its first step."""
         if self._has_optimizer or self._record is None:
             return
-        from nbguard.training.runs.collector import FactCollector
-        from nbguard.training.runs.settings import collect_optimizer
+        from nbguard.training.runs.settings import FactCollector, collect_optimizer
 
         self._has_optimizer = True
         more, record = FactCollector(), self._record

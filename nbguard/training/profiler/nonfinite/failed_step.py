@@ -8,8 +8,8 @@ from typing import Any
 
 from nbguard.errors import StoppedAtNaN
 from nbguard.memory.scan.learners import cancel_of_learners
-from nbguard.training.profiler.analysis.health.nonfinite import NotFinite, Origin, evidence_of, what_of
-from nbguard.training.profiler.analysis.health.operations import FailedOperation
+from nbguard.training.profiler.analysis.nonfinite import NotFinite, Origin, evidence_of, what_of
+from nbguard.training.profiler.analysis.operations import FailedOperation
 from nbguard.training.profiler.nonfinite.operations.culprit import operation_in_graph, operation_of_hooks
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
 from nbguard.training.profiler.nonfinite.operations.replay import is_finite

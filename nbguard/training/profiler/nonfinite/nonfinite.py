@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import name_of
-from nbguard.memory.scan.plain_torch import has_compiled
-from nbguard.training.profiler import nan_repair
-from nbguard.training.profiler.analysis.health.nonfinite import (
+from nbguard.memory.scan.heap.kinds import attribute_of, name_of
+from nbguard.memory.scan.parked import has_compiled
+from nbguard.training.profiler.analysis.nonfinite import (
     FiniteFacts,
     LossCourse,
     LossGrowth,
@@ -24,13 +22,14 @@ from nbguard.training.profiler.analysis.health.nonfinite import (
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.instruments.memory.growth import operations_so_far
+from nbguard.training.profiler.nonfinite import loss_history as nan_repair
 from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of, stopped_by
+from nbguard.training.profiler.nonfinite.float32_layers import loss_of_learner, losses_left
 from nbguard.training.profiler.nonfinite.loss_history import DeviceLosses, LossHistory, largest_parameter, peak_of
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
 from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues
 from nbguard.training.profiler.nonfinite.origin import origin_of_gradient, origin_of_loss
 from nbguard.training.profiler.nonfinite.rerun import ForwardCall, ModuleCounters, autocast_of, device_type
-from nbguard.training.profiler.nonfinite.untrained_loss import loss_of_learner, losses_left
 from nbguard.training.profiler.nonfinite.usual_gradients import (
     SkippedSteps,
     UsualGradients,
@@ -38,7 +37,7 @@ from nbguard.training.profiler.nonfinite.usual_gradients import (
     by_kind,
     has_gradient,
 )
-from nbguard.training.profiler.record.batch_position import position_of
+from nbguard.training.profiler.record.fit_bounds import position_of
 from nbguard.training.profiler.record.recorder import Recorder, StopFit
 
 _SHARE = 0.001

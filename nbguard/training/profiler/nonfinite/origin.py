@@ -8,11 +8,10 @@ from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.memory.scan.plain_torch import name_in_model
-from nbguard.training.profiler.analysis.health.nonfinite import Origin
-from nbguard.training.profiler.analysis.health.operations import Float32Trial
+from nbguard.memory.scan.heap.kinds import attributes_of, mro_of, name_of
+from nbguard.memory.scan.parked import name_in_model
+from nbguard.training.profiler.analysis.nonfinite import Origin
+from nbguard.training.profiler.analysis.operations import Float32Trial
 from nbguard.training.profiler.nonfinite.float32_layers import tried_in_float32
 from nbguard.training.profiler.nonfinite.operations.culprit import items_of, operation_of
 from nbguard.training.profiler.nonfinite.operations.operation_trace import StepTrace, module_name

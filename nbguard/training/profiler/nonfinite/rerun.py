@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.memory.scan.devices.generators import kept_generators
-from nbguard.memory.scan.heap.attributes import TRANSPARENT, attributes_of
-from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.training.profiler.record.model_calls import ArgumentsGoneError, strong
+from nbguard.memory.scan.heap.kinds import TRANSPARENT, attributes_of, mro_of, name_of
+from nbguard.training.profiler.record.log import ArgumentsGoneError, strong
 
 # --- Numbers that modules count in their attributes, since at a rerun a layer does the same only if it finds them as they
 # were.

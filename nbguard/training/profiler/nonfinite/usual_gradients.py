@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.training.profiler.analysis.nonfinite import Origin
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
 from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
-from nbguard.memory.scan.plain_torch import has_compiled
+from nbguard.memory.scan.parked import has_compiled
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
-from nbguard.training.profiler.record.log import BOUNDARY_CODES, Log, LookSchedule
-from nbguard.training.profiler.record.model_calls import ModelCalls
-from nbguard.training.profiler.record.turn import Turn
+from nbguard.training.profiler.record.log import BOUNDARY_CODES, Log, LookSchedule, ModelCalls, Turn
 
 Event = Literal[
     "batch",

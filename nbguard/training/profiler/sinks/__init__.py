@@ -24,25 +24,25 @@ def open_sink(spec: str) -> Sink:
 
 
 def _csv(where: str) -> Sink:
-    from nbguard.training.profiler.sinks.table import CsvSink
+    from nbguard.training.profiler.sinks.sink import CsvSink
 
     return CsvSink(where)
 
 
 def _tensorboard(where: str) -> Sink:
-    from nbguard.training.profiler.sinks.tensorboard import TensorBoardSink
+    from nbguard.training.profiler.sinks.trackers import TensorBoardSink
 
     return TensorBoardSink(where)
 
 
 def _wandb(where: str) -> Sink:
-    from nbguard.training.profiler.sinks.wandb import WandbSink
+    from nbguard.training.profiler.sinks.trackers import WandbSink
 
     return WandbSink(where)
 
 
 def _mlflow(where: str) -> Sink:
-    from nbguard.training.profiler.sinks.mlflow import MlflowSink
+    from nbguard.training.profiler.sinks.trackers import MlflowSink
 
     return MlflowSink(where)
 

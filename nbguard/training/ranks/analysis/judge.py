@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nbguard.training.ranks.analysis import agreement_faults, event_faults
+from nbguard.training.ranks.analysis import agreement_faults
+from nbguard.training.ranks.analysis import diagnosis as event_faults
 from nbguard.training.ranks.analysis.agreement_faults import JOIN, GroupCalls, groups_of
 from nbguard.training.ranks.analysis.diagnosis import FaultKind, RankDiagnosis, RankFault, RankPlace
 from nbguard.training.ranks.analysis.facts import (

@@ -4,17 +4,176 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbguard.errors import RankFactsError
-from nbguard.render.blocks import Block, Line, Table, TableRow, Title
+from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean
-from nbguard.training.ranks.analysis.event_faults import is_echo
+from nbguard.training.ranks.analysis.diagnosis import is_echo
 from nbguard.training.ranks.analysis.facts import ranks_words
 from nbguard.training.ranks.analysis.flight_dump import Frames, user_line
+
+# --- Important parts of a rank's NCCL log, in a sentence each: warnings with a known cause, and a slow way between hosts.
+
+
+_MOST = 5
+_KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (
+            r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)",
+            "ranks {0} and {1} use the same GPU ({2}): call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` first",
+        ),
+        (
+            r"failed to extend /dev/shm|Error while creating shared memory segment|posix_fallocate failed : No space",
+            "NCCL's buffers have no room in /dev/shm; give the container more (`--shm-size=8g`, or `--ipc=host`)",
+        ),
+        (
+            r"Error while attaching to shared memory segment",
+            "a rank cannot open another rank's shared memory; run all ranks of a host in one container, or with `--ipc=host`",
+        ),
+        (
+            r"ibv_modify_qp failed with error ([\w ]+)",
+            "InfiniBand or RoCE does not connect ({0}): see `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`, or try `NCCL_IB_DISABLE=1`",
+        ),
+        (
+            r"ibv_reg_mr\w{0,20} failed with error ([\w ]+)",
+            "memory cannot be registered for InfiniBand ({0}): `ulimit -l unlimited` where the ranks are launched",
+        ),
+        (
+            r"NET/IB : Got completion from peer (\S+?)<\d+> with (?:status|error|opcode)\D*(\d+)",
+            "a message over InfiniBand to {0} was lost (status {1}) because the peer ended or the link is broken",
+        ),
+        (
+            r"[Nn]o socket interface found",
+            "no network interface fits; name one that is up in `NCCL_SOCKET_IFNAME`",
+        ),
+        (
+            r"(?:[Cc]onnect to|Call to connect) \S* ?(?:returned|failed)[ :]+([\w ]+)",
+            "a rank does not reach another ({0}): a firewall, or an interface that only one host has (`NCCL_SOCKET_IFNAME`)",
+        ),
+        (
+            r"Connection closed by (?:remote )?peer (\S+?)<\d+>",
+            "the peer {0} closed its connection because its rank ended first; see its output",
+        ),
+        (
+            r"Message truncated : received (\d+) bytes instead of (\d+)",
+            "a rank received {0} bytes instead of {1} because the ranks call collectives of different sizes",
+        ),
+        (
+            r"Cuda failure (?:\d+ )?'([^']+)'",
+            "CUDA failed in NCCL: {0}",
+        ),
+    )
+)
+_CHANNEL, _BY_SOCKET = "NCCL INFO Channel ", " via NET/Socket"
+_LONGEST = 2000
+"""Characters of a line that are read: NCCL's have some 200."""
+_NO_IB = re.compile(r"NET/IB : No device found")
+
+
+def nccl_notes(text: str) -> tuple[str, ...]:
+    """Return the notes on a log of NCCL (`NCCL_DEBUG=WARN` or `INFO`), each kind of trouble once."""
+    notes: dict[str, str] = {}
+    goes_by_socket = False
+    for whole_line in text.splitlines():
+        line = whole_line[:_LONGEST]
+        goes_by_socket = goes_by_socket or _BY_SOCKET in line.partition(_CHANNEL)[2]
+        if "NCCL WARN" not in line:
+            continue
+        for pattern, words in _KNOWN:
+            match = None if words in notes else pattern.search(line)
+            if match:
+                notes[words] = clean(words.format(*(group or "" for group in match.groups())), 200)
+    if goes_by_socket:
+        why = ": no InfiniBand device is found" if _NO_IB.search(text) else ""
+        notes["socket"] = f"between hosts NCCL uses TCP sockets, which are many times slower{why}"
+    return tuple(notes.values())[:_MOST]
+
+
+# --- The launcher of this process by the variables that it set.
+
+
+_LAUNCHERS = (
+    ("ACCELERATE_TORCH_DEVICE", "accelerate"),
+    ("ACCELERATE_MIXED_PRECISION", "accelerate"),
+    ("TORCHELASTIC_RUN_ID", "torchrun"),
+    ("FORK_LAUNCHED", "notebook_launcher"),
+    ("OMPI_COMM_WORLD_RANK", "mpirun"),
+    ("PMI_RANK", "mpirun"),
+    ("SLURM_PROCID", "srun"),
+)
+"""A variable that only this launcher sets; the first that is set tells. torchrun and accelerate also run below SLURM."""
+
+POD = "KUBERNETES_SERVICE_HOST"
+"""Set in each pod, also in one that is no rank: with RANK, an operator such as Kubeflow's has launched it."""
+
+_OPERATOR = "PET_NNODES"
+"""Set by Kubeflow's operator for torchrun, whose options it gives as PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE."""
+
+_NUMBERS = (
+    ("srun", ("SLURM_PROCID", "SLURM_NTASKS")),
+    ("mpirun", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")),
+    ("mpirun", ("PMI_RANK", "PMI_SIZE")),
+    ("torchrun", ("ROLE_RANK", "ROLE_WORLD_SIZE")),
+    ("Kubernetes", ("PET_NODE_RANK", "PET_NNODES")),
+)
+"""The launchers' own names for the rank and the number of ranks; the first pair that is set tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launcher, and the place that it gave this process, or None."""
+
+    launcher: str  # empty if none is known
+    rank: int | None
+    world: int | None
+
+    @property
+    def words(self) -> str:
+        """Return it in words: "torchrun, rank 0 of 2"."""
+        place = "" if self.rank is None or self.world is None else f"rank {self.rank} of {self.world}"
+        return ", ".join(part for part in (self.launcher, place) if part) or "no launcher: one process"
+
+
+def launch_of(variables: Mapping[str, str]) -> Launch:
+    """Return the launcher of a process with these variables, with RANK and WORLD_SIZE, else by its own names."""
+    launcher = _launcher(variables)
+    rank, world = number(variables.get("RANK")), number(variables.get("WORLD_SIZE"))
+    if rank is None and launcher not in ("", "torchrun"):
+        names = own_names(launcher, variables)
+        rank, world = (number(variables.get(name)) for name in names) if names else (None, None)
+    return Launch(launcher, rank, world)
+
+
+def _launcher(variables: Mapping[str, str]) -> str:
+    launcher = next((name for variable, name in _LAUNCHERS if variable in variables), "")
+    if launcher == "mpirun" and "PMI_RANK" in variables and variables["PMI_RANK"] == variables.get("SLURM_PROCID"):
+        return "srun"  # it sets PMI's names, too; below mpirun SLURM numbers the hosts
+    if not launcher and POD in variables and (number(variables.get("RANK")) is not None or _OPERATOR in variables):
+        return "Kubernetes"
+    return launcher
+
+
+def own_names(launcher: str, variables: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return a launcher's own names for rank and number of ranks, as far as it set them; None where it has none.
+
+    They mean the same as RANK and WORLD_SIZE: not for one of several roles of torchrun, nor for a pod of several ranks.
+    """
+    if launcher == "torchrun" and variables.get("ROLE_NAME", "default") != "default":
+        return None
+    if launcher == "Kubernetes" and variables.get("PET_NPROC_PER_NODE", "1") != "1":
+        return None
+    return next((names for name, names in _NUMBERS if name == launcher and names[0] in variables), None)
+
+
+def number(text: str | None) -> int | None:
+    """Return a number that a variable holds; None where it holds none."""
+    return int(text) if text is not None and text.strip().isdecimal() and len(text) < 10 else None
+
 
 _FRAME = re.compile(r'[ \t]*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (\S+))?')
 _LAST = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import ClassVar, Literal
 
 from nbguard.libraries import distributions
-from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
+from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean
 from nbguard.training.runs.analysis.record import TOPICS, RunRecord, Topic

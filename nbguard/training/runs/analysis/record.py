@@ -10,7 +10,7 @@ from nbguard.errors import DamagedDataError, RunRecordError
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import SAVE_RECORD
 from nbguard.plain_data import Within, from_plain
-from nbguard.render.blocks import Block, FactLines, Line, Section, Table, TableRow, Title
+from nbguard.render.html import Block, FactLines, Line, Section, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clip
 from nbguard.units import counted

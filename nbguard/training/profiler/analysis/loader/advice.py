@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbguard.render.words import line_words
-from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, SlowStep, slowest, storage_wait, training_loader
+from nbguard.training.profiler.analysis.loader.slowest import LoaderFacts, SlowStep, slowest, storage_wait, training_loader
 from nbguard.training.profiler.analysis.report import FitFinding, Timing
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import MiB, counted, format_bytes, format_time

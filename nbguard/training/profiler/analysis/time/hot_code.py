@@ -14,11 +14,10 @@ from statistics import median_low
 from typing import Literal
 
 from nbguard.libraries import LibraryWork, hook_files, library_work, loop_packages
-from nbguard.training.profiler.analysis.function_names import short_name
 from nbguard.training.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batches, Moment
-from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples
+from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples, short_name
 
 HotKind = Literal["function", "inside", "validation", "line", "hook", "loss", "library", "loop", "import"]
 """Kinds of code that time goes to: `function` of the user's, `inside`: one that a `forward` calls, `validation`: a function of

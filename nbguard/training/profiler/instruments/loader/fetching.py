@@ -19,9 +19,16 @@ from typing import Any
 
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.training.profiler.analysis.loader.fetches import FetchFacts, file_work
-from nbguard.training.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
-from nbguard.training.profiler.record.turn import Turn
+from nbguard.training.profiler.analysis.loader.slowest import (
+    FetchCall,
+    FetchFacts,
+    FetchFunction,
+    FetchProfile,
+    FetchStep,
+    file_work,
+    steps,
+)
+from nbguard.training.profiler.record.log import Turn
 
 # --- The bytes that a thread has read from files, and how long it was blocked, as Linux counts them.
 

@@ -20,12 +20,10 @@ from time import perf_counter
 from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.attributes import attribute_of
-from nbguard.memory.scan.heap.kinds import mro_of, namespace_of
-from nbguard.training.profiler.analysis.loader.fetches import LoaderFacts, PythonRows
-from nbguard.training.profiler.analysis.loader.slowest import FetchFunction, FetchStep
+from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, namespace_of
+from nbguard.training.profiler.analysis.loader.slowest import FetchFunction, FetchStep, LoaderFacts, PythonRows
 from nbguard.training.profiler.instruments.loader.fetching import RING, Fetch, FetchSamples, FetchTimer
-from nbguard.training.profiler.record.patches import Patches
+from nbguard.training.profiler.record.log import Patches
 
 # --- A loader as it is set up, and the memory that a forked worker of it has copied.
 

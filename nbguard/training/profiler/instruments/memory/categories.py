@@ -10,9 +10,8 @@ import weakref
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from nbguard.memory.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.memory.scan.heap.autograd import Autograd
-from nbguard.memory.scan.heap.kinds import Kinds, mro_of
+from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of
 from nbguard.memory.scan.heap.walk import weak_storage
 from nbguard.training.profiler.analysis.memory import recorded_batch as memory
 from nbguard.training.profiler.analysis.memory.recorded_batch import Stock

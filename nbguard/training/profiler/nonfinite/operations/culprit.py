@@ -15,7 +15,7 @@ import torch
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.training.profiler.analysis.health.operations import FailedOperation
+from nbguard.training.profiler.analysis.operations import FailedOperation
 from nbguard.training.profiler.nonfinite.operations.operation_trace import OperationLine, code_of, function_name, module_name
 from nbguard.training.profiler.nonfinite.operations.replay import FoundOperation, is_finite
 from nbguard.training.profiler.nonfinite.operations.source_lines import RecordedStep, operations_at, operations_in

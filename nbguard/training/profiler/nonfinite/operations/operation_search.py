@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.memory.scan.plain_torch import has_compiled
-from nbguard.training.profiler.analysis.health.nonfinite import Origin
+from nbguard.memory.scan.parked import has_compiled
+from nbguard.training.profiler.analysis.nonfinite import Origin
 from nbguard.training.profiler.nonfinite.operations.culprit import hooks_of, items_of, only_change, only_operation
 from nbguard.training.profiler.nonfinite.operations.operation_trace import StepTrace
 from nbguard.training.profiler.nonfinite.operations.replay import Allowance, StepReplay

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.memory.scan.plain_torch import name_in_model
+from nbguard.memory.scan.parked import name_in_model
 from nbguard.memory.scan.roots.frames import frame_locals
 from nbguard.training.profiler.checks.amp import autocast_dtypes
 from nbguard.training.profiler.nonfinite.rerun import rerun

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.attributes import attributes_of
-from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.memory.scan.heap.kinds import attributes_of, mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.memory.scan.roots.frames import frame_locals
 from nbguard.texts import running_shell

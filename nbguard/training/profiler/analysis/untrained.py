@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from nbguard.training.profiler import checks as fit_checks
-from nbguard.training.profiler.analysis.health.nonfinite import FiniteFacts, nan_findings
+from nbguard.training.profiler.analysis.nonfinite import FiniteFacts, nan_findings
 from nbguard.training.profiler.analysis.report import FitFinding, gravest_first
 from nbguard.training.profiler.checks.amp import AmpFacts, amp_findings, consequences
 from nbguard.training.profiler.checks.check import FitFigures, facts_of

@@ -1,1 +1,0 @@
-"""The ranks of a distributed fit compared."""
