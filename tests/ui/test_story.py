@@ -52,11 +52,12 @@ def test_story(desk: Desk, server: Server, app: App, theme: str, width: int, zoo
     notebook = desk.notebook(server, CELLS)
     notebook.kernel.run(LOAD).ok()
     tab = desk.open(notebook, app)
+    tab.show_panel()
+    tab.set_width(width)  # before the page is half as wide: a wide panel would cover the cells
     tab.page.set_viewport_size({"width": 1280 // zoom, "height": 900 // zoom})
     tab.set_theme(theme)
     for number in range(3):
         tab.run(number)
-    tab.show_panel()
     tab.set_width(width)
     _rows_without_pointing(tab)
     _by_keyboard(tab)
