@@ -430,24 +430,24 @@ describe('a new heap', () => {
 describe('the next fit of a Learner', () => {
   const text = 'the next fit needs 11.2 of 14.6 GiB\n10.4 GiB is reserved at most\nnot counted: a';
 
-  it('is foreseen on request, and never again on its own', () => {
+  it('is predicted on request, and never again on its own', () => {
     show('idle');
-    expect(model.all('foresee')).toEqual([]);
+    expect(model.all('predict')).toEqual([]);
     control(root, 'next fit learn').click();
-    model.say('foresee', { op: 'foreseen', text });
+    model.say('predict', { op: 'predicted', text });
     expect(root.textContent).toContain('the next fit needs 11.2 of 14.6 GiB');
     expect(root.textContent).toContain('not counted: a');
-    const asked = model.last('foresee');
+    const asked = model.last('predict');
     const { heap } = scene('idle');
     model.set({ heap: { ...heap, heap: 8 } });
     expect(root.textContent).not.toContain('the next fit needs');
-    expect(model.last('foresee')).toBe(asked);
+    expect(model.last('predict')).toBe(asked);
   });
 
-  it('says why it cannot be foreseen', () => {
+  it('says why it cannot be predicted', () => {
     show('idle');
     control(root, 'next fit learn').click();
-    model.say('foresee', { op: 'refused', why: 'model.1 is a LSTM' });
+    model.say('predict', { op: 'refused', why: 'model.1 is a LSTM' });
     expect(root.textContent).toContain('model.1 is a LSTM');
   });
 

@@ -85,7 +85,7 @@ def _learner() -> Learner:
 
 
 def one_pass() -> int:
-    """Count the tensors of the heap, judging each type once."""
+    """Count the tensors of the heap, diagnosing each type once."""
     known: dict[type, bool] = {}
     found = 0
     for obj in gc.get_objects():

@@ -62,10 +62,10 @@ def main() -> None:
     for make in (resnet50, transformer):
         model, x, y = make()
         step = step_of(model)
-        foresee, run = partial(nbguard.predict, step, (x, y), gpu="T4"), partial(step, (x, y))
-        first, predicted, real = seconds(foresee), [], []
+        predict, run = partial(nbguard.predict, step, (x, y), gpu="T4"), partial(step, (x, y))
+        first, predicted, real = seconds(predict), [], []
         for _ in range(rounds):
-            predicted.append(seconds(foresee))
+            predicted.append(seconds(predict))
             real.append(seconds(run))
         print(
             f"{make.__name__:12s} first prediction {first:.2f} s, then {min(predicted):.2f} s; one step on one CPU thread "

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.memory.cleanup.plan.promises import judge
+from nbguard.memory.cleanup.plan.promises import diagnose
 from nbguard.memory.core.processes import DeviceProcess, Kernel, Process, Surroundings, connection_of, is_kernel, pids_text
 
 ME = Surroundings(pid=500, ancestors=frozenset({1, 400}), owner=("1000", "1000", "1000"))
@@ -57,10 +57,10 @@ LEFT_KERNEL = replace(ORPHAN, command=KERNEL, connection=False)
     ],
 )
 def test_orphans(found: DeviceProcess, reason: str) -> None:
-    judged = judge(found, ME)
+    diagnosed = diagnose(found, ME)
 
-    assert judged.is_orphan, judged.reason
-    assert reason in judged.reason
+    assert diagnosed.is_orphan, diagnosed.reason
+    assert reason in diagnosed.reason
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_orphans(found: DeviceProcess, reason: str) -> None:
     ],
 )  # fmt: skip
 def test_everything_else_is_left_alone(found: DeviceProcess, reason: str) -> None:
-    judged = judge(found, ME)
+    diagnosed = diagnose(found, ME)
 
-    assert not judged.is_orphan
-    assert reason in judged.reason
+    assert not diagnosed.is_orphan
+    assert reason in diagnosed.reason
 
 
 FORGED = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon", "/sbin/init")
@@ -115,12 +115,12 @@ def test_no_name_of_a_parent_makes_an_orphan(found: DeviceProcess, is_adopted: b
     for name in FORGED:
         for command in ((name,), (name, "train.py"), (name, "--user")):
             its = replace(found, ancestors=(700, 1), parent_command=command, is_adopted=is_adopted)
-            assert not judge(its, ME).is_orphan
+            assert not diagnose(its, ME).is_orphan
             first = replace(found, parent_command=command, is_adopted=is_adopted, is_contained=True)
-            assert not judge(first, ME).is_orphan
+            assert not diagnose(first, ME).is_orphan
     for command in (("my-notebooks",), ("train.py: epoch 3",), ("/app/server", "--embedded"), ("python", "-m", "jupyterlab")):
         first = replace(found, parent_command=command, is_adopted=is_adopted)
-        assert not any(judge(replace(first, is_contained=contained), ME).is_orphan for contained in (False, True))
+        assert not any(diagnose(replace(first, is_contained=contained), ME).is_orphan for contained in (False, True))
 
 
 def test_a_fork_of_a_kernel_that_lives_stays_and_one_of_a_kernel_before_the_restart_goes() -> None:
@@ -128,10 +128,10 @@ def test_a_fork_of_a_kernel_that_lives_stays_and_one_of_a_kernel_before_the_rest
     after = replace(ME, kernels=(Kernel(Process(1200, 150.0), "/run/kernel-1.json"),))
     another = replace(ME, kernels=(Kernel(Process(700, 50.0), "/run/kernel-2.json"),))
 
-    assert judge(FORK, before).reason == "of a live kernel (pid 700)"
-    assert not judge(FORK, before).is_orphan
-    assert judge(FORK, after).is_orphan
-    assert judge(FORK, another).is_orphan
+    assert diagnose(FORK, before).reason == "of a live kernel (pid 700)"
+    assert not diagnose(FORK, before).is_orphan
+    assert diagnose(FORK, after).is_orphan
+    assert diagnose(FORK, another).is_orphan
 
 
 _ids = st.sampled_from([1, 2, 400, 500, 700, 900])
@@ -168,10 +168,10 @@ _arounds = st.builds(
 
 @given(_processes, _arounds)
 def test_never_a_live_kernel_an_ancestor_a_descendant_or_another_users(found: DeviceProcess, around: Surroundings) -> None:
-    judged = judge(found, around)
+    diagnosed = diagnose(found, around)
 
-    assert judged.reason
-    if judged.is_orphan:
+    assert diagnosed.reason
+    if diagnosed.is_orphan:
         assert found.process.pid != around.pid
         assert found.process.pid not in around.ancestors
         assert around.pid not in found.ancestors
@@ -191,7 +191,7 @@ def test_never_a_live_kernel_an_ancestor_a_descendant_or_another_users(found: De
 @given(_processes)
 def test_what_is_not_known_never_speaks_for_an_orphan(found: DeviceProcess) -> None:
     """Taking any piece of knowledge away never turns what is left alone into an orphan."""
-    if judge(found, ME).is_orphan:
+    if diagnose(found, ME).is_orphan:
         return
     known = (
         "owner",
@@ -204,7 +204,7 @@ def test_what_is_not_known_never_speaks_for_an_orphan(found: DeviceProcess) -> N
         "is_elsewhere",
     )
     for name in known:
-        less = judge(replace(found, **{name: None}), ME)
+        less = diagnose(replace(found, **{name: None}), ME)
         assert not less.is_orphan, (name, less.reason)
 
 

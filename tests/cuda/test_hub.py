@@ -60,8 +60,8 @@ def test_every_row_says_why_and_the_command_of_the_workspaces_clears_them(notebo
     assert "cuBLAS workspaces" not in [row["label"] for row in after["holders"]]
 
 
-def test_the_panels_card_has_the_batch_that_was_foreseen_for_the_notebooks(notebook: Notebook) -> None:
-    """Until more is held than when it was foreseen."""
+def test_the_panels_card_has_the_batch_that_was_predicted_for_the_notebooks(notebook: Notebook) -> None:
+    """Until more is held than when it was predicted."""
     kernel = notebook(fastai=True, bytes=1024 * MIB, context=100 * MIB)
     kernel.run(
         "from nbguard.frontend.notebook import session, session_memory\n"
@@ -84,7 +84,7 @@ def test_the_panels_card_has_the_batch_that_was_foreseen_for_the_notebooks(noteb
 
     (words,) = [line.strip() for line in failed.text.splitlines() if line.endswith("fits (predicted)")]
     assert [row["words"] for row in at_once["fixes"] if row["words"].endswith(words)]
-    assert not [row for row in later["fixes"] if row["words"].endswith(words)], "more is held than when it was foreseen"
+    assert not [row for row in later["fixes"] if row["words"].endswith(words)], "more is held than when it was predicted"
 
 
 def test_the_panels_card_is_of_the_last_failure(notebook: Notebook) -> None:

@@ -142,7 +142,7 @@ def test_only_orphans_are_ended(notebook: Notebook, start: Start, folder: Path) 
     everybody = {orphan, working, plain, nohup, live, live_fork, fork, own}
     try:
         listed = kernel.run("%reset_gpu --zombies -o found").ok().text
-        rows = dict(kernel.value("[(each.found.process.pid, (each.is_orphan, each.reason)) for each in found.judged]"))
+        rows = dict(kernel.value("[(each.found.process.pid, (each.is_orphan, each.reason)) for each in found.diagnosed]"))
         untouched = [pid for pid in everybody if not _runs(pid)]
         only = kernel.run(f"%reset_gpu --zombies --yes {plain} {live} {nohup}").ok().text
         still = [pid for pid in everybody if not _runs(pid)]
@@ -219,7 +219,7 @@ def test_others_are_named_by_their_notebooks(notebook: Notebook, start: Start, f
     assert "the other.ipynb" in gpus
 
 
-def test_pids_of_another_namespace_are_not_judged(notebook: Notebook, start: Start, folder: Path) -> None:
+def test_pids_of_another_namespace_are_not_diagnosed(notebook: Notebook, start: Start, folder: Path) -> None:
     """Where NVML speaks of the host's pids, they are nobody here, whatever runs under the same number."""
     kernel = notebook(state=folder / "state", context=CONTEXT, nvml="host-pids")
     kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}; probe._FIRST_NAMESPACE = 0").ok()
@@ -239,9 +239,9 @@ def test_a_pid_that_was_given_away_gets_no_signal(notebook: Notebook, start: Sta
     kernel.run(
         "from dataclasses import replace\nfrom nbguard.memory.cleanup.apply.steps import find_zombies, end_orphans\n"
         "listed = find_zombies()\n"
-        "first = listed.judged[0]\n"
+        "first = listed.diagnosed[0]\n"
         "earlier = replace(first.found.process, started=first.found.process.started - 5)\n"
-        "stale = replace(listed, judged=(replace(first, found=replace(first.found, process=earlier)),))\n"
+        "stale = replace(listed, diagnosed=(replace(first, found=replace(first.found, process=earlier)),))\n"
         "done = end_orphans(stale)"
     ).ok()
 

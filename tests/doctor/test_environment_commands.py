@@ -30,11 +30,11 @@ _ELSEWHERE = "%reset_gpu --workers"
 
 
 def command_of(fault: str) -> str:
-    (finding,) = findings(*_judged(fault))
+    (finding,) = findings(*_diagnosed(fault))
     return finding.command
 
 
-def _judged(fault: str) -> tuple[EnvironmentFacts, Any]:
+def _diagnosed(fault: str) -> tuple[EnvironmentFacts, Any]:
     if fault in FAULTS:
         return FAULTS[fault][0], None
     return HEALTHY, LEARNER_FAULTS[fault][0]

@@ -1,4 +1,4 @@
-"""Seeds, splits and loaders: read from cells in the order in which they ran, and judged."""
+"""Seeds, splits and loaders: read from cells in the order in which they ran, and diagnosed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def after(command: str, variables: dict[str, str]) -> dict[str, str]:
     return dict(line.split("=", 1) for line in run.stdout.split("\0") if line)
 
 
-def test_the_toolkit_that_pytorch_takes_is_judged_and_the_command_takes_the_right_one(tmp_path: Path) -> None:
+def test_the_toolkit_that_pytorch_takes_is_diagnosed_and_the_command_takes_the_right_one(tmp_path: Path) -> None:
     old, right = plant(tmp_path / "old 11.8", "11.8"), plant(tmp_path / "usr/local/cuda-13.0", "13.0", is_written=True)
     plant(tmp_path / "usr/local/cuda-13.1", "13.1")
     program(tmp_path / "bin/c++", "c++ (Debian 12.2.0-14) 12.2.0")

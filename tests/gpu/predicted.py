@@ -42,17 +42,17 @@ case, folder = sys.argv[1:]
 made_by = applications if folder else fits
 make = partial(made_by.make, case, Path(folder)) if folder else partial(made_by.make, case)
 kept = torch.ones(1, device="cuda")  # the prediction is for the device that is in use
-foreseen = predict(make("cpu"))
+predicted = predict(make("cpu"))
 learn = make("cuda")
 torch.cuda.reset_peak_memory_stats()
 made_by.fit(learn)
 real = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-print(json.dumps([foreseen.peak_allocated, foreseen.peak_reserved, foreseen.band, *real]))
+print(json.dumps([predicted.peak_allocated, predicted.peak_reserved, predicted.band, *real]))
 """
 
 
 def row(case: str, *, is_application: bool = False) -> str:
-    """Return the row of a case: MiB foreseen and real, and how far off, allocated and reserved; or why there is none."""
+    """Return the row of a case: MiB predicted and real, and how far off, allocated and reserved; or why there is none."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _FIT, case, folder if is_application else ""]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
@@ -65,9 +65,9 @@ def row(case: str, *, is_application: bool = False) -> str:
     return f"| {case} | " + " | ".join(cells) + " |"
 
 
-def _cell(foreseen: int, real: int) -> str:
-    share = "exact" if foreseen == real else f"{foreseen / real - 1:+.2%}"
-    return f"{foreseen / _MIB:,.2f} / {real / _MIB:,.2f} ({share})"
+def _cell(predicted: int, real: int) -> str:
+    share = "exact" if predicted == real else f"{predicted / real - 1:+.2%}"
+    return f"{predicted / _MIB:,.2f} / {real / _MIB:,.2f} ({share})"
 
 
 def main() -> None:

@@ -379,11 +379,11 @@ def test_nothing_of_the_users_is_held(kernel: Kernel, panel: Panel, kept: str) -
     assert kernel.value("gone")
 
 
-def test_the_next_fit_of_a_learner_is_foreseen_and_nothing_of_it_runs(kernel: Kernel, panel: Panel) -> None:
+def test_the_next_fit_of_a_learner_is_predicted_and_nothing_of_it_runs(kernel: Kernel, panel: Panel) -> None:
     kernel.run("learn = learner(); before = [p.detach().clone() for p in learn.model.parameters()]").ok()
     wanted = panel.row("learn")
 
-    text = panel.wait("foreseen", rid=panel.ask("foresee", heap=wanted["heap"], id=wanted["ids"][0]), within=60)["text"]
+    text = panel.wait("predicted", rid=panel.ask("predict", heap=wanted["heap"], id=wanted["ids"][0]), within=60)["text"]
 
     need, answer = text.splitlines()
     assert need.startswith("the next fit needs ")
@@ -396,6 +396,6 @@ def test_what_is_no_learner_has_no_next_fit(kernel: Kernel, panel: Panel) -> Non
     kernel.run("first = torch.zeros(1 << 20)").ok()
     wanted = panel.row("first")
 
-    refused = panel.wait("refused", rid=panel.ask("foresee", heap=wanted["heap"], id=wanted["ids"][0]))
+    refused = panel.wait("refused", rid=panel.ask("predict", heap=wanted["heap"], id=wanted["ids"][0]))
 
     assert refused["why"] == "this row has no fit to predict, because it is not a Learner or is training now"

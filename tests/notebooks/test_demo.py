@@ -79,7 +79,7 @@ def test_the_profile_names_what_is_slow_and_shows_what_a_change_has_brought(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_kernels")
-def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_of_a_fit_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
 
     demo["run"](_FOLDER / "04_will_it_fit.ipynb", tmp_path)

@@ -455,7 +455,7 @@ def test_fragmentation_is_said_where_the_pieces_would_have_been_enough(asked: in
         assert found[0].commands == ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)
 
 
-def test_fragmentation_is_judged_by_what_the_observer_saw() -> None:
+def test_fragmentation_is_diagnosed_by_what_the_observer_saw() -> None:
     def said(**changes: object) -> bool:
         fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(**changes))
         return any(fix.words.startswith("fragmentation") for fix in _card(_case(fact=fact, free=0)).fixes)
@@ -552,7 +552,7 @@ def test_where_no_model_ran_there_is_no_batch() -> None:
     assert not [each for each in words if "batch" in each]
 
 
-def test_the_batch_that_was_foreseen_is_on_the_card() -> None:
+def test_the_batch_that_was_predicted_is_on_the_card() -> None:
     analysis = Analysis(_fit(2 * GiB))
     analysis.know(batch_that_fits, 24)
     card = build_card(analysis)
@@ -696,7 +696,7 @@ def test_the_finding_is_the_best_of_the_card() -> None:
 
 
 @pytest.mark.parametrize(("asked", "is_first"), [(2 * GiB, True), (16 * GiB, False)])
-def test_the_finding_has_the_batch_that_was_foreseen(asked: int, is_first: bool) -> None:
+def test_the_finding_has_the_batch_that_was_predicted(asked: int, is_first: bool) -> None:
     """By itself, or after the sentence that the cell as it is never fits."""
     analysis = Analysis(_fit(asked))
     analysis.know(batch_that_fits, 24)

@@ -195,7 +195,7 @@ class Attention2d(nn.Module):
 
 
 class Diffusion(nn.Module):
-    """A U-Net that foresees noise; all items have the same time."""
+    """A U-Net that predicts noise; all items have the same time."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

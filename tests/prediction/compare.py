@@ -85,7 +85,7 @@ def difference(case: str, run: Callable[..., str]) -> None:
     real = json.loads(run("import torch\n" + _ALLOCATIONS.format(case=case)).splitlines()[-1])
     resident = next(at for at in range(len(births)) if not births[at][1].startswith("start"))
     first = next((at for at in range(min(len(births), len(real))) if births[at][0] != real[at][0]), None)
-    print(f"{case}: {len(births)} allocations foreseen, {len(real)} on the device, the model's {resident} before")
+    print(f"{case}: {len(births)} allocations predicted, {len(real)} on the device, the model's {resident} before")
     if first is None:
         return
     for at in range(max(0, first - _AROUND), first + 2 * _AROUND):

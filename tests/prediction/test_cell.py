@@ -1,4 +1,4 @@
-"""`%%profile_fit --predict`: the fits of a cell are foreseen, and nothing of it runs."""
+"""`%%profile_fit --predict`: the fits of a cell are predicted, and nothing of it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.notebook.magics.predict import foreseen, foreseen_on
+from nbguard.frontend.notebook.magics.predict import predicted, prediction_on
 from nbguard.frontend.notebook.magics.profile_fit import as_line
 from nbguard.training.prediction.predict import predict, predict_cell
 from nbguard.training.prediction.prediction import GpuComparison
@@ -43,7 +43,7 @@ def _bits(model: nn.Module) -> list[Any]:
     return [(id(each), each.data_ptr(), each.grad, each.detach().numpy().tobytes()) for each in model.parameters()]
 
 
-def test_a_loop_is_foreseen_on_copies_and_binds_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_is_predicted_on_copies_and_binds_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     names = _names()
     before, bits, numbers = dict(names), _bits(names["model"]), torch.get_rng_state()
 
@@ -63,8 +63,8 @@ def test_a_loop_is_foreseen_on_copies_and_binds_no_name(capsys: pytest.CaptureFi
 def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> None:
     names = _names()
     gpus = ["A100", "RTX 2070", "610MiB"]
-    alone = [foreseen(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
-    found = foreseen_on(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
+    alone = [predicted(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
+    found = prediction_on(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
 
     assert isinstance(found, GpuComparison)
     assert [replace(fit.prediction, seconds=0, import_seconds=0) for fit in found.fits] == [
@@ -77,10 +77,10 @@ def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> N
         assert ("−" in row) is ((prediction.capacity or 0) < prediction.need)
     assert [prediction.fits for prediction in alone] == [True, True, False]
     with pytest.raises(NbguardError, match="one GPU"):
-        foreseen_on(names, "learn", None, gpus, None, savings=True)
+        prediction_on(names, "learn", None, gpus, None, savings=True)
 
 
-def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> None:
+def test_fits_of_a_learner_are_predicted_in_turn_with_what_the_cell_changes() -> None:
     names = _names()
     learn = names["learn"]
     state = [id(each) for each in learn.cbs], _bits(learn.model)
@@ -111,13 +111,13 @@ def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> 
         ("for", "is not valid Python"),
     ],
 )
-def test_what_cannot_be_foreseen_is_said_in_a_line(source: str, match: str) -> None:
+def test_what_cannot_be_predicted_is_said_in_a_line(source: str, match: str) -> None:
     with pytest.raises(NbguardError, match=match) as caught:
         predict_cell(source, _names())
     assert "\n" not in str(caught.value)
 
 
-def test_a_cell_that_is_foreseen_stays_text() -> None:
+def test_a_cell_that_is_predicted_stays_text() -> None:
     cell = ["%%profile_fit --predict --gpu T4\n", "learn.fit(1)\n"]
     assert as_line(cell) == cell
     assert as_line(["%%profile_fit\n", "learn.fit(1)\n"])[0] == "%profile_fit\n"

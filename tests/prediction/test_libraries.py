@@ -1,4 +1,4 @@
-"""Fits of Transformers' Trainer and of Lightning modules: foreseen, then trained on the fake device."""
+"""Fits of Transformers' Trainer and of Lightning modules: predicted, then trained on the fake device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _share(case: str, found: Prediction, printed: str) -> tuple[float, float]:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed here")
 @pytest.mark.parametrize("case", TRAINERS)
-def test_a_trainer_takes_what_was_foreseen(case: str, fake_cuda_run: Callable[..., str], tmp_path: Path) -> None:
+def test_a_trainer_takes_what_was_predicted(case: str, fake_cuda_run: Callable[..., str], tmp_path: Path) -> None:
     found = predict(trainer(case, "cpu", str(tmp_path)))
     real = fake_cuda_run(_TRAINER.format(case=case, folder=str(tmp_path)) + _PEAKS, timeout=250)
 
@@ -56,7 +56,7 @@ def test_a_trainer_takes_what_was_foreseen(case: str, fake_cuda_run: Callable[..
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
 @pytest.mark.parametrize("case", MODULES)
-def test_a_lightning_module_takes_what_was_foreseen(case: str, fake_cuda_run: Callable[..., str]) -> None:
+def test_a_lightning_module_takes_what_was_predicted(case: str, fake_cuda_run: Callable[..., str]) -> None:
     model, batch, _ = module(case)
     precision = next((word for word in ("bf16", "fp16") if word in case), None)
     found = predict(model, batch, precision=precision)

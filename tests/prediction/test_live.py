@@ -1,4 +1,4 @@
-"""A fit on a device that is in use: foreseen from what is there now, and put beside what came of it."""
+"""A fit on a device that is in use: predicted from what is there now, and put beside what came of it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ print(json.dumps(calibration.outcomes()))
 def test_it_begins_with_what_is_there(case: str, fitted: bool, near: float, fake_cuda_run: Callable[..., str]) -> None:
     code = "import torch\n" + _LIVE.format(case=case, fitted=fitted)
     answer, said = fake_cuda_run(code, timeout=250, fastai=True).splitlines()[-2:]
-    held, is_live, fits, foreseen, real = json.loads(answer)
+    held, is_live, fits, predicted, real = json.loads(answer)
 
-    print(case, fitted, foreseen, real)
+    print(case, fitted, predicted, real)
     assert is_live
     assert fits is True
     assert held >= 3 * 37 * MIB
-    assert all(abs(a / b - 1) <= near for a, b in zip(foreseen, real, strict=True))
+    assert all(abs(a / b - 1) <= near for a, b in zip(predicted, real, strict=True))
     [sentence] = json.loads(said)
     assert sentence.startswith("peak of the fit in tensors: predicted ")
 

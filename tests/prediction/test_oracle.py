@@ -219,7 +219,7 @@ print(json.dumps([same, found.peak_allocated, found.peak_reserved]))
 
 
 @pytest.mark.slow
-def test_a_learner_on_a_device_is_foreseen_without_touching_it(fake_cuda_run: Callable[..., str]) -> None:
+def test_a_learner_on_a_device_is_predicted_without_touching_it(fake_cuda_run: Callable[..., str]) -> None:
     out = fake_cuda_run("import torch\n" + _ON_THE_DEVICE, timeout=250, fastai=True)
     is_same, allocated, reserved = json.loads(out.splitlines()[-1])
     found = predict(make("mlp bf16", "cpu"))

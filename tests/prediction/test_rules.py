@@ -86,8 +86,8 @@ def test_operators_take_what_they_take_on_cuda(arch: tuple[int, int], fake_cuda_
     exact = {name: both for name, both in different.items() if not any(word in name for word in _ABOVE)}
     assert exact == {}
     assert len(different) < 0.15 * len(real)
-    for name, (foreseen, measured) in different.items():  # never less at once, and the same is kept
-        for (peak, kept), (real_peak, real_kept) in zip(filter(None, foreseen), filter(None, measured), strict=True):
+    for name, (predicted, measured) in different.items():  # never less at once, and the same is kept
+        for (peak, kept), (real_peak, real_kept) in zip(filter(None, predicted), filter(None, measured), strict=True):
             assert peak >= real_peak, name
             assert kept == real_kept, name
     assert torch.ops.aten.dropout(torch.ones(3, device="meta"), 0.0, True).shape == (3,)

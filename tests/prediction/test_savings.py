@@ -23,13 +23,13 @@ MIB = 2**20
 
 
 @cache
-def _foreseen(case: str) -> Prediction:
+def _predicted(case: str) -> Prediction:
     return predict(make(case, "cpu", 8), savings=True)
 
 
 @pytest.mark.parametrize("case", spread(["gpt", "efficientnet", "bert", "mlp bf16 sgd", "resnet18 channels_last"], 3))
 def test_the_lines_do_what_was_said(case: str) -> None:
-    before = _foreseen(case)
+    before = _predicted(case)
     assert before.savings
     for saving in before.savings:
         assert saving.saved == before.peak_reserved - saving.peak_reserved
@@ -52,7 +52,7 @@ def test_a_gpu_that_is_slow_in_bfloat16_is_offered_float16_only() -> None:
 
 
 def test_the_report_shows_what_helps_with_its_lines_and_names_the_rest() -> None:
-    prediction = _foreseen("gpt")
+    prediction = _predicted("gpt")
     text = prediction._repr_mimebundle_()["text/plain"]
     helping = [saving for saving in prediction.savings if saving.saved > 0.01 * prediction.peak_reserved]
 
@@ -186,7 +186,7 @@ def test_the_largest_batch_after_a_change_is_searched_for_where_both_are_asked()
 
     assert sgd.largest is not None
     assert (sgd.largest.limit, sgd.largest.is_whole_set) > (before.limit, before.is_whole_set)
-    shown = replace(_foreseen("mlp bf16 sgd"), savings=(replace(sgd, saved=2**40),))
+    shown = replace(_predicted("mlp bf16 sgd"), savings=(replace(sgd, saved=2**40),))
     assert "largest batch: " in shown._repr_mimebundle_()["text/plain"]
 
 

@@ -1,4 +1,4 @@
-"""`nbguard predict SCRIPT`: a script runs up to its first fit, which is foreseen; exit codes."""
+"""`nbguard predict SCRIPT`: a script runs up to its first fit, which is predicted; exit codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if __name__ == "__main__":
 
 @pytest.mark.usefixtures("torch_process")
 @pytest.mark.parametrize(("source", "gpu", "status"), [(LOOP, "T4", 0), (LOOP, "620MiB", 1), (LEARNER, "T4", 0)])
-def test_the_first_fit_is_foreseen_and_does_not_run(
+def test_the_first_fit_is_predicted_and_does_not_run(
     source: str,
     gpu: str,
     status: int,
@@ -63,7 +63,7 @@ def test_the_first_fit_is_foreseen_and_does_not_run(
 @pytest.mark.parametrize(
     ("source", "words"), [("x = 1", "starts no fit"), ("1 / 0", "fails before its fit"), ("for", "is not valid Python")]
 )
-def test_what_cannot_be_foreseen_is_one_line(
+def test_what_cannot_be_predicted_is_one_line(
     source: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(source)
@@ -132,7 +132,7 @@ if __name__ == "__main__":
 """
 
 
-def _foreseen(tmp_path: Path, source: str, *arguments: str) -> Prediction:
+def _predicted(tmp_path: Path, source: str, *arguments: str) -> Prediction:
     (tmp_path / "train.py").write_text(source)
     (tmp_path / "helper.py").write_text(MODULE)
     sys.modules.pop("helper", None)
@@ -142,7 +142,7 @@ def _foreseen(tmp_path: Path, source: str, *arguments: str) -> Prediction:
 
 @pytest.mark.usefixtures("torch_process")
 def test_a_loop_in_functions_and_files_is_followed_with_its_validation(tmp_path: Path) -> None:
-    few, many = (_foreseen(tmp_path, FUNCTIONS.replace("HELD_OUT", size), "--width", "4000") for size in ("10", "999"))
+    few, many = (_predicted(tmp_path, FUNCTIONS.replace("HELD_OUT", size), "--width", "4000") for size in ("10", "999"))
 
     assert few.batch_sizes == (10, 10, 10, 9)
     assert few.fits is True
@@ -175,7 +175,7 @@ while True:
 
 @pytest.mark.usefixtures("torch_process")
 def test_a_loop_that_makes_its_batches_itself_ends_after_a_few_steps(tmp_path: Path) -> None:
-    found = _foreseen(tmp_path, WITHOUT_LOADER)
+    found = _predicted(tmp_path, WITHOUT_LOADER)
 
     kinds = {str(each.category): each.nbytes for each in found.categories}
     assert kinds["optimizer state"] >= 2 * 4 * 500 * 501
@@ -216,10 +216,10 @@ for number in range(9):
         ),
     ],
 )
-def test_refusals_name_what_cannot_be_foreseen(source: str, words: str, tmp_path: Path) -> None:
+def test_refusals_name_what_cannot_be_predicted(source: str, words: str, tmp_path: Path) -> None:
     backward, opened = torch.Tensor.backward, builtins.open
     with pytest.raises(UnpredictableError, match=words):
-        _foreseen(tmp_path, source)
+        _predicted(tmp_path, source)
     assert torch.Tensor.backward is backward
     assert builtins.open is opened
     assert not [name for name in vars(builtins) if "nbguard" in name]
@@ -235,7 +235,7 @@ learn.fine_tune(1)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("torch_process")
-def test_both_stages_of_fine_tune_are_foreseen_as_they_are(tmp_path: Path) -> None:
+def test_both_stages_of_fine_tune_are_predicted_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FINE_TUNED)
     stages = predict_script(str(tmp_path / "train.py"), gpus=("T4",)).fits
 

@@ -29,7 +29,7 @@ def _cpu_build(folder: Path) -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not THOROUGH, reason="it installs PyTorch's CPU build beside: NBGUARD_THOROUGH=1")
-def test_a_build_without_cuda_foresees_the_same(tmp_path: Path) -> None:
+def test_a_build_without_cuda_predicts_the_same(tmp_path: Path) -> None:
     if reason := _cpu_build(tmp_path):
         pytest.skip(f"no CPU build of this PyTorch: {reason}")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}

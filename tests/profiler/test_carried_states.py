@@ -103,7 +103,7 @@ def findings(
 def test_a_carried_state_is_named_in_a_dozen_batches_and_the_line_cures_it(
     names: dict[str, Any], loop: str, holder: str
 ) -> None:
-    """Bug case 16: the loop never steps, and has too few batches for its memory to be judged."""
+    """Bug case 16: the loop never steps, and has too few batches for its memory to be diagnosed."""
     (finding,) = findings(loop, names)
 
     assert (finding.kind, finding.severity) == ("graph", "problem")

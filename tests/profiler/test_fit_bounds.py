@@ -90,11 +90,11 @@ def test_a_loop_after_a_learner_and_a_learner_after_a_loop() -> None:
 
 def adversaries() -> None:
     """Two models that are trained in turns, batch by batch, over several epochs."""
-    made, judge = model(1), model(2)
-    optimizers = [torch.optim.SGD(each.parameters(), 1e-2) for each in (made, judge)]
+    made, diagnose = model(1), model(2)
+    optimizers = [torch.optim.SGD(each.parameters(), 1e-2) for each in (made, diagnose)]
     for _ in range(2):
         for x, _y in torch_loader():
-            for optimizer, trained in zip(optimizers, (made, judge), strict=True):
+            for optimizer, trained in zip(optimizers, (made, diagnose), strict=True):
                 trained(x).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -178,12 +178,12 @@ def tuned_whole_after_its_head() -> None:
 
 def judged_by_another() -> None:
     """A loop that begins to ask another model after a time, whose optimizer is new, too."""
-    net, judge = model(1), model(2)
+    net, diagnose = model(1), model(2)
     optimizers = [torch.optim.SGD(net.parameters(), 1e-2)]
     for number, (x, _y) in enumerate(drawn(80)):
         if number == 40:
-            optimizers.append(torch.optim.SGD(judge.parameters(), 1e-2))
-        (judge(net(x)[:, :1].repeat(1, 6)) if number >= 40 else net(x)).mean().backward()
+            optimizers.append(torch.optim.SGD(diagnose.parameters(), 1e-2))
+        (diagnose(net(x)[:, :1].repeat(1, 6)) if number >= 40 else net(x)).mean().backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

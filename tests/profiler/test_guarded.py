@@ -256,7 +256,7 @@ AFTER_THE_FIT = [
         for action in ("stop", "observe")
     ),
     *(f"{check.__module__}.{check.__name__}.{action}" for check in CHECKS for action in ("stop", "observe")),
-    *(f"{check.__module__}.{check.__name__}.judge" for check in CHECKS),
+    *(f"{check.__module__}.{check.__name__}.diagnose" for check in CHECKS),
 ]
 
 

@@ -102,19 +102,22 @@ def closures() -> Any:
 
 def adversaries() -> Any:
     """Two models and two optimizers; gradients are cleared by the models."""
-    maker, judge = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
-    makers, judges = (torch.optim.Adam(each.parameters(), betas=(0.5, 0.999)) for each in (maker, judge))
+    maker, diagnose = (
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)),
+        nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)),
+    )
+    makers, diagnoses = (torch.optim.Adam(each.parameters(), betas=(0.5, 0.999)) for each in (maker, diagnose))
     loss_of = nn.BCEWithLogitsLoss()
     for (x,) in DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8):
-        judge.zero_grad()
-        loss_of(judge(x), torch.ones(8, 1)).backward()
+        diagnose.zero_grad()
+        loss_of(diagnose(x), torch.ones(8, 1)).backward()
         made = maker(torch.randn(8, 4))
-        loss_of(judge(made.detach()), torch.zeros(8, 1)).backward()
-        judges.step()
+        loss_of(diagnose(made.detach()), torch.zeros(8, 1)).backward()
+        diagnoses.step()
         maker.zero_grad()
-        loss_of(judge(made), torch.ones(8, 1)).backward()
+        loss_of(diagnose(made), torch.ones(8, 1)).backward()
         makers.step()
-    return nn.ModuleList([maker, judge])
+    return nn.ModuleList([maker, diagnose])
 
 
 def evaluates_inside() -> Any:

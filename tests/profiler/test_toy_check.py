@@ -1,4 +1,4 @@
-"""A check is one file: a class in `CHECKS` watches, is saved, judged and shown; nothing else knows of it."""
+"""A check is one file: a class in `CHECKS` watches, is saved, diagnosed and shown; nothing else knows of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _NameWatch:
         return _Names(tuple(self._seen))
 
     @staticmethod
-    def judge(facts: _Names, fit: FitFigures) -> Iterable[FitFinding]:
+    def diagnose(facts: _Names, fit: FitFigures) -> Iterable[FitFinding]:
         for name in facts.models:
             evidence = f"{len(fit.times)} phases were timed"
             yield FitFinding(kind="switch", severity="note", what=f"`{name}` was called", evidence=evidence, change="")

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 import nbguard
 from nbguard.training.ranks import watchdog
-from nbguard.training.ranks.analysis import judge
+from nbguard.training.ranks.analysis import causes
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.training.ranks.analysis.facts import JobFacts, to_text
 from tests.ranks import faults
@@ -103,7 +103,7 @@ class _Warnings(logging.Handler):
 
 def _keep_facts(path: Path, warned: _Warnings) -> None:
     """Have the facts that a diagnosis rests on written to a file: tests replay them."""
-    diagnosed = judge.diagnosed
+    diagnosed = causes.diagnosed
 
     def kept(job: JobFacts) -> RankDiagnosis:
         stuck = [facts.at - facts.since for facts in job.ranks if facts.state == "running" and facts.at and not facts.works]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nbguard.training.ranks.analysis.causes import diagnosed
 from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts, from_text, to_text
-from nbguard.training.ranks.analysis.judge import diagnosed
 from nbguard.training.ranks.analysis.launch_errors import nccl_notes
 from nbguard.training.ranks.watchdog import notes_of_nccl
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nbguard.render.text import blocks_text
+from nbguard.training.ranks.analysis.causes import diagnosed
 from nbguard.training.ranks.analysis.facts import JobFacts, from_text, to_text
-from nbguard.training.ranks.analysis.judge import diagnosed
 
 DATA = Path(__file__).parents[1] / "data" / "ranks"
 CASES = [json.loads(line) for line in gzip.decompress((DATA / "faults.jsonl.gz").read_bytes()).decode().splitlines()]

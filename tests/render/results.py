@@ -168,7 +168,7 @@ EXAMPLES: tuple[Result, ...] = (
     Unparked(names=("a",), nbytes=MiB, tensors=2, devices=("cuda:0",), left=(("b", 3, "no room"),)),
     MadeRoom(device="cuda:0", request=300 * MiB, state="planned", free=MiB, nbytes=2, moves=(MovedMemory(name="a", nbytes=2),)),
     _oom(),
-    Zombies(judged=(_ORPHAN, _KEEPER, _OTHER), remaining=((14, "it waits"),)),
+    Zombies(diagnosed=(_ORPHAN, _KEEPER, _OTHER), remaining=((14, "it waits"),)),
     explain(_afternoon(), "learn", 0, "Learner"),
     _history(),
     build_map(Analysis(_mapped()), 300 * MiB),

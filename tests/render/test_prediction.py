@@ -12,10 +12,10 @@ from nbguard.training.prediction.prediction import (
     CellPrediction,
     FitPhase,
     FitPhasePeak,
-    ForeseenFit,
     GpuComparison,
     MemoryCategory,
     PeakPlace,
+    PredictedFit,
     Prediction,
 )
 from tests.render.test_render import _golden
@@ -75,15 +75,15 @@ _NOT_KNOWN = replace(
 CELL = CellPrediction(
     executed="no line of the cell was run",
     fits=(
-        ForeseenFit(text="line 2: learn.fine_tune(3), after freeze()", prediction=FITS),
-        ForeseenFit(text="line 2: learn.fine_tune(3), after unfreeze()", prediction=FITS),
+        PredictedFit(text="line 2: learn.fine_tune(3), after freeze()", prediction=FITS),
+        PredictedFit(text="line 2: learn.fine_tune(3), after unfreeze()", prediction=FITS),
     ),
 )
 GPUS = GpuComparison(
     executed="",
     fits=(
-        ForeseenFit(text="", prediction=FITS),
-        ForeseenFit(text="", prediction=replace(FITS, gpu="an RTX2070", capacity=8 * 1024 * MIB, fits=False)),
+        PredictedFit(text="", prediction=FITS),
+        PredictedFit(text="", prediction=replace(FITS, gpu="an RTX2070", capacity=8 * 1024 * MIB, fits=False)),
     ),
 )
 _UNNAMED = replace(FITS, gpu="a GPU of any size", capacity=None, fits=None, why="no GPU was named")

@@ -8,20 +8,22 @@ from nbguard.memory.cleanup.plan.plan import Action, Outcome, Plan, Request, ver
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import DeviceFacts, ProcessFact
 from nbguard.memory.core.gpu_models import GpuReading, Gpus
-from nbguard.memory.core.processes import DeviceProcess, Identity, Judged, Process, Zombies
+from nbguard.memory.core.processes import DeviceProcess, DiagnosedProcess, Identity, Process, Zombies
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20
 _COMMAND = ("python", "-c", "from multiprocessing.spawn import spawn_main; <script>alert(1)</script>")
-_ORPHAN = Judged(DeviceProcess(process=Process(12, 1e9), command=_COMMAND, devices=(("GPU 0", 3 * MIB),)), True, "a worker")
-_OTHER = Judged(
+_ORPHAN = DiagnosedProcess(
+    DeviceProcess(process=Process(12, 1e9), command=_COMMAND, devices=(("GPU 0", 3 * MIB),)), True, "a worker"
+)
+_OTHER = DiagnosedProcess(
     DeviceProcess(process=Process(13, 1e9), command=("x",), devices=(("GPU 0", None),)), False, "a program: `!kill 13`"
 )
-_KEEPER = Judged(DeviceProcess(process=Process(14, 1e9), command=("y",), holds_files=True), True, "a worker")
+_KEEPER = DiagnosedProcess(DeviceProcess(process=Process(14, 1e9), command=("y",), holds_files=True), True, "a worker")
 
 
 def test_a_list_says_how_to_end_them() -> None:
-    bundle = Zombies(judged=(_ORPHAN, _KEEPER, _OTHER)).mimebundle()
+    bundle = Zombies(diagnosed=(_ORPHAN, _KEEPER, _OTHER)).mimebundle()
 
     lines = bundle["text/plain"].splitlines()
     assert [line.split()[1] for line in lines[:3]] == ["12", "14", "13"]
@@ -48,7 +50,9 @@ def test_all_processes_of_a_gpu_are_listed_also_those_of_which_only_the_driver_k
         GpuReading(index=n, name="GPU", total=9 * MIB, used=4 * MIB, capability=None, processes=listed)
         for n, listed in enumerate((driver, driver[:1]))
     )
-    text = Gpus(gpus=readings, processes=(Judged(kernel, False, "another user's"), _KEEPER)).mimebundle()["text/plain"]
+    text = Gpus(gpus=readings, processes=(DiagnosedProcess(kernel, False, "another user's"), _KEEPER)).mimebundle()[
+        "text/plain"
+    ]
 
     rows = [line.split(maxsplit=2) for line in text.splitlines()[-5:]]
     assert [(gpu, pid) for gpu, pid, _ in rows] == [("0", "99"), ("0", "15"), ("0", "98"), ("1", "15"), ("?", "14")]
@@ -59,7 +63,9 @@ def test_all_processes_of_a_gpu_are_listed_also_those_of_which_only_the_driver_k
 
 
 def test_what_became_of_them_is_said_of_each() -> None:
-    text = Zombies(judged=(_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)).mimebundle()["text/plain"]
+    text = Zombies(diagnosed=(_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)).mimebundle()[
+        "text/plain"
+    ]
 
     assert text.splitlines()[-2:] == ["  ended and gone: pid 12", "  still there: pid 14: it waits"]
     assert "--yes" not in text
@@ -68,7 +74,7 @@ def test_what_became_of_them_is_said_of_each() -> None:
 def test_nothing_there_and_nothing_known() -> None:
     assert Zombies().mimebundle()["text/plain"] == "  no process other than this kernel was found on a GPU"
     assert "it does not answer" in Zombies(unavailable="it does not answer").mimebundle()["text/plain"]
-    assert "nothing to end" in Zombies(judged=(_OTHER,)).mimebundle()["text/plain"]
+    assert "nothing to end" in Zombies(diagnosed=(_OTHER,)).mimebundle()["text/plain"]
     interrupted = Zombies(unavailable="interrupted before", interrupted=True).mimebundle()["text/plain"]
     assert "no process" not in interrupted
 

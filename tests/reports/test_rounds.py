@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
+from nbguard.memory.reports.notices.causes import HeldStorages, held_storages
 from nbguard.memory.reports.notices.rounds import RoundsReport, compare_rounds
 from nbguard.testing import make_facts, make_graph
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.cleanup.plan.promises import judge
+from nbguard.memory.cleanup.plan.promises import diagnose
 from nbguard.memory.core.facts import NvmlFacts, ProcessFact
 from nbguard.memory.core.processes import Identity
 from nbguard.memory.scan.devices import processes as probe
@@ -249,9 +249,9 @@ def test_a_worker_whose_parent_lives_is_no_orphan_whatever_that_is_called(
     assert not found.is_adopted
     assert not found.is_parent_gone
     spawned = replace(found, command=(sys.executable, "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"))
-    judged = judge(spawned, replace(probe.surroundings(), pid=1 << 30, ancestors=frozenset()))
-    assert not judged.is_orphan
-    assert "its parent lives" in judged.reason
+    diagnosed = diagnose(spawned, replace(probe.surroundings(), pid=1 << 30, ancestors=frozenset()))
+    assert not diagnosed.is_orphan
+    assert "its parent lives" in diagnosed.reason
 
 
 @linux
@@ -260,8 +260,8 @@ def test_a_worker_whose_parent_has_died_is_an_orphan(family: Callable[..., probe
 
     assert found.is_adopted or found.is_parent_gone
     spawned = replace(found, command=(sys.executable, "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"))
-    judged = judge(spawned, replace(probe.surroundings(), pid=1 << 30, ancestors=frozenset()))
-    assert judged.is_orphan, judged.reason
+    diagnosed = diagnose(spawned, replace(probe.surroundings(), pid=1 << 30, ancestors=frozenset()))
+    assert diagnosed.is_orphan, diagnosed.reason
 
 
 @linux
@@ -272,7 +272,7 @@ def test_a_containers_first_process_may_be_the_parent(name: str) -> None:
     inside = f"""
 import os, subprocess, sys
 from dataclasses import replace
-from nbguard.memory.cleanup.plan.promises import judge
+from nbguard.memory.cleanup.plan.promises import diagnose
 from nbguard.memory.scan.devices import processes as probe
 assert os.getpid() == 1
 child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)
@@ -280,9 +280,9 @@ child.stdout.readline()
 command = ("python", "-c", "from multiprocessing.spawn import spawn_main")
 found = replace(probe.process_facts(child.pid, (), True), command=command)
 around = probe.surroundings()
-judged = judge(found, replace(around, pid=1 << 30, ancestors=frozenset()))
+diagnosed = diagnose(found, replace(around, pid=1 << 30, ancestors=frozenset()))
 child.kill()
-print(found.is_contained, found.parent_command[0], judged.is_orphan, judged.reason)
+print(found.is_contained, found.parent_command[0], diagnosed.is_orphan, diagnosed.reason)
 """
     named = f'exec -a {name} "$0" -c "$1"'
     container = ["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", named, sys.executable, inside]

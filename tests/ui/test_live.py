@@ -161,8 +161,8 @@ def test_a_native_call_that_keeps_the_gil(desk: Desk, server: Server) -> None:
     expect(tab.panel).not_to_contain_text("kernel not responding", use_inner_text=True)
 
 
-def test_the_next_fit_of_an_idle_learner_is_foreseen_on_a_click(desk: Desk, server: Server) -> None:
-    """Nothing of it runs, no second click is needed, and the figure goes with the state that it was foreseen of."""
+def test_the_next_fit_of_an_idle_learner_is_predicted_on_a_click(desk: Desk, server: Server) -> None:
+    """Nothing of it runs, no second click is needed, and the figure goes with the state that it was predicted of."""
     notebook = desk.notebook(server, ["more = torch.zeros(1 << 20)"])
     for cell in (LOAD, prelude()):
         notebook.kernel.run(cell).ok()

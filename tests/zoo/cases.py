@@ -1,6 +1,6 @@
 """Notebook states that keep memory alive, or must keep it: what a cleanup has to do about each is known by construction.
 
-A case's cells run in a real kernel; `track(name, object)` notes weak references by which its truth is judged.
+A case's cells run in a real kernel; `track(name, object)` notes weak references by which its truth is diagnosed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Building a case in a kernel, and judging what a cleanup did to it."""
+"""Building a case in a kernel, and diagnosing what a cleanup did to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build(kernel: Kernel, case: Case) -> None:
         assert not any(before[name]), f"{name} was gone before the cleanup"
 
 
-def judge(kernel: Kernel, case: Case, text: str) -> None:
+def diagnose(kernel: Kernel, case: Case, text: str) -> None:
     """Compare what is gone with the case's truth; `text` is what the cleanup said."""
     after = kernel.value(_COLLECTED_TRUTH)
     for name, want in case.want.items():

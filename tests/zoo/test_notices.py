@@ -125,10 +125,10 @@ def _run(kernel: Kernel, source: str, inputs: tuple[str, ...] = ()) -> None:
     """Run a cell and compare the notices after it with what is alive."""
     kernel.run_silently("builtins._before_cell()")
     kernel.run(source, inputs=inputs, stop_on_error=False)
-    _judge(kernel, source)
+    _diagnose(kernel, source)
 
 
-def _judge(kernel: Kernel, source: str) -> None:
+def _diagnose(kernel: Kernel, source: str) -> None:
     left = json.loads(kernel.value("__import__('json').dumps(builtins._after_cell())"))
     for name, (is_alive, holders, is_whole) in left.items():
         assert holders or not is_alive, f"missed: {name} is alive after {source}"

@@ -10,7 +10,7 @@ import pytest
 from tests.kernels import Kernel
 from tests.thorough import half_in_ci, spread
 from tests.zoo.cases import CASES, PRELUDE, SHOWS_SMALL, Case
-from tests.zoo.judge import build, judge
+from tests.zoo.diagnose import build, diagnose
 from tests.zoo.more_cases import MORE_CASES
 
 
@@ -31,6 +31,6 @@ def _run(kernel: Kernel, case: Case, loaded_first: bool) -> None:
         kernel.client.execute_interactive("get_ipython().execution_count -= 1", silent=True, store_history=False)
     build(kernel, case)
     cell = kernel.run(f"{SHOWS_SMALL}\n%load_ext nbguard\n%reset_gpu {case.stale}").ok()
-    judge(kernel, case, cell.text)
+    diagnose(kernel, case, cell.text)
     if case.check:
         kernel.run(case.check).ok()

@@ -14,7 +14,7 @@ import pytest
 from tests.kernels import Kernel
 from tests.thorough import spread
 from tests.zoo.cases import CASES, PRELUDE, Case
-from tests.zoo.judge import build, judge
+from tests.zoo.diagnose import build, diagnose
 from tests.zoo.more_cases import MORE_CASES
 from tests.zoo.on_cuda import case_on_cuda, on_cuda
 
@@ -66,7 +66,7 @@ def test_case(fake_cuda_kernel: Callable[..., Kernel], case: Case) -> None:
 
     allocated_after, reserved_after = kernel.value(_COUNTERS)
     kernel.run_silently("gc.enable() if builtins._collects else None")
-    judge(kernel, case, cell.text)
+    diagnose(kernel, case, cell.text)
     outcome = kernel.value(_OUTCOME)
     promised, returned = kernel.value(_PLAN)
     assert not outcome["undone"]

@@ -5,7 +5,7 @@ import { element, setText, show } from './dom';
 import type { ViewContext } from './view_context';
 import { ways } from './why';
 
-export type Topic = 'why' | 'foresee';
+export type Topic = 'why' | 'predict';
 
 export class AnswerPanel {
   readonly node = element('div', 'why');
@@ -67,7 +67,7 @@ export class AnswerPanel {
         setText(this.#note, '');
         this.#body.replaceChildren(ways(progress.why, trans));
         break;
-      case 'foreseen':
+      case 'predicted':
         setText(this.#note, progress.text);
         break;
       default:

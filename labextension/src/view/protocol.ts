@@ -15,12 +15,12 @@ export type ActionName = 'clean_stale' | 'empty_cache' | 'release' | 'park' | 'u
 export const isActionName: Check<ActionName> = oneOf('clean_stale', 'empty_cache', 'release', 'park', 'unpark', 'stop_workers');
 
 /**
- * A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go; `foresee`
+ * A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go; `predict`
  * asks for the memory of a Learner's next fit.
  */
-export type Ability = 'why' | 'release' | 'park' | 'unpark' | 'clean' | 'foresee';
+export type Ability = 'why' | 'release' | 'park' | 'unpark' | 'clean' | 'predict';
 
-export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark', 'clean', 'foresee');
+export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark', 'clean', 'predict');
 
 /** The state of a piece of a segment: `kept` is free in a private pool that something still uses. */
 export type PieceKind = 'allocated' | 'releasable' | 'stranded' | 'kept';
@@ -660,8 +660,8 @@ export type Answer =
   | { op: 'picture'; rid: string; html: string }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
-  /** The answer to `foresee`. `text`: lines: the need of the next fit, whether it fits and why, the uncounted parts. */
-  | { op: 'foreseen'; rid: string; text: string }
+  /** The answer to `predict`. `text`: lines: the need of the next fit, whether it fits and why, the uncounted parts. */
+  | { op: 'predicted'; rid: string; text: string }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
   | { op: 'plan'; rid: string; plan: PlanView }
   /** The answer to `apply`. */
@@ -675,7 +675,7 @@ export const isAnswer: Check<Answer> = variants({
   history: object({ rid: text, history: isLineHistory }),
   picture: object({ rid: text, html: text }),
   why: object({ rid: text, why: isWhyView }),
-  foreseen: object({ rid: text, text: text }),
+  predicted: object({ rid: text, text: text }),
   plan: object({ rid: text, plan: isPlanView }),
   done: object({ rid: text, outcome: isOutcomeView }),
   refused: object({ rid: text, why: text })
@@ -712,7 +712,7 @@ export type Request =
    * Predict the memory of the next fit of a row's Learner. `heap`: number of the memory state that has the row.
    * `id`: of the row.
    */
-  | { op: 'foresee'; rid: string; heap: number; id: number }
+  | { op: 'predict'; rid: string; heap: number; id: number }
   /**
    * Plan an action; nothing is touched. `heap`: number of the memory state that has the rows. `ids`: rows to
    * release or park. `names`: of parked objects to bring back; empty for all. `keep`: keys of steps to leave out.

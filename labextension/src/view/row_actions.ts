@@ -17,7 +17,7 @@ export interface Target {
 type Action = Exclude<Ability, Topic>;
 
 function isTopic(ability: Ability): ability is Topic {
-  return ability === 'why' || ability === 'foresee';
+  return ability === 'why' || ability === 'predict';
 }
 
 export class RowActions {
@@ -48,7 +48,7 @@ export class RowActions {
     if (isNew && this.answer.topic === 'why' && target.can.includes('why')) {
       this.#ask('why');
     } else if (isNew) {
-      this.answer.close(); // what was foreseen of the former heap is gone: that takes another click
+      this.answer.close(); // what was predicted of the former heap is gone: that takes another click
     }
   }
 
@@ -121,7 +121,7 @@ export class RowActions {
     switch (ability) {
       case 'why':
         return trans.__('why');
-      case 'foresee':
+      case 'predict':
         return trans.__('next fit');
       case 'release':
         return trans.__('release…');

@@ -122,11 +122,11 @@ def predict(options: argparse.Namespace) -> int:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
 
     with shown_stages():
-        foreseen = predict_script(
+        predicted = predict_script(
             options.script, options.gpu or [None], options.settings, options.bs, options.arguments, largest=options.largest
         )
-    show_result(foreseen, as_json=options.json)
-    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
+    show_result(predicted, as_json=options.json)
+    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in predicted.fits))
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -160,8 +160,8 @@ def doctor(options: argparse.Namespace) -> int:
         show_json(diagnosis.to_data())
     else:
         show_blocks(diagnosis.blocks(whole=options.all), where="terminal")
-    judged = tuple(each for each in diagnosis.checks if options.strict or is_asked(each))
-    return _STATUS.get(replace(diagnosis, checks=judged).worst or "", 0)
+    diagnosed = tuple(each for each in diagnosis.checks if options.strict or is_asked(each))
+    return _STATUS.get(replace(diagnosis, checks=diagnosed).worst or "", 0)
 
 
 def _refuse_without_module(target: str) -> None:
@@ -199,7 +199,7 @@ def list_gpus(options: argparse.Namespace) -> int:
     from nbguard.memory.scan.devices.cuda import read_gpus
 
     gpus, driver, reason = read_gpus()
-    processes = find_zombies().judged if gpus else ()
+    processes = find_zombies().diagnosed if gpus else ()
     shown = Gpus(gpus=gpus, driver=driver, unavailable=reason, processes=processes)
     show_result(shown, as_json=options.json)
     return int(not gpus)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.notebook.magics.predict import foreseen
+from nbguard.frontend.notebook.magics.predict import prediction_of
 from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.oom_facts import OomFact
-from nbguard.memory.out_of_memory.failed_request import ForeseenChange, batch_that_fits, changes_foreseen
+from nbguard.memory.out_of_memory.failed_request import PredictedChange, batch_that_fits, predicted_changes
 from nbguard.units import format_bytes, format_column, unit_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # --- The memory of the next fit of a Learner in the sidebar's list, as the sidebar says it.
 
 
-def foreseen_row(namespace: dict[str, Any], name: str) -> str:
+def prediction_row(namespace: dict[str, Any], name: str) -> str:
     """Return lines on the memory of the next fit of the Learner of a name, on the device that this kernel uses, as it is now.
 
     Args:
@@ -34,7 +34,7 @@ def foreseen_row(namespace: dict[str, Any], name: str) -> str:
     Raises:
         NbguardError: its memory cannot be predicted; the message says why.
     """
-    prediction = foreseen(namespace, name, None, None, None)
+    prediction = prediction_of(namespace, name, None, None, None)
     need = f"the next fit needs {_of_capacity(prediction)}"
     return "\n".join((need, prediction.why, *(f"not counted: {text}" for text in prediction.unknown)))
 
@@ -51,13 +51,13 @@ def _of_capacity(prediction: Prediction) -> str:
 # --- Predicted bytes for the remedies of a fit that nearly filled its device, such as a smaller batch, and checkpoints.
 
 
-_FORESEEN: dict[RemedyKind, ChangeKind] = {"smaller batch": "accumulation", "checkpointing": "checkpoints"}
+_PREDICTED: dict[RemedyKind, ChangeKind] = {"smaller batch": "accumulation", "checkpointing": "checkpoints"}
 """The change that is traced for each remedy."""
 _PARTS = 2
 """Batches into which one is cut, as the remedy says."""
 
 
-def with_foreseen_bytes(report: FitReport, source: str, namespace: dict[str, Any], seconds: float) -> FitReport:
+def with_predicted_bytes(report: FitReport, source: str, namespace: dict[str, Any], seconds: float) -> FitReport:
     """Return a report whose remedies tell their savings, where these can be predicted in so many seconds; else as it is.
 
     Args:
@@ -66,7 +66,7 @@ def with_foreseen_bytes(report: FitReport, source: str, namespace: dict[str, Any
         namespace: the user's names.
         seconds: until the last begin of a trace.
     """
-    if not any(remedy.kind in _FORESEEN for remedy in report.remedies):
+    if not any(remedy.kind in _PREDICTED for remedy in report.remedies):
         return report
     try:
         before, savings = _savings(source, namespace, seconds)
@@ -98,7 +98,7 @@ def _is_asked_for(change: Change) -> bool:
 
 
 def _with_bytes(remedy: Remedy, before: int, savings: Iterable[Saving]) -> Remedy:
-    kind = _FORESEEN.get(remedy.kind)
+    kind = _PREDICTED.get(remedy.kind)
     saving = next((each for each in savings if kind and each.kind == kind), None)
     if saving is None or saving.peak_allocated >= before:
         return remedy
@@ -109,22 +109,22 @@ def _with_bytes(remedy: Remedy, before: int, savings: Iterable[Saving]) -> Remed
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Foreseen:
+class _LastPrediction:
     """The result of one search for a batch and changes that fit."""
 
     failure: tuple[object, ...]  # the failed fit
     items: int | None  # of the batch, or None if none was found
-    changes: tuple[ForeseenChange, ...]  # to the fit that save memory
+    changes: tuple[PredictedChange, ...]  # to the fit that save memory
     kept: int  # bytes that a cleanup left when it was predicted: with more than that it may not fit
 
 
-class ForeseenBatch:
+class PredictedBatch:
     """Predicts the batch and changes that fit, and tells the analyses of later scans, for the last error."""
 
     def __init__(self) -> None:
-        self._last: _Foreseen | None = None
+        self._last: _LastPrediction | None = None
 
-    def foresee(self, analysis: Analysis, namespace: dict[str, Any], seconds: float) -> None:
+    def predict(self, analysis: Analysis, namespace: dict[str, Any], seconds: float) -> None:
         """Tell the analysis the items of a batch that fits after a cleanup, and other remedies, where they can be predicted.
 
         It is searched for once for each failure and state of the memory: every card on it says the same.
@@ -140,7 +140,7 @@ class ForeseenBatch:
         failure, kept = _failure(oom), _kept(analysis)
         if last is None or (last.failure, last.kept) != (failure, kept):
             items, changes = _search(analysis, oom, namespace, seconds)
-            self._last = _Foreseen(failure=failure, items=items, changes=changes, kept=kept)
+            self._last = _LastPrediction(failure=failure, items=items, changes=changes, kept=kept)
         self.recall(analysis)
 
     def recall(self, analysis: Analysis) -> None:
@@ -150,7 +150,7 @@ class ForeseenBatch:
             return
         if last.failure == _failure(oom) and _kept(analysis) <= last.kept:
             analysis.know(batch_that_fits, last.items)
-            analysis.know(changes_foreseen, last.changes)
+            analysis.know(predicted_changes, last.changes)
 
 
 def batch_of_cell(code: str, namespace: dict[str, Any], seconds: float) -> tuple[int, int] | None:
@@ -171,12 +171,12 @@ def batch_of_cell(code: str, namespace: dict[str, Any], seconds: float) -> tuple
 
 _WORTH = 0.01
 """Share of the reserved peak that a change must save to be told of."""
-_NOTHING: tuple[int | None, tuple[ForeseenChange, ...]] = (None, ())
+_NOTHING: tuple[int | None, tuple[PredictedChange, ...]] = (None, ())
 
 
 def _search(
     analysis: Analysis, oom: OomFact, namespace: dict[str, Any], seconds: float
-) -> tuple[int | None, tuple[ForeseenChange, ...]]:
+) -> tuple[int | None, tuple[PredictedChange, ...]]:
     if oom.kind != "device" or not oom.learner or not oom.batch_size or analysis.facts.tracked != "cuda":
         return _NOTHING
     name, learn = next((item for item in tuple(namespace.items()) if id(item[1]) == oom.learner), ("", None))
@@ -193,7 +193,7 @@ def _search(
         return _NOTHING
 
 
-def _told(savings: Iterable[Saving], name: str) -> Iterator[ForeseenChange]:
+def _told(savings: Iterable[Saving], name: str) -> Iterator[PredictedChange]:
     """Yield the changes that save enough, the best one of each kind."""
     kinds: set[ChangeKind] = set()
     helping = (each for each in savings if each.saved > _WORTH * (each.peak_reserved + each.saved))
@@ -202,7 +202,7 @@ def _told(savings: Iterable[Saving], name: str) -> Iterator[ForeseenChange]:
             kinds.add(saving.kind)
             code = saving.code if name == "learn" else f"learn = {name}\n{saving.code}"
             code += f"\nlearn.dls.train.bs = {saving.batch_size}" if saving.kind == "accumulation" else ""
-            yield ForeseenChange(name=saving.name, saved=saving.saved, fits=saving.fits, cost=saving.cost, code=code)
+            yield PredictedChange(name=saving.name, saved=saving.saved, fits=saving.fits, cost=saving.cost, code=code)
 
 
 def _order(saving: Saving) -> tuple[int, int]:

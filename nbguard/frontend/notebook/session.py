@@ -15,7 +15,7 @@ from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
 
 if TYPE_CHECKING:
-    from nbguard.frontend.notebook.listeners.cuda_start import ForeseenFits
+    from nbguard.frontend.notebook.listeners.cuda_start import PredictedFits
     from nbguard.frontend.notebook.listeners.oom_card import OomWatch
     from nbguard.frontend.notebook.listeners.saved_pictures import SavedPictures, ShownSidebar
     from nbguard.frontend.notebook.profile import CellProfile
@@ -51,7 +51,7 @@ class Session:
         self.deterministic: DeterministicSwitch | None = None
         self._auto_clean: Listener | None = None
         self._oom_watch: OomWatch | None = None
-        self._foreseen: ForeseenFits | None = None
+        self._predicted: PredictedFits | None = None
         self._saved_pictures: SavedPictures | None = None
         self._hub: Hub | None = None
         self._profile: CellProfile | None = None
@@ -78,7 +78,7 @@ class Session:
         self._watch_for_oom()
         self._watch_airbag()
         self._watch_launches()
-        self._watch_foreseen_fits()
+        self._watch_predicted_fits()
         self.notices.turn_on()
         self.serve_sidebars()
         self._watch_cuda_start()
@@ -87,7 +87,7 @@ class Session:
         """Record the cells; clean after failed ones, or do not."""
         self._watch_for_oom()
         self._watch_airbag()
-        self._watch_foreseen_fits()
+        self._watch_predicted_fits()
         self.notices.turn_on()
         self.serve_sidebars()
         self.recording.start()
@@ -110,7 +110,7 @@ class Session:
         if self._oom_watch is not None:
             self._oom_watch.end()
             self._oom_watch = None
-        self._foreseen = self._saved_pictures = None
+        self._predicted = self._saved_pictures = None
         if self._hub is not None:
             self._hub.close()
             self._hub = None
@@ -144,22 +144,22 @@ class Session:
 
     def _next_fit(self, name: str) -> str:
         """Return the memory of the next fit of the Learner of a name."""
-        from nbguard.frontend.notebook.predictions import foreseen_row
+        from nbguard.frontend.notebook.predictions import prediction_row
 
-        return foreseen_row(self._shell.user_ns, name)
+        return prediction_row(self._shell.user_ns, name)
 
     def profile(self, options: FitOptions, keep: Callable[[FitReport], None], *, whole: bool) -> None:
         """Profile the rest of the current cell; when it ends, show the report and hand it to `keep`.
 
         `whole`: whether all figures stand open.
         """
-        from nbguard.frontend.notebook.predictions import with_foreseen_bytes
+        from nbguard.frontend.notebook.predictions import with_predicted_bytes
         from nbguard.frontend.notebook.profile import CellProfile, show
         from nbguard.training.profiler.profile import FitProfile
 
         def ended(report: FitReport, code: str) -> None:
             names = self._shell.user_ns
-            report = with_foreseen_bytes(report, self._shell.transform_cell(code), names, PREDICTION_SECONDS)
+            report = with_predicted_bytes(report, self._shell.transform_cell(code), names, PREDICTION_SECONDS)
             keep(report)
             show(report, whole=whole)
 
@@ -194,13 +194,13 @@ class Session:
         if not any(isinstance(listener, LaunchWatch) for listener in self._hooks.listeners):
             self._hooks.add(LaunchWatch(self._shell, show_card, show_sentence))
 
-    def _watch_foreseen_fits(self) -> None:
+    def _watch_predicted_fits(self) -> None:
         """Tell the outcome after each fit that was predicted on the device."""
-        if self._foreseen is None:
-            from nbguard.frontend.notebook.listeners.cuda_start import ForeseenFits
+        if self._predicted is None:
+            from nbguard.frontend.notebook.listeners.cuda_start import PredictedFits
 
-            self._foreseen = ForeseenFits(show_sentence)
-            self._hooks.add(self._foreseen)
+            self._predicted = PredictedFits(show_sentence)
+            self._hooks.add(self._predicted)
 
     def _watch_cuda_start(self) -> None:
         """Have the line noted that initialises CUDA, for `%nbguard doctor`."""

@@ -11,7 +11,7 @@ from nbguard.memory.cleanup.apply.released_names import listeners
 
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.listeners.simulating import Simulating
-    from nbguard.frontend.notebook.predictions import ForeseenBatch
+    from nbguard.frontend.notebook.predictions import PredictedBatch
     from nbguard.memory.cells.hooks import CellScan, Hooks
     from nbguard.memory.cells.notices import NoticeWatch
     from nbguard.memory.core.analysis import Analysis
@@ -104,7 +104,7 @@ class SessionMemory:
         self._shell = shell
         self._hooks = hooks
         self._simulating: Simulating | None = None
-        self._foreseen_batch: ForeseenBatch | None = None
+        self._predicted_batch: PredictedBatch | None = None
         self._thread = threading.get_ident()  # the cells' own, which alone may ask the simulated device for its blocks
 
     @property
@@ -190,13 +190,13 @@ class SessionMemory:
 
     def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
         """Return the card on the last error, with a batch that fits where one can be predicted in so many seconds."""
-        from nbguard.frontend.notebook.predictions import ForeseenBatch
+        from nbguard.frontend.notebook.predictions import PredictedBatch
         from nbguard.memory.out_of_memory.card import build_card
 
         if self.simulation is None:
-            if self._foreseen_batch is None:
-                self._foreseen_batch = ForeseenBatch()
-            self._foreseen_batch.foresee(analysis, self._shell.user_ns, seconds)
+            if self._predicted_batch is None:
+                self._predicted_batch = PredictedBatch()
+            self._predicted_batch.predict(analysis, self._shell.user_ns, seconds)
         self.recall_card(analysis)
         return analysis.once(build_card)
 
@@ -210,7 +210,7 @@ class SessionMemory:
 
         if self.simulation is not None and threading.get_ident() == self._thread:
             analysis.know(build_card, self.simulation.card(analysis.facts))
-        elif self._foreseen_batch is not None:
-            self._foreseen_batch.recall(analysis)
+        elif self._predicted_batch is not None:
+            self._predicted_batch.recall(analysis)
         if self.simulation is None and oom.device == DEVICE:
             analysis.know(build_card, None)  # that device is gone, and the error with it

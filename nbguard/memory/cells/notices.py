@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbguard.memory.core.analysis import Analysis
     from nbguard.memory.core.facts import Reading
     from nbguard.memory.core.references.explain import Why
-    from nbguard.memory.reports.notices.judge import HeldStorages
+    from nbguard.memory.reports.notices.causes import HeldStorages
     from nbguard.memory.reports.notices.notice import Departure, StorageKey
     from nbguard.memory.scan.weak_holdings import WeakHoldings
 
@@ -79,12 +79,12 @@ class LeftBehind:
         return self._look(cell, least)
 
     def _look(self, cell: CellFact, least: int) -> Notice | None:
-        from nbguard.memory.reports.notices.judge import held_storages
-        from nbguard.memory.reports.notices.rounds import judge_left
+        from nbguard.memory.reports.notices.causes import held_storages
+        from nbguard.memory.reports.notices.rounds import diagnose_left
 
         start = time.perf_counter()
         analysis = cell.scan.get().analysis
-        notice = judge_left(analysis, cell.number, self._held, least, raised=cell.raised)
+        notice = diagnose_left(analysis, cell.number, self._held, least, raised=cell.raised)
         self._held = analysis.once(held_storages)
         self._held_bytes = sum(nbytes for nbytes, _ in self._held.values())
         self._reading = self._counters.read_now()  # leftovers of the scan itself on the heap are nobody's
@@ -138,7 +138,7 @@ class NoticeWatch:
 
     def why(self, name: str) -> Why | None:
         """Return the remains of the object that a deleted name was bound to, or None if it is unknown."""
-        from nbguard.memory.reports.notices.judge import explain_departure
+        from nbguard.memory.reports.notices.causes import explain_departure
 
         gone = None if self._watched is None else self._watched[0].deleted(name)
         return None if gone is None else explain_departure(self._scan(), gone, self._views())
@@ -206,7 +206,7 @@ class NoticeWatch:
         gone = dict(names.departures(cell.number, least))
         names.note(cell.number)
         grows = repeats.after(least)
-        growth = repeats.judge(cell, least) if grows else None
+        growth = repeats.diagnose(cell, least) if grows else None
         if gone and not self._has_cleaned:
             self._of_names(cell, gone, growth, least)
         elif growth is not None:
@@ -217,9 +217,9 @@ class NoticeWatch:
 
     def _of_names(self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int) -> None:
         """Tell of the names that are gone; of those that are about what the cell piles up, in the notice on that."""
-        from nbguard.memory.reports.notices.judge import judge_departures
+        from nbguard.memory.reports.notices.causes import diagnose_departures
 
-        made = list(judge_departures(cell.scan.get().analysis, gone, least, self._views()))
+        made = list(diagnose_departures(cell.scan.get().analysis, gone, least, self._views()))
         if growth is not None:
             parts = [notice for notice, _ in made if is_part_of(notice, growth)]
             names = (name for notice in (*parts, growth) for name in notice.names)

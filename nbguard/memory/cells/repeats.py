@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbguard.memory.core.facts import Reading
-from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
+from nbguard.memory.reports.notices.causes import HeldStorages, held_storages
 from nbguard.memory.reports.notices.notice import Notice
-from nbguard.memory.reports.notices.rounds import judge_growth
+from nbguard.memory.reports.notices.rounds import diagnose_growth
 
 if TYPE_CHECKING:
     from nbguard.memory.cells.hooks import CellCounters, CellFact
@@ -62,14 +62,14 @@ class Repeats:
         self._runs = runs
         return True
 
-    def judge(self, cell: CellFact, least: int) -> Notice | None:
+    def diagnose(self, cell: CellFact, least: int) -> Notice | None:
         """Return the notice on the cell that just ended, or None at the first scan, which the next one is compared with."""
         runs, self._runs = self._runs, None
         if runs is None:
             return None
         analysis = cell.scan.get().analysis
         former, runs.held = runs.held, analysis.once(held_storages)
-        growth = None if former is None else judge_growth(analysis, cell.number, former, least, runs.cell)
+        growth = None if former is None else diagnose_growth(analysis, cell.number, former, least, runs.cell)
         runs.cell = cell.number
         runs.first = None if growth is None else runs.first or cell.number
         return None if growth is None else replace(growth, shape=f"since In[{runs.first}]: {growth.shape}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.reports.notices.judge import HeldStorages, held_storages
+from nbguard.memory.reports.notices.causes import HeldStorages, held_storages
 from nbguard.memory.reports.notices.notice import StorageKey
 from nbguard.memory.reports.notices.rounds import Garbage, RoundsReport, compare_rounds, garbage_of
 from nbguard.memory.scan.pause import keep_garbage

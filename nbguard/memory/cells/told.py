@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.reports.notices.judge import judge_again
+from nbguard.memory.reports.notices.causes import diagnose_again
 from nbguard.memory.reports.notices.notice import Departure, Notice, StorageKey, is_part_of, known_again
 from nbguard.memory.reports.notices.rounds import is_still_held
 
@@ -88,7 +88,7 @@ def _as_of(told: _Told, analysis: Analysis, least: int, views: Mapping[str, int]
         return told.notice if is_still_held(analysis, told.notice, alive) else None
     nbytes = 0 if told.notice.roots else told.notice.nbytes  # of memory that no scan met
     departures = [replace(gone, storages=gone.storages & alive, nbytes=nbytes) for gone in told.departures]
-    now = judge_again(analysis, [gone for gone in departures if gone.storages], least, views)
+    now = diagnose_again(analysis, [gone for gone in departures if gone.storages], least, views)
     return None if now is None else replace(told.notice, **_words_of(now))
 
 

@@ -304,7 +304,7 @@ def why(name: str) -> Advice:
     return Advice(command=f"{_REPORT} why {name}", call=_call("why", [name]), effect="shows the reference paths")
 
 
-def foresee_savings(name: str) -> Advice:
+def predict_savings(name: str) -> Advice:
     """Return the advice that tries the changes which save memory in the next fit of a Learner."""
     effect = "tries mixed precision, gradient accumulation, checkpoints and frozen layers, each with its bytes and lines"
     return Advice(command=f"{_REPORT} predict {name} --savings", call=f"nbguard.predict({name}, savings=True)", effect=effect)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from nbguard.memory.core.facts import ProcessFact
-from nbguard.memory.core.processes import Judged
+from nbguard.memory.core.processes import DiagnosedProcess
 from nbguard.render.result import Result
 from nbguard.spelling import did_you_mean
 from nbguard.units import parse_bytes
@@ -37,7 +37,7 @@ class Gpus(Result):
     gpus: tuple[GpuReading, ...] = ()  # by index
     driver: str = ""  # its version and the newest CUDA that it runs, in words; empty if it does not answer
     unavailable: str = ""  # why something could not be read; empty if all could
-    processes: tuple[Judged, ...] = ()  # on the GPUs, each diagnosed as by `%reset_gpu --zombies`
+    processes: tuple[DiagnosedProcess, ...] = ()  # on the GPUs, each diagnosed as by `%reset_gpu --zombies`
 
 
 _MIB = 2**20

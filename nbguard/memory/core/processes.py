@@ -122,7 +122,7 @@ class DeviceProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class DiagnosedProcess:
     """A process on a device, whether it is an orphan that may be ended, and why (not)."""
 
     found: DeviceProcess
@@ -137,7 +137,7 @@ class Zombies(Result):
     kind: ClassVar[str] = "zombies"
     view: ClassVar[str] = "nbguard.memory.core.views.device:zombies_blocks"
 
-    judged: tuple[Judged, ...] = ()  # processes, each with the diagnosis and its reason
+    diagnosed: tuple[DiagnosedProcess, ...] = ()  # processes, each with the diagnosis and its reason
     unavailable: str = ""  # why processes could not be listed; empty if they could
     asked: bool = False  # the orphans were told to end
     ended: tuple[int, ...] = ()  # pids that ended
@@ -147,7 +147,7 @@ class Zombies(Result):
     @property
     def orphans(self) -> tuple[DeviceProcess, ...]:
         """Return the processes that may be ended."""
-        return tuple(row.found for row in self.judged if row.is_orphan)
+        return tuple(row.found for row in self.diagnosed if row.is_orphan)
 
 
 def pids_text(pids: Sequence[int]) -> str:

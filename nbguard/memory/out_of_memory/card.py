@@ -15,7 +15,7 @@ from nbguard.memory.core.finding import Finding, least_of_rows
 from nbguard.memory.core.oom_facts import HOST_KINDS, HostFacts, OomFact, OomNote
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.views.device import holder_row, holder_table, part_figures, total_row
-from nbguard.memory.out_of_memory.failed_request import FailedRequest, batch_that_fits, changes_foreseen, savings_of
+from nbguard.memory.out_of_memory.failed_request import FailedRequest, batch_that_fits, predicted_changes, savings_of
 from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, Rerun, RerunVerdict
 from nbguard.render.html import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
@@ -71,7 +71,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         holders=holders,
         parts=parts,
         fitting=analysis.once(batch_that_fits),
-        changes=analysis.once(changes_foreseen),
+        changes=analysis.once(predicted_changes),
     )
     every = fixes(context)
     return OomCard(

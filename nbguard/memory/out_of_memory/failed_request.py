@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
 
-from nbguard.memory.core.advice import Advice, foresee_savings
+from nbguard.memory.core.advice import Advice, predict_savings
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId
 from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
@@ -23,7 +23,7 @@ from nbguard.memory.core.segments.requests import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeseenChange:
+class PredictedChange:
     """A change to the fit that failed, predicted on the device after a cleanup."""
 
     name: str  # in words
@@ -47,7 +47,7 @@ def batch_that_fits(analysis: Analysis) -> int | None:  # noqa: ARG001 - a quest
     return None
 
 
-def changes_foreseen(analysis: Analysis) -> tuple[ForeseenChange, ...]:  # noqa: ARG001 - a question
+def predicted_changes(analysis: Analysis) -> tuple[PredictedChange, ...]:  # noqa: ARG001 - a question
     """Return the changes to the failed fit that were tried, those that fit first; the notebook knows them, as the batch."""
     return ()
 
@@ -64,7 +64,7 @@ def savings_of(request: FailedRequest) -> Advice | None:
         if root.kind not in STALE_KINDS and root.label.isidentifier():
             nodes = (graph.nodes[number] for number in root.nodes)
             if any(node.ref == oom.learner and node.kind in EXPERIMENT_KINDS for node in nodes):
-                return foresee_savings(root.label)
+                return predict_savings(root.label)
     return None
 
 

@@ -13,7 +13,7 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.core.references.holders import Holder, gradient_storages, zero_gradients_of
 from nbguard.memory.core.segments.fragmentation import fragmentation, stranded_pages
-from nbguard.memory.out_of_memory.failed_request import FailedRequest, ForeseenChange
+from nbguard.memory.out_of_memory.failed_request import FailedRequest, PredictedChange
 from nbguard.memory.out_of_memory.release_candidates import (
     ReleaseCandidate,
     growing_container,
@@ -71,7 +71,7 @@ class OomContext:
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
     fitting: int | None = None  # batch size that the fit is predicted to run with after the cleanup; None if unknown
-    changes: tuple[ForeseenChange, ...] = ()  # to the fit, predicted after the cleanup
+    changes: tuple[PredictedChange, ...] = ()  # to the fit, predicted after the cleanup
 
     @property
     def after_cleanup(self) -> After:
@@ -432,7 +432,7 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
     yield Fix(words=f"{words} asks for less{depends}", advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 
-def _change(change: ForeseenChange) -> Fix:
+def _change(change: PredictedChange) -> Fix:
     verdict = RerunVerdict.SHORT if change.fits is False else RerunVerdict.UNKNOWN
     return Fix(
         words=change.words, advice=(release_stale(),), nbytes=change.saved, verdict=verdict, code=change.code, loss=_SMALLER

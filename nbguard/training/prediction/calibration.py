@@ -83,5 +83,5 @@ def _version(parameter: Any) -> tuple[int, ...]:
 
 def _sentence(prediction: Prediction, allocated: int, reserved: int) -> str:
     pairs = ((prediction.peak_allocated, allocated), (prediction.peak_reserved, reserved))
-    texts = [f"predicted {format_bytes(foreseen)}, was {format_bytes(was)}" for foreseen, was in pairs]
+    texts = [f"predicted {format_bytes(predicted)}, was {format_bytes(was)}" for predicted, was in pairs]
     return f"peak of the fit in tensors: {texts[0]}; reserved: {texts[1]}"

@@ -26,7 +26,7 @@ from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.fits.sources import source_of
 from nbguard.training.prediction.hardware import Gpu, gpu_of
 from nbguard.training.prediction.live import live_device, unopened_gpu
-from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, GpuComparison, Prediction
+from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, PredictedFit, Prediction
 from nbguard.training.prediction.savings.savings import savings as tried_savings
 from nbguard.training.prediction.trace import FitTracer, largest_batch
 from nbguard.units import format_bytes
@@ -168,13 +168,13 @@ def predict(
     if batch_size is not None and batch_size < 1:
         raise NbguardError(f"batch_size is a number of items above 0, not {batch_size}")
     source = source_of(learn, batch, precision)
-    prediction = foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+    prediction = predict_source(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest, savings=savings)
     calibration.expect(prediction, source)
     frozen = attribute_of(attribute_of(learn, "opt"), "frozen_idx") if is_learner(learn) else 0
     return replace(prediction, assumptions=(*prediction.assumptions, _FROZEN)) if frozen else prediction
 
 
-def foresee(
+def predict_source(
     source: FitSource,
     *,
     batch_size: int | None = None,
@@ -275,15 +275,15 @@ def predict_cell(
         NbguardError: the cell starts no fit, or makes the fitted object itself.
     """
     fits = fits_of_cell(source, namespace)
-    foreseen = [
-        ForeseenFit(text=fit.text, prediction=foresee(fit.source, gpu=gpu, settings=settings, code=fit.code))
+    predicted = [
+        PredictedFit(text=fit.text, prediction=predict_source(fit.source, gpu=gpu, settings=settings, code=fit.code))
         for gpu in gpus
         for fit in fits
     ]
-    return of_fits("no line of the cell was run", foreseen, gpus)
+    return of_fits("no line of the cell was run", predicted, gpus)
 
 
-def of_fits(executed: str, fits: Sequence[ForeseenFit], gpus: Sequence[str | None]) -> CellPrediction | GpuComparison:
+def of_fits(executed: str, fits: Sequence[PredictedFit], gpus: Sequence[str | None]) -> CellPrediction | GpuComparison:
     """Return fits that were predicted on these GPUs: one after the other, or in a table where there are several."""
     result = CellPrediction if len(gpus) == 1 else GpuComparison
     return result(executed=executed, fits=tuple(fits))
@@ -306,8 +306,8 @@ def compare_gpus(
         NbguardError: as of `predict`.
     """
     source = source_of(learn, None, None)
-    fits = (foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest) for gpu in gpus)
-    return GpuComparison(executed="", fits=tuple(ForeseenFit(text="the next fit", prediction=each) for each in fits))
+    fits = (predict_source(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest) for gpu in gpus)
+    return GpuComparison(executed="", fits=tuple(PredictedFit(text="the next fit", prediction=each) for each in fits))
 
 
 def tracer_of(

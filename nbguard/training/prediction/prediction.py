@@ -148,7 +148,7 @@ class Prediction(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeseenFit:
+class PredictedFit:
     """A fit that a cell would start."""
 
     text: str  # its line, in words
@@ -163,7 +163,7 @@ class CellPrediction(Result):
     view: ClassVar[str] = "nbguard.training.prediction.prediction:cell_blocks"
 
     executed: str  # code that has run, in words
-    fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell
+    fits: tuple[PredictedFit, ...]  # in their order; each begins on the device as it is before the cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class GpuComparison(Result):
     view: ClassVar[str] = "nbguard.training.prediction.prediction:comparison_blocks"
 
     executed: str  # as of `CellPrediction`; empty if nothing has run
-    fits: tuple[ForeseenFit, ...]  # all on the first GPU, then all on the next; each GPU is empty before a fit
+    fits: tuple[PredictedFit, ...]  # all on the first GPU, then all on the next; each GPU is empty before a fit
 
 
 # --- A prediction as blocks.

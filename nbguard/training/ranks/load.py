@@ -10,10 +10,10 @@ from pathlib import Path
 
 from nbguard.errors import RankFactsError
 from nbguard.files import read_file, unreadable
+from nbguard.training.ranks.analysis.causes import diagnosed
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.training.ranks.analysis.facts import MOST_RANKS, RankFacts, from_text, job_of
 from nbguard.training.ranks.analysis.flight_dump import LARGEST_DUMP, read_dump
-from nbguard.training.ranks.analysis.judge import diagnosed
 
 _NUMBER = re.compile(r"(?<!\d)(\d{1,9})(?:\.\w{1,20})?$", re.ASCII)
 

@@ -18,10 +18,10 @@ from typing import Literal, TypeAlias
 from nbguard.errors import RankFactsError
 from nbguard.files import open_file
 from nbguard.render.text import blocks_text
+from nbguard.training.ranks.analysis.causes import diagnosed
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState, from_text, to_text
 from nbguard.training.ranks.analysis.flight_dump import CALL, rendezvous_wait
-from nbguard.training.ranks.analysis.judge import diagnosed
 from nbguard.training.ranks.analysis.launch_errors import nccl_notes
 from nbguard.training.ranks.errors import group_ranks, progress, recorded_calls, warm_up
 from nbguard.training.ranks.job_board import JobBoard, MainThread

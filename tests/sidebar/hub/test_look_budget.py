@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.frontend.sidebar.hub.jobs import SHARE, LookBudget
+from nbguard.frontend.sidebar.hub.jobs import SHARE, ScanBudget
 
 
 @given(
@@ -15,7 +15,7 @@ from nbguard.frontend.sidebar.hub.jobs import SHARE, LookBudget
 )
 def test_all_looks_together_stay_within_their_share_of_the_time(first: float, cells: list[float], costs: list[float]) -> None:
     now, spent, dearest = 0.0, 0.0, 0.0
-    budget = LookBudget(lambda: now)
+    budget = ScanBudget(lambda: now)
     assert not budget.allows  # nobody knows what one costs
     budget.measure(first)
     for seconds, cost in zip(cells, costs, strict=False):
@@ -29,7 +29,7 @@ def test_all_looks_together_stay_within_their_share_of_the_time(first: float, ce
 
 def test_a_cheap_look_is_made_after_each_cell_of_a_second() -> None:
     now, looks = 0.0, 0
-    budget = LookBudget(lambda: now)
+    budget = ScanBudget(lambda: now)
     budget.measure(0.01)
     for _ in range(8):
         now += 1.2
@@ -41,7 +41,7 @@ def test_a_cheap_look_is_made_after_each_cell_of_a_second() -> None:
 
 def test_a_dear_look_is_earned_before_it_is_made() -> None:
     now = 0.0
-    budget = LookBudget(lambda: now)
+    budget = ScanBudget(lambda: now)
     budget.measure(0.8)
     now = 79.0
     assert not budget.allows

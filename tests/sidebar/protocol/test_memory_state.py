@@ -84,7 +84,7 @@ def test_what_may_be_asked_of_a_row() -> None:
     rows = {row.label: row.can for row in _heap(SCENES["stale"]().facts).holders}
 
     assert rows == {
-        "learn": ("why", "release", "park", "foresee"),
+        "learn": ("why", "release", "park", "predict"),
         "last error": ("why", "clean"),
         "losses": ("why", "release", "park"),
         "preds": ("why", "release", "park"),

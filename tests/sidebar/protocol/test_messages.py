@@ -16,10 +16,10 @@ from nbguard.frontend.sidebar.protocol.messages import (
     BadRequest,
     Bye,
     Cancel,
-    ForeseeRequest,
     Hello,
     Message,
     PlanRequest,
+    PredictRequest,
     Refresh,
     parse,
 )
@@ -34,7 +34,7 @@ RIGHT: list[tuple[dict[str, Any], Message]] = [
     ({"op": "bye", "client": "a_1"}, Bye("a_1")),
     ({"op": "refresh", "rid": "r1"}, Refresh("r1")),
     ({"op": "why", "rid": "r1", "heap": 7, "id": 0}, Ask("r1", 7, 0)),
-    ({"op": "foresee", "rid": "r1", "heap": 7, "id": 0}, ForeseeRequest("r1", 7, 0)),
+    ({"op": "predict", "rid": "r1", "heap": 7, "id": 0}, PredictRequest("r1", 7, 0)),
     ({"op": "plan", "rid": "r1", "action": "clean_stale"}, PlanRequest(rid="r1", action="clean_stale")),
     (
         {"op": "plan", "rid": "r1", "action": "release", "heap": 7, "ids": [1, 2], "names": ["x"], "keep": ["Out[9]"]},

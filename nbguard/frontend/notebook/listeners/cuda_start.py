@@ -12,7 +12,7 @@ from nbguard.training.doctor.cuda_start import await_cuda
 # --- One line after a cell with a predicted fit, which puts the predicted peaks next to the measured ones.
 
 
-class ForeseenFits:
+class PredictedFits:
     """Hands a sentence to `say` after each cell with a predicted fit. Any other cell costs one lookup in a dictionary."""
 
     name = "prediction compared with real memory"

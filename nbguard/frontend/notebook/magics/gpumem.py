@@ -15,7 +15,7 @@ from nbguard.frontend.notebook.display import show_sentence
 from nbguard.frontend.notebook.magics import snapshots
 from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
-from nbguard.frontend.notebook.magics.predict import foreseen_on
+from nbguard.frontend.notebook.magics.predict import prediction_on
 from nbguard.frontend.notebook.magics.reset_gpu import engines_report
 from nbguard.frontend.notebook.session import history, session_of
 from nbguard.units import format_bytes
@@ -325,7 +325,7 @@ class GpuMemMagics(Magics):
                 names = getattr(self.shell, "user_ns", {})
                 asked = (options.learner, options.bs, options.gpu, options.settings)
                 prediction = guarded(
-                    "%gpumem predict", foreseen_on, names, *asked, largest=options.largest, savings=options.savings
+                    "%gpumem predict", prediction_on, names, *asked, largest=options.largest, savings=options.savings
                 )
                 return show(self.shell, options, prediction)
             case "simulate":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, Prediction
 
 
-def foreseen(
+def prediction_of(
     namespace: dict[str, Any],
     name: str,
     size: int | None,
@@ -42,7 +42,7 @@ def foreseen(
     return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
 
 
-def foreseen_on(
+def prediction_on(
     namespace: dict[str, Any],
     name: str,
     size: int | None,
@@ -52,15 +52,15 @@ def foreseen_on(
     largest: bool = False,
     savings: bool = False,
 ) -> Prediction | GpuComparison:
-    """Return the prediction as `foreseen` does, on one GPU or none, or a table of several.
+    """Return the prediction as `prediction_of` does, on one GPU or none, or a table of several.
 
     Raises:
-        NbguardError: as of `foreseen`; or savings are asked for of several GPUs.
+        NbguardError: as of `prediction_of`; or savings are asked for of several GPUs.
     """
     named = _unquoted(gpus)
     if len(named) < 2:
         gpu = named[0] if named else None
-        return foreseen(namespace, name, size, gpu, settings, largest=largest, savings=savings)
+        return prediction_of(namespace, name, size, gpu, settings, largest=largest, savings=savings)
     if savings:
         raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
     settings = (settings or "").strip("'\"")
@@ -89,7 +89,7 @@ def _unquoted(gpus: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(gpu.strip("'\"") for gpu in gpus))
 
 
-def foreseen_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction | GpuComparison:
+def prediction_of_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction | GpuComparison:
     """Return the prediction of the fits that a cell would start.
 
     Args:

@@ -130,9 +130,9 @@ class ProfileFitMagics(Magics):
             shell: Any = self.shell
             asked = parse(_options(), line)
             if asked is not None and asked.predict:
-                from nbguard.frontend.notebook.magics.predict import foreseen_cell
+                from nbguard.frontend.notebook.magics.predict import prediction_of_cell
 
-                prediction = guarded(_NAME, foreseen_cell, shell, cell, asked.gpu)
+                prediction = guarded(_NAME, prediction_of_cell, shell, cell, asked.gpu)
                 keep(shell, asked, prediction)
                 display_bundle(prediction.mimebundle())
                 return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, OldHeapError
 from nbguard.frontend.sidebar.hub.comms import Channel, Leases, PanelChannel
-from nbguard.frontend.sidebar.hub.jobs import Busy, Job, Jobs, LookBudget, Sampler, is_in_cell
+from nbguard.frontend.sidebar.hub.jobs import Busy, Job, Jobs, Sampler, ScanBudget, is_in_cell
 from nbguard.memory.cells.hooks import CellEnd, CellFact
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _GREETED = 200
 
 _UNTIL_END = "a heap scan waits for the end of the cell"
 
-_FORESEEN_LATER = "the running cell may use it, so its next fit is predicted when the cell ends"
+_PREDICTED_LATER = "the running cell may use it, so its next fit is predicted when the cell ends"
 
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
@@ -50,7 +50,7 @@ class Hub:
     """Answers sidebars, and ticks while a view is open; a listener of `cells.hooks.Hooks`, which tells it of cells.
 
     Messages are only noted in the thread that has them. Nothing runs, and nothing heavy is imported, before the
-    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `foresee` the
+    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `predict` the
     memory of the next fit of the Learner of a name; `notices` those on objects still in memory; `recall` tells an analysis the
     findings on its failure.
     """
@@ -62,14 +62,14 @@ class Hub:
         self,
         shell: Any,
         simulated: Callable[[], TickReading | None],
-        foresee: Callable[[str], str],
+        predict: Callable[[str], str],
         notices: Callable[[Analysis], tuple[Notice, ...]],
         recall: Callable[[Analysis], None],
     ) -> None:
         self._shell = shell
         self._notices = notices
         self._recall = recall
-        self._foresee = foresee
+        self._predict = predict
         self._simulated = simulated
         self._kernel = shell.kernel
         self._thread = threading.get_ident()
@@ -86,7 +86,7 @@ class Hub:
         self._handler: RequestHandler | None = None
         self._settling: Any = None
         self._is_in_a_row = False  # the cell that runs began before the last one's end was scanned
-        self._budget = LookBudget()
+        self._budget = ScanBudget()
         self._first_cell: CellEnd | None = None
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
@@ -231,8 +231,10 @@ class Hub:
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind="why")
             case messages.PlanRequest() as asked:
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind=f"plan {asked.action}")
-            case messages.ForeseeRequest() as asked:
-                self._put(channel, asked.rid, "Next fit", _FORESEEN_LATER, lambda: self._answer(channel, asked), kind="foresee")
+            case messages.PredictRequest() as asked:
+                self._put(
+                    channel, asked.rid, "Next fit", _PREDICTED_LATER, lambda: self._answer(channel, asked), kind="predict"
+                )
             case messages.Apply(rid, token) as asked:
                 title, why = ("Apply", "") if self._handler is None else self._handler.plans.about(token)
                 self._put(channel, rid, title, why, lambda: self._answer(channel, asked))
@@ -306,7 +308,7 @@ class Hub:
                     self._notices,
                     self._recall,
                 )
-                self._handler = RequestHandler(self._notebook, states, self._foresee)
+                self._handler = RequestHandler(self._notebook, states, self._predict)
             return self._handler
 
     def _tick(self) -> None:

@@ -32,7 +32,7 @@ With fastai, pandas and matplotlib loaded a scan takes 0.15 to 0.25 s on a quiet
 """
 
 
-class LookBudget:
+class ScanBudget:
     """Allows a scan once so much time has passed since the last one that this took no more than `SHARE` of it.
 
     Only scans that cells have to wait for are paid for. Others say how long one takes.

@@ -17,11 +17,11 @@ from nbguard.frontend.sidebar.protocol.messages import (
     Ask,
     Done,
     Explained,
-    Foreseen,
-    ForeseeRequest,
     Pictured,
     Planned,
     PlanRequest,
+    Predicted,
+    PredictRequest,
     Question,
     why_view,
 )
@@ -226,7 +226,7 @@ def _reserved() -> int:
 
 _CANNOT = {
     "why": "there is nothing to explain about this row",
-    "foresee": "this row has no fit to predict, because it is not a Learner or is training now",
+    "predict": "this row has no fit to predict, because it is not a Learner or is training now",
     "release": "these rows cannot be released, because no name of yours alone holds them",
     "park": "these rows cannot be parked; only experiments and tensors that no fit uses can",
 }
@@ -238,12 +238,12 @@ class RequestHandler:
     Args:
         notebook: returns where the names live.
         states: the memory states that were sent.
-        foresee: returns the memory of the next fit of the Learner of a name, in lines.
+        predict: returns the memory of the next fit of the Learner of a name, in lines.
     """
 
-    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, foresee: Callable[[str], str]) -> None:
+    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, predict: Callable[[str], str]) -> None:
         self._notebook = notebook
-        self._foresee = foresee
+        self._predict = predict
         self.states = states
         self.plans = Plans(notebook)
 
@@ -255,8 +255,8 @@ class RequestHandler:
         match asked:
             case Ask(rid, heap, id):
                 return Explained(rid, why_view(self._why(heap, id))), False
-            case ForeseeRequest(rid, heap, id):
-                return Foreseen(rid, self._foresee(self._texts("foresee", heap, (id,))[0])), False
+            case PredictRequest(rid, heap, id):
+                return Predicted(rid, self._predict(self._texts("predict", heap, (id,))[0])), False
             case PlanRequest():
                 plan = self._plan(asked)
                 return Planned(asked.rid, plan), self._is_belied(plan, asked)

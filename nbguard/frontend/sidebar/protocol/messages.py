@@ -66,8 +66,8 @@ class Explained(NamedTuple):
     why: WhyView
 
 
-class Foreseen(NamedTuple):
-    """The answer to `foresee`."""
+class Predicted(NamedTuple):
+    """The answer to `predict`."""
 
     rid: str
     text: str  # lines: the need of the next fit, whether it fits and why, the uncounted parts
@@ -124,7 +124,7 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Foreseen | Planned | Done | Refused
+Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Predicted | Planned | Done | Refused
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
@@ -133,7 +133,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "history": HistorySent,
     "picture": Pictured,
     "why": Explained,
-    "foreseen": Foreseen,
+    "predicted": Predicted,
     "plan": Planned,
     "done": Done,
     "refused": Refused,
@@ -211,7 +211,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeseeRequest:
+class PredictRequest:
     """Predict the memory of the next fit of a row's Learner."""
 
     rid: str
@@ -262,10 +262,10 @@ class BadRequest:
 
 
 Request = (
-    Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | ForeseeRequest | PlanRequest | Apply | Cancel | Dismiss
+    Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | PredictRequest | PlanRequest | Apply | Cancel | Dismiss
 )
 
-Question = Ask | ForeseeRequest | PlanRequest | Apply
+Question = Ask | PredictRequest | PlanRequest | Apply
 """A request whose answer takes a scan, a trace or a cleanup."""
 
 Message = Request | BadRequest
@@ -355,7 +355,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
     "picture": lambda message: PictureRequest(_token(message, "rid")),
     "why": lambda message: Ask(*_row(message)),
-    "foresee": lambda message: ForeseeRequest(*_row(message)),
+    "predict": lambda message: PredictRequest(*_row(message)),
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
     "cancel": lambda message: Cancel(_token(message, "rid")),
@@ -369,7 +369,7 @@ REQUESTS: dict[str, type[Request]] = {
     "history": HistoryRequest,
     "picture": PictureRequest,
     "why": Ask,
-    "foresee": ForeseeRequest,
+    "predict": PredictRequest,
     "plan": PlanRequest,
     "apply": Apply,
     "cancel": Cancel,

@@ -254,11 +254,11 @@ def _can(graph: Graph, row: Holder, texts: Sequence[str], released: Sequence[str
         why: tuple[Ability, ...] = ("why",) if row.roots or is_explained(row) else ()
         return (*why, "release") if released else why
     nodes = graph.roots[row.roots[0]].nodes
-    may_foresee = (
+    may_predict = (
         row.kind == "name" and any(graph.nodes[node].kind == "learner" for node in nodes) and training.isdisjoint(nodes)
     )
     may_park = row.kind == "name" and row.retained > 0 and _is_movable(graph, nodes) and training.isdisjoint(nodes)
-    return ("why", "release", *(("park",) if may_park else ()), *(("foresee",) if may_foresee else ()))
+    return ("why", "release", *(("park",) if may_park else ()), *(("predict",) if may_predict else ()))
 
 
 def _is_movable(graph: Graph, nodes: Iterable[int]) -> bool:

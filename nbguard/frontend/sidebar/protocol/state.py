@@ -19,8 +19,8 @@ PROTOCOL = 5
 ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", "stop_workers"]
 """Everything that a sidebar can have done. Each is planned first and applied by the plan's token."""
 
-Ability = Literal["why", "release", "park", "unpark", "clean", "foresee"]
-"""A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go; `foresee` asks for the
+Ability = Literal["why", "release", "park", "unpark", "clean", "predict"]
+"""A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go; `predict` asks for the
 memory of a Learner's next fit."""
 
 PieceKind = Literal["allocated", "releasable", "stranded", "kept"]

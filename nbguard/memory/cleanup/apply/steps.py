@@ -21,7 +21,7 @@ from nbguard.memory.cleanup.apply.parking import park
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.cleanup.apply.tracebacks import Placeholders, release_objects, release_variables
 from nbguard.memory.cleanup.plan.plan import Action
-from nbguard.memory.cleanup.plan.promises import judge
+from nbguard.memory.cleanup.plan.promises import diagnose
 from nbguard.memory.core.processes import DeviceProcess, Process, Zombies
 from nbguard.memory.core.references.graph import CONTEXT, GRADIENT
 from nbguard.memory.scan.devices.processes import device_processes, is_alive, surroundings
@@ -48,9 +48,9 @@ def find_zombies(pids: Collection[int] = ()) -> Zombies:
     if not running:
         return Zombies(unavailable=reason)
     around = replace(surroundings(), workers=worker_pids())
-    judged = [judge(process, around) for process in running if process.process.pid != around.pid]
-    judged.sort(key=lambda row: (not row.is_orphan, -(row.found.used or 0), row.found.process.pid))
-    return Zombies(judged=tuple(row for row in judged if not pids or row.found.process.pid in pids), unavailable=reason)
+    diagnosed = [diagnose(process, around) for process in running if process.process.pid != around.pid]
+    diagnosed.sort(key=lambda row: (not row.is_orphan, -(row.found.used or 0), row.found.process.pid))
+    return Zombies(diagnosed=tuple(row for row in diagnosed if not pids or row.found.process.pid in pids), unavailable=reason)
 
 
 def end_orphans(zombies: Zombies) -> Zombies:
@@ -82,8 +82,8 @@ def end_orphans(zombies: Zombies) -> Zombies:
 def _end(orphan: DeviceProcess) -> str:
     """End one orphan; return why it is still there, or an empty string."""
     process = orphan.process
-    judged = find_zombies((process.pid,)).judged  # once more: it may have changed since the list was made
-    if not any(row.found.process == process and row.is_orphan for row in judged):
+    diagnosed = find_zombies((process.pid,)).diagnosed  # once more: it may have changed since the list was made
+    if not any(row.found.process == process and row.is_orphan for row in diagnosed):
         return "it is no longer an orphan on a GPU" if is_alive(process) else ""
     for number, patience in _PATIENCE.items():
         if reason := _signal(process, number):

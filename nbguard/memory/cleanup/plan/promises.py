@@ -14,7 +14,7 @@ from nbguard.memory.core.facts import Facts, Graph, Target
 from nbguard.memory.core.processes import (
     PYTHON,
     DeviceProcess,
-    Judged,
+    DiagnosedProcess,
     Surroundings,
     basename,
     connection_of,
@@ -45,18 +45,18 @@ def _may_be_kernel(command: tuple[str, ...]) -> bool:
     return bool(connection_of(command)) or any("kernel" in word for word in command)
 
 
-def judge(candidate: DeviceProcess, around: Surroundings) -> Judged:
+def diagnose(candidate: DeviceProcess, around: Surroundings) -> DiagnosedProcess:
     """Return whether `found` is an orphan that may be ended, with the reason in words."""
     if against := _protected(candidate, around) or _has_a_parent(candidate):
-        return Judged(candidate, False, against)
+        return DiagnosedProcess(candidate, False, against)
     if is_kernel(candidate.command):
-        is_orphan, reason = _judge_kernel(candidate, around)
-        return Judged(candidate, is_orphan, reason)
+        is_orphan, reason = _diagnose_kernel(candidate, around)
+        return DiagnosedProcess(candidate, is_orphan, reason)
     if _may_be_kernel(candidate.command):
-        return Judged(candidate, False, "perhaps a live kernel (shut it down in Jupyter)")
+        return DiagnosedProcess(candidate, False, "perhaps a live kernel (shut it down in Jupyter)")
     if kind := _leftover_kind(candidate.command):
-        return Judged(candidate, True, f"{kind} whose parent died")
-    return Judged(
+        return DiagnosedProcess(candidate, True, f"{kind} whose parent died")
+    return DiagnosedProcess(
         candidate,
         False,
         f"a program of its own without a parent (started with nohup?): `!kill {candidate.process.pid}` ends it",
@@ -114,7 +114,7 @@ def _has_a_parent(candidate: DeviceProcess) -> str:
     return f"{what} (parent {candidate.ancestors[0]}, {program})"
 
 
-def _judge_kernel(candidate: DeviceProcess, around: Surroundings) -> tuple[bool, str]:
+def _diagnose_kernel(candidate: DeviceProcess, around: Surroundings) -> tuple[bool, str]:
     """Diagnose a process that runs a kernel's program and that nobody but an adopter is the parent of."""
     connection = connection_of(candidate.command)
     if candidate.is_forked:

@@ -11,7 +11,7 @@ from nbguard.memory.core.analysis import DevicePart, Part
 from nbguard.memory.core.facts import ProcessFact
 from nbguard.memory.core.finding import ENTRY_BYTES, Recording, least_of_rows
 from nbguard.memory.core.gpu_models import GpuReading, Gpus
-from nbguard.memory.core.processes import DeviceProcess, Judged, Zombies, basename, connection_of, pids_text
+from nbguard.memory.core.processes import DeviceProcess, DiagnosedProcess, Zombies, basename, connection_of, pids_text
 from nbguard.memory.core.references.explain import Path, Why
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.segments.requests import Pool
@@ -253,17 +253,17 @@ def _state(recording: Recording) -> str:
 
 def zombies_blocks(zombies: Zombies) -> Iterator[Block]:
     """Yield the processes on the GPUs, orphans first, then the sentences on them."""
-    if zombies.judged:
-        yield Table(rows=tuple(map(process_row, zombies.judged)), figures=(3,))
+    if zombies.diagnosed:
+        yield Table(rows=tuple(map(process_row, zombies.diagnosed)), figures=(3,))
     yield from map(Line, _sentences(zombies))
 
 
-def process_row(judged: Judged) -> TableRow:
+def process_row(diagnosed: DiagnosedProcess) -> TableRow:
     """Return a process with its diagnosis as a row."""
-    process = judged.found
+    process = diagnosed.found
     started = datetime.fromtimestamp(process.process.started).strftime("%Y-%m-%d %H:%M")
-    judgement = f"{'orphan' if judged.is_orphan else 'left alone'}: {judged.reason}"
-    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", who(process), _bytes(judged), judgement))
+    diagnosis = f"{'orphan' if diagnosed.is_orphan else 'left alone'}: {diagnosed.reason}"
+    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", who(process), _bytes(diagnosed), diagnosis))
 
 
 def who(process: DeviceProcess) -> str:
@@ -278,19 +278,19 @@ def who(process: DeviceProcess) -> str:
     return f"{process.identity.user}: {words}" if process.identity.user else words
 
 
-def _bytes(judged: Judged) -> str:
-    if judged.found.used is not None:
-        return format_bytes(judged.found.used)
-    return "keeps the device open" if judged.found.holds_files else "? (the driver does not say)"
+def _bytes(diagnosed: DiagnosedProcess) -> str:
+    if diagnosed.found.used is not None:
+        return format_bytes(diagnosed.found.used)
+    return "keeps the device open" if diagnosed.found.holds_files else "? (the driver does not say)"
 
 
 def _sentences(zombies: Zombies) -> Iterator[str]:
     """Yield sentences on the ended processes, or on how to end the orphans."""
     if zombies.unavailable:
         yield zombies.unavailable
-    if not zombies.judged and not zombies.interrupted:
+    if not zombies.diagnosed and not zombies.interrupted:
         yield "no process other than this kernel was found on a GPU"
-    elif zombies.judged and not zombies.orphans:
+    elif zombies.diagnosed and not zombies.orphans:
         yield "no orphan of yours among the processes on the GPUs: there is nothing to end"
     elif zombies.orphans and not zombies.asked:
         pids = [orphan.process.pid for orphan in zombies.orphans]
@@ -331,25 +331,25 @@ def gpus_blocks(gpus: Gpus, limit: int = 0) -> Iterator[Block]:  # noqa: ARG001 
 
 def _process_rows(gpus: Gpus) -> Iterator[TableRow]:
     """Yield a row for each process on each GPU, the largest first, then for those that only keep a GPU open."""
-    judged = {each.found.process.pid: each for each in gpus.processes}
+    diagnosed = {each.found.process.pid: each for each in gpus.processes}
     listed = set()
     for gpu in gpus.gpus:
         for process in sorted(gpu.processes, key=lambda process: -(process.used or 0)):
             listed.add(process.pid)
             used = "?" if process.used is None else format_bytes(process.used)
-            since, who, judgement = _words_on_of_gpus(judged.get(process.pid), process)
-            yield TableRow(cells=(str(gpu.index), str(process.pid), since, who, used, judgement))
+            since, who, diagnosis = _words_on_of_gpus(diagnosed.get(process.pid), process)
+            yield TableRow(cells=(str(gpu.index), str(process.pid), since, who, used, diagnosis))
     for each in gpus.processes:
         if each.found.process.pid not in listed:
-            _, since, who, used, judgement = process_row(each).cells
-            yield TableRow(cells=("?", str(each.found.process.pid), since.removeprefix("since "), who, used, judgement))
+            _, since, who, used, diagnosis = process_row(each).cells
+            yield TableRow(cells=("?", str(each.found.process.pid), since.removeprefix("since "), who, used, diagnosis))
 
 
-def _words_on_of_gpus(judged: Judged | None, process: ProcessFact) -> tuple[str, str, str]:
-    """Return (since when it runs, whose it is, the judgement) of a process; it may be one that this user cannot see."""
-    if judged is not None:
-        _, since, who, _, judgement = process_row(judged).cells
-        return since.removeprefix("since "), who, judgement
+def _words_on_of_gpus(diagnosed: DiagnosedProcess | None, process: ProcessFact) -> tuple[str, str, str]:
+    """Return (since when it runs, whose it is, the diagnosis) of a process; it may be one that this user cannot see."""
+    if diagnosed is not None:
+        _, since, who, _, diagnosis = process_row(diagnosed).cells
+        return since.removeprefix("since "), who, diagnosis
     if process.identity is not None:
         return "", process.identity.words, ""
     return "", "(not visible here)", ""

@@ -18,7 +18,7 @@ from nbguard.memory.core.references.explain import Path
 from nbguard.memory.core.references.graph import GRAPH, STALE_KINDS, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.core.references.owner_sets import components
 from nbguard.memory.core.references.releases import release_of_way
-from nbguard.memory.reports.notices.judge import (
+from nbguard.memory.reports.notices.causes import (
     HeldStorages,
     held_storages,
     paths_to,
@@ -39,7 +39,7 @@ _STEPS = ("out", "leftovers", "cache")
 """Steps of a cleanup that let go of the leftovers of a cell that ended well."""
 
 
-def judge_left(analysis: Analysis, cell: int, former: HeldStorages | None, least: int, *, raised: bool) -> Notice | None:
+def diagnose_left(analysis: Analysis, cell: int, former: HeldStorages | None, least: int, *, raised: bool) -> Notice | None:
     """Return the notice on the cell's leftovers without a name, or None if they are less than `least` bytes.
 
     `former` are the bytes held at the last scan before it, or None without one: then only the cell's own error and result
@@ -149,7 +149,7 @@ def _stale(analysis: Analysis, kind: NoticeKind, cell: int, nbytes: int, holder:
 # --- Diagnosis of a cell that is run again, whether each run leaves more in memory, and where it piles up. Pure.
 
 
-def judge_growth(
+def diagnose_growth(
     analysis: Analysis, cell: int, former: HeldStorages, least: int, former_cell: int | None = None
 ) -> Notice | None:
     """Return the notice on a cell that leaves more at each run, or None if nothing holds more than after the run before.

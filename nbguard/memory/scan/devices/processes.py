@@ -147,7 +147,7 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
     holding = {other.pid for other in psutil.process_iter() if _holds_device_files(other.pid)}
     listed = {pid: everybody[pid] for pid in _seen_here(everybody)}
     if len(listed) < len(everybody):
-        reason = "the driver lists processes by pids of another namespace (a container's host): they are not judged"
+        reason = "the driver lists processes by pids of another namespace (a container's host): they are not diagnosed"
     processes = (process_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
     return tuple(process for process in processes if process is not None), reason
 

@@ -90,19 +90,19 @@ class Types(tuple[type, ...]):
 class TypeTable(dict[int, _Known], Generic[_Known]):
     """Findings about types, by their ids; each is examined once. The types live as long as the table.
 
-    `judge` must not lead to the table: a cycle would keep the types, among them the user's, until the collector runs.
+    `classify` must not lead to the table: a cycle would keep the types, among them the user's, until the collector runs.
     """
 
-    def __init__(self, judge: Callable[[type], _Known]) -> None:
+    def __init__(self, classify: Callable[[type], _Known]) -> None:
         super().__init__()
-        self._judge = judge
+        self._classify = classify
         self._types: list[type] = []
 
     def of(self, cls: type) -> _Known:
         """Return the findings about a type."""
         known = self.get(id(cls))
         if known is None:
-            known = self[id(cls)] = self._judge(cls)
+            known = self[id(cls)] = self._classify(cls)
             self._types.append(cls)
         return known
 

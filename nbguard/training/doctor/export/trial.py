@@ -304,8 +304,8 @@ def _traced(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[
         with tracer_warnings(warned):
             return torch.jit.trace(model, **inputs, check_trace=False, strict=False)
 
-    judge = partial(with_frozen, subject=subject, batch=batch, warned=warned)
-    return _torchscript("jit.trace", subject, batch, make, calls, judge)
+    diagnose = partial(with_frozen, subject=subject, batch=batch, warned=warned)
+    return _torchscript("jit.trace", subject, batch, make, calls, diagnose)
 
 
 def _scripted(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[..., Any]]) -> ExportAttempt:
@@ -320,7 +320,7 @@ def _torchscript(
     batch: TrialBatch,
     make: Callable[[nn.Module], Any],
     calls: dict[str, Callable[..., Any]],
-    judge: Callable[..., ExportAttempt] | None = None,
+    diagnose: Callable[..., ExportAttempt] | None = None,
 ) -> ExportAttempt:
     started = time.perf_counter()
     model, _ = shared_copy(subject.model)
@@ -332,7 +332,7 @@ def _torchscript(
         failure = failure_of(error, model)
         return ExportAttempt(name=name, passes=False, seconds=time.perf_counter() - started, failures=(failure,))
     calls[name] = made
-    return attempt if judge is None else judge(attempt, made=made)
+    return attempt if diagnose is None else diagnose(attempt, made=made)
 
 
 @contextlib.contextmanager

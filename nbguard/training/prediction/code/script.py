@@ -27,8 +27,8 @@ from nbguard.training.prediction.code.cell import FEW, GOES_ON, REACHED, CellFit
 from nbguard.training.prediction.fits.copies import first_batch
 from nbguard.training.prediction.fits.loop_fit import LoopSource, few, goes_on, is_tracing
 from nbguard.training.prediction.fits.sources import source_of
-from nbguard.training.prediction.predict import foresee, of_fits
-from nbguard.training.prediction.prediction import CellPrediction, ForeseenFit, GpuComparison
+from nbguard.training.prediction.predict import of_fits, predict_source
+from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, PredictedFit
 
 _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
@@ -67,7 +67,7 @@ def predict_script(
     with _as_main(path, arguments), script.marks():
         fits = script.run()
         predictions = [
-            foresee(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code, largest=largest)
+            predict_source(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code, largest=largest)
             for gpu in gpus
             for fit in fits
         ]
@@ -76,10 +76,10 @@ def predict_script(
             f"{file} starts no fit that can be predicted; it has no fit of a Learner or Trainer and no loop with backward()"
         )
     predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
-    foreseen = [
-        ForeseenFit(text=fit.text, prediction=found) for fit, found in zip([*fits] * len(gpus), predictions, strict=True)
+    predicted = [
+        PredictedFit(text=fit.text, prediction=found) for fit, found in zip([*fits] * len(gpus), predictions, strict=True)
     ]
-    return of_fits("the script ran up to its fit; the fit itself did not run", foreseen, gpus)
+    return of_fits("the script ran up to its fit; the fit itself did not run", predicted, gpus)
 
 
 def parsed(path: Path) -> ast.Module:
@@ -101,8 +101,8 @@ def parsed(path: Path) -> ast.Module:
 class Script:
     """A script that runs up to its first fit, which is noted to be predicted, or is where it stops and nothing else."""
 
-    def __init__(self, path: Path, tree: ast.Module, *, foresees: bool = True) -> None:
-        self._path, self._tree, self._foresees = path, tree, foresees
+    def __init__(self, path: Path, tree: ast.Module, *, predicts: bool = True) -> None:
+        self._path, self._tree, self._predicts = path, tree, predicts
         self._fits: list[CellFit] = []
         self._loops = Loops.of(tree, path.resolve().parent)
 
@@ -170,7 +170,7 @@ class Script:
             for module, name, method in tuple(wanted):
                 if module in sys.modules:
                     kind = getattr(sys.modules[module], name)
-                    instead = _noting(self._fits, method) if self._foresees else _stopping(f"{method}() of {name}")
+                    instead = _noting(self._fits, method) if self._predicts else _stopping(f"{method}() of {name}")
                     patched.enter_context(_replaced(kind, method, instead))
                     wanted.remove((module, name, method))
 
@@ -179,7 +179,7 @@ class Script:
         if is_tracing():
             return
         loop = self._loops.marked[number]
-        if not self._foresees:
+        if not self._predicts:
             raise ReachedError(f"line {loop.line}: {loop.text:.80}")
         source = LoopSource.of(_as_step(loop, {**outer, **inner} if inner is not outer else outer))
         self._fits.append(CellFit(text=f"line {loop.line}: {loop.text:.80}", source=source))
@@ -191,7 +191,7 @@ class Script:
         def start(process: Any) -> Any:
             code: CodeType | None = getattr(process._target, "__code__", None)
             if code is not None and _is_beside(self._loops.folder, Path(code.co_filename)):
-                if not self._foresees:
+                if not self._predicts:
                     raise ReachedError(f"a separate process, {code.co_name}()")
                 raise UnpredictableError(f"the script trains in separate processes ({code.co_name}()): predict it in one")
             return former(process)
@@ -362,7 +362,7 @@ def made_by(target: str) -> Made:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         path = Path(str(spec.origin))
-        with Script(path, parsed(path), foresees=False).executed(vars(module)) as stopped:
+        with Script(path, parsed(path), predicts=False).executed(vars(module)) as stopped:
             if stopped and attribute not in vars(module):
                 raise UndiagnosableError(f"{target} is not made before the script's first fit ({stopped}): make it earlier")
             return _made(module, attribute, stopped)

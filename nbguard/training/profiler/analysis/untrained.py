@@ -186,7 +186,7 @@ def health(finite: FiniteFacts, checks: Collection[object], fit: FitFigures) -> 
     """Return the findings of all checks, from their facts: those on values, scales and optimizers first."""
     of_values = tuple(_of_values(finite, facts_of(checks, AmpFacts), facts_of(checks, OptimizersFacts), fit.times))
     fit = replace(fit, kinds=frozenset(finding.kind for finding in of_values))
-    others = (finding for check in fit_checks.CHECKS for finding in check.judge(facts_of(checks, check.facts), fit))
+    others = (finding for check in fit_checks.CHECKS for finding in check.diagnose(facts_of(checks, check.facts), fit))
     return gravest_first((*of_values, *others))
 
 

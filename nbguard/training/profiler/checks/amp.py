@@ -330,7 +330,7 @@ class AmpWatch:
         return AmpFacts(tuple(self._batches.items()), scalers, self._by_hand)
 
     @staticmethod
-    def judge(facts: AmpFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+    def diagnose(facts: AmpFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return none here: `health` diagnoses scales together with values and optimizers."""
         return ()
 

@@ -1,6 +1,6 @@
 """The form of a check: a class that watches one thing during a fit, its facts, and the findings that follow.
 
-A check is one file. Its class watches, with effects; `judge` is pure, as is all above the class. A new one stands in `CHECKS`.
+A check is one file. Its class watches, with effects; `diagnose` is pure, as is all above the class. `CHECKS` lists it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FitCheck(Instrument[Any], Protocol):
     """Of the class: a frozen dataclass of plain data; without arguments: nothing was seen."""
 
     @staticmethod
-    def judge(facts: Any, fit: FitFigures) -> Iterable[FitFinding]:
+    def diagnose(facts: Any, fit: FitFigures) -> Iterable[FitFinding]:
         """Return the findings that follow from the facts. Pure."""
 
 

@@ -114,7 +114,7 @@ class CompileWatch:
         return CompileFacts(tuple(sorted(codes, key=lambda code: -code.again))[:_MOST], round(total * 1e9))
 
     @staticmethod
-    def judge(facts: CompileFacts, fit: FitFigures) -> Iterable[FitFinding]:
+    def diagnose(facts: CompileFacts, fit: FitFigures) -> Iterable[FitFinding]:
         """Return the code that took most to compile again."""
         return compile_findings(facts, fit.wall)
 

@@ -129,7 +129,7 @@ class RangeWatch:
         self._largest: LargestActivation | None = None
         self._lost: LostGradients | None = None
         self._batches = self._steps = self._losses = self._place = self._gradients = self._empty = 0
-        self._next_look = {"forward": 0, "step": 0}
+        self._next_check = {"forward": 0, "step": 0}
         self._hook: Any = None
         self._paths: dict[int, _Module] = {}
         self._seen: list[tuple[_Module, Any]] = []
@@ -152,7 +152,7 @@ class RangeWatch:
 
     def stop(self) -> None:
         """Take the hook down, and read the numbers that arrived."""
-        self._end_look()
+        self._end_check()
         self._arriving.poll()
         self._model = self._scaler = None
 
@@ -168,16 +168,16 @@ class RangeWatch:
         )
 
     @staticmethod
-    def judge(facts: RangeFacts, fit: FitFigures) -> Iterable[FitFinding]:
+    def diagnose(facts: RangeFacts, fit: FitFigures) -> Iterable[FitFinding]:
         """Return the warnings; none where all steps were skipped, whose gradients say nothing."""
         return () if "not trained" in fit.kinds else range_findings(facts)
 
     def _batch(self, _: int) -> None:
-        self._end_look()
+        self._end_check()
 
     def _forward(self, module: Any, _: Any) -> None:
         torch = self._torch
-        self._end_look()
+        self._end_check()
         if not torch.is_grad_enabled():
             return
         half = torch.float16
@@ -185,7 +185,7 @@ class RangeWatch:
         if not self._is_half:
             first = next(iter(module.parameters()), None)
             self._is_half = first is not None and first.dtype is half
-        if not self._is_half or self._recorder.clock() < self._next_look["forward"] or has_compiled():
+        if not self._is_half or self._recorder.clock() < self._next_check["forward"] or has_compiled():
             return
         begun = self._recorder.clock()
         self._model = weakref.ref(module)
@@ -213,7 +213,7 @@ class RangeWatch:
         begun = self._recorder.clock()
         self._arriving.poll()
         seen = self._seen
-        self._end_look()
+        self._end_check()
         if seen:
             for device in {value.device for _, value in seen}:
                 alike = [(path, value) for path, value in seen if value.device == device]
@@ -223,9 +223,9 @@ class RangeWatch:
             self._batches += 1
             now = self._recorder.clock()
             self._spent += now - begun
-            self._next_look["forward"] = now + int(self._spent / _SHARE)
+            self._next_check["forward"] = now + int(self._spent / _SHARE)
 
-    def _end_look(self) -> None:
+    def _end_check(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -244,7 +244,7 @@ class RangeWatch:
         self._arriving.poll()
         begun = self._recorder.clock()
         if (
-            not self._is_half or begun < self._next_look["step"] or self._losses < 2
+            not self._is_half or begun < self._next_check["step"] or self._losses < 2
         ):  # a scaler is known from its first update on
             return
         parameters = [p for group in groups_of(optimizer) for p in group.parameters if self._is_matrix(p)]
@@ -253,7 +253,7 @@ class RangeWatch:
             self._look_at_gradient(parameters[self._place % len(parameters)], optimizer)
         self._steps += bool(parameters)
         now = self._recorder.clock()
-        self._next_look["step"] = now + int((now - begun) / _SHARE)
+        self._next_check["step"] = now + int((now - begun) / _SHARE)
 
     def _is_matrix(self, parameter: Any) -> bool:
         gradient, torch = parameter.grad, self._torch

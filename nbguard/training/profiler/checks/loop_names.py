@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.graph_look import tensors_of
+from nbguard.memory.scan.heap.graph_scan import tensors_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.record.recorder import Recorder
@@ -92,7 +92,7 @@ class LoopNameWatch:
         return self._facts
 
     @staticmethod
-    def judge(facts: LoopFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+    def diagnose(facts: LoopFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return the names that hold much."""
         return loop_finding(facts)
 

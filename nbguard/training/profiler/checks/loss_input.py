@@ -138,7 +138,7 @@ class LossInputWatch:
         return LossInputFacts(tuple(self._squashed), tuple(self._broadcast_loss))
 
     @staticmethod
-    def judge(facts: LossInputFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+    def diagnose(facts: LossInputFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return the mistakes, those that squash first."""
         return loss_input_findings(facts)
 

@@ -177,7 +177,7 @@ class OptimizerWatch:
         return self._facts or OptimizersFacts()
 
     @staticmethod
-    def judge(facts: OptimizersFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+    def diagnose(facts: OptimizersFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return none here: `health` diagnoses optimizers together with values and scales."""
         return ()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.graph_look import GraphLook, look_at, tensors_of
+from nbguard.memory.scan.heap.graph_scan import GraphScan, look_at, tensors_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.record.log import CallLines
@@ -53,8 +53,8 @@ class RetainWatch:
     facts = RetainedFacts
 
     def __init__(self) -> None:
-        self._loss: GraphLook | None = None  # look at the graph of the loss whose backward pass runs, before it does
-        self._kept: GraphLook | None = None  # of the pass before, if it kept its graph
+        self._loss: GraphScan | None = None  # look at the graph of the loss whose backward pass runs, before it does
+        self._kept: GraphScan | None = None  # of the pass before, if it kept its graph
         self._line: tuple[str, int, str] | None = None
         self._passes = self._unused = self._nbytes = 0
 
@@ -79,7 +79,7 @@ class RetainWatch:
         return RetainedFacts(where=where, passes=self._passes, unused=self._unused, nbytes=self._nbytes)
 
     @staticmethod
-    def judge(facts: RetainedFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+    def diagnose(facts: RetainedFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return the line that keeps graphs for nothing."""
         return retained_finding(facts)
 

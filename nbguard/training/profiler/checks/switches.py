@@ -257,7 +257,7 @@ class SwitchWatch:
         )
 
     @staticmethod
-    def judge(facts: SwitchFacts, fit: FitFigures) -> Iterable[FitFinding]:
+    def diagnose(facts: SwitchFacts, fit: FitFigures) -> Iterable[FitFinding]:
         """Return the switches that stand out."""
         return switch_findings(facts, fit.work)
 

@@ -238,7 +238,7 @@ class SyncWatch:
         return self._facts or SyncFacts()
 
     @staticmethod
-    def judge(facts: SyncFacts, fit: FitFigures) -> Iterable[FitFinding]:
+    def diagnose(facts: SyncFacts, fit: FitFigures) -> Iterable[FitFinding]:
         """Return the lines that wait, the longest first."""
         return sync_findings(facts, fit.step, fit.gainable)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.graph_look import GraphLook, look_at, tensors_of
+from nbguard.memory.scan.heap.graph_scan import GraphScan, look_at, tensors_of
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
@@ -71,7 +71,7 @@ class _Calls:
     row: int = 0  # since the last loss
     longest: int = 0
     looks: int = 0
-    waiting: list[GraphLook] = field(default_factory=list)  # of calls whose graphs may still be used
+    waiting: list[GraphScan] = field(default_factory=list)  # of calls whose graphs may still be used
     freed: int = 0  # graphs that were freed with no pass through them
     nbytes: int = 0  # of one of these
     used: bool = False  # a pass went through one, or may have
@@ -124,7 +124,7 @@ class UnusedGraphWatch:
         )
 
     @staticmethod
-    def judge(facts: UnusedFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
+    def diagnose(facts: UnusedFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return the lines whose graphs were not used."""
         return unused_findings(facts)
 

@@ -74,7 +74,7 @@ class FiniteWatch:
         self._broken_loss: Any = None  # while it is examined
         self._broken: list[Any] = []  # parameters, while their gradients are examined
         self._were_finite: bool | None = None  # after the backward pass; None if unknown
-        self._next_look = 0
+        self._next_check = 0
         self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is
         self._autocast: tuple[str, Any] = "cpu", None
@@ -276,7 +276,7 @@ class FiniteWatch:
         self._have_arrived()
         start = self._recorder.clock()
         is_usual = self._usual.is_usual(optimizer)
-        if (start < self._next_look and is_usual and not self._stops) or self._is_scaled(optimizer):
+        if (start < self._next_check and is_usual and not self._stops) or self._is_scaled(optimizer):
             return
         groups = groups_of(optimizer)
         rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
@@ -290,7 +290,7 @@ class FiniteWatch:
         if self._search.changes_gradients and not self._is_scaling and self._first is None:
             self._recorder.usual_gradients = self._usual.are_usual
         now = self._recorder.clock()
-        self._next_look = now + int((now - start) / _SHARE)
+        self._next_check = now + int((now - start) / _SHARE)
 
     def _has_gradients(self) -> None:
         """Look at all gradients of a backward pass that left unusual ones, before anything changes them or adds to them."""

@@ -123,7 +123,7 @@ class Recorder:
         "_is_stretch",
         "_labels",
         "_log",
-        "_next_look",
+        "_next_sample",
         "_own",
         "_sampled",
         "_schedule",
@@ -199,7 +199,7 @@ class Recorder:
         self.looks = True  # whether all subscribers receive the events of this batch
         self.hears = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
         self._schedule = LookSchedule()
-        self._next_look = 1  # batch that is sampled, or may be
+        self._next_sample = 1  # batch that is sampled, or may be
         self._is_stretch = True
         self._stretches = 0
         self._trained_at = -1
@@ -293,7 +293,7 @@ class Recorder:
         self.loop = loop
         self.begins_by_hand = self.losses + _ALONE
         add((self.current, clock(), _BATCH, loop))
-        if number >= self._next_look:
+        if number >= self._next_sample:
             self._choose(number)
         elif self.hears:
             self.emit("batch", number)
@@ -309,7 +309,7 @@ class Recorder:
         self._steps_by_hand, self.has_stepped, self._began_by_hand = self.has_stepped, False, self.losses
         self.loop = BY_HAND
         number = self.batches = max(self.batches, 1) + 1  # the first of them was not known to be one
-        if number >= self._next_look:
+        if number >= self._next_sample:
             self._choose(number)
         elif self.hears:
             self.emit("batch", number)
@@ -324,12 +324,12 @@ class Recorder:
         self.emit("batch", number)
         if not choice.is_looked_at:
             self._listen(looks=False)
-        self._next_look = choice.next
+        self._next_sample = choice.next
 
     def _listen(self, *, looks: bool) -> None:
         """Have all subscribers receive the next events, or those that receive the events of every batch; then choose again."""
         self.looks = looks
-        self._next_look = 0
+        self._next_sample = 0
         self.subscribers = self._sampled if looks else self._always
         self._note_hearers()
 
@@ -356,7 +356,7 @@ class Recorder:
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
         self._schedule.look_up_to(self.batches + batches)
-        self._next_look = self.batches + 1
+        self._next_sample = self.batches + 1
 
     def position(self, entries: int) -> LogPosition:
         """Return the place in the log after so many of its first entries."""

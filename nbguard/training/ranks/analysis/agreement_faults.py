@@ -270,7 +270,7 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     waited = made[usual]
     own = made[next((rank for rank in culprits if rank != usual), usual)]
     waiting = [rank for rank, call in made.items() if _key(call) == _key(waited)]
-    kind, what, remedy = _judged(
+    kind, what, remedy = _diagnosed(
         CallDifference(group=group, position=position, waited=waited, own=own, waiting=waiting, culprits=culprits, usual=usual)
     )
     last = position - 1 if position > group.first else None
@@ -295,7 +295,7 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     )
 
 
-def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
+def _diagnosed(difference: CallDifference) -> tuple[FaultKind, str, str]:
     """Return the kind of a difference, the sentence and the remedy."""
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting

@@ -13,7 +13,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.devices.counters import heap_reader
 from nbguard.memory.scan.devices.cuda import memory_fraction
 from nbguard.memory.scan.devices.reserve import device_counters
-from nbguard.memory.scan.heap.graph_look import look_at, tensors_of
+from nbguard.memory.scan.heap.graph_scan import look_at, tensors_of
 from nbguard.memory.scan.parked import has_compiled
 from nbguard.training.profiler.analysis.memory import recorded_batch as memory
 from nbguard.training.profiler.analysis.memory.growth import CUDA, Level

@@ -148,7 +148,7 @@ class GrowthWatch:
 
     def _look_again(self, batch: int) -> None:
         """Find the holder that has grown since the first scan."""
-        if self._first is not None and self._grown is None and batch > self._looked_at and self._may_look():
+        if self._first is not None and self._grown is None and batch > self._looked_at and self._may_scan():
             batches = batch - self._looked_at
             with self._accounted():
                 found = grown(self._first, self._held(), (self._rate() or 0) * batches)
@@ -159,7 +159,7 @@ class GrowthWatch:
         if self._samples:
             self._look_again(self._samples[-1].batch)
 
-    def _may_look(self) -> bool:
+    def _may_scan(self) -> bool:
         return self.looks < 2 and (self._seconds < _TOO_SLOW or self._recorder.elapsed > _LONG * 1e9)
 
     def _held(self) -> HolderSizes:

@@ -44,7 +44,7 @@ class _Left:
     notice: Notice | None = None  # where that is made otherwise: a view keeps it, or something that Python does not show
 
 
-def judge_departures(
+def diagnose_departures(
     analysis: Analysis, departures: Iterable[Departure], least: int, views: Mapping[str, int]
 ) -> Iterator[tuple[Notice, tuple[Departure, ...]]]:
     """Yield the notices on the names that one cell has deleted or bound again: one for all those that one root holds."""
@@ -58,12 +58,12 @@ def judge_departures(
         yield _notice(analysis, group), tuple(left.gone for left in group)
 
 
-def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
+def diagnose_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
     """Return the notice on a name that is gone, or None if all that is left is wanted or goes with the next collection."""
-    return judge_again(analysis, (gone,), least, views)
+    return diagnose_again(analysis, (gone,), least, views)
 
 
-def judge_again(analysis: Analysis, departures: Iterable[Departure], least: int, views: Mapping[str, int]) -> Notice | None:
+def diagnose_again(analysis: Analysis, departures: Iterable[Departure], least: int, views: Mapping[str, int]) -> Notice | None:
     """Return the notice that has told of these names as it would be told now; None if nothing is left of them."""
     found = [left for gone in departures if (left := _left_of(analysis, gone, least, views)) is not None]
     return _notice(analysis, found) if found else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nbguard.training.ranks.analysis.causes import diagnosed
 from nbguard.training.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
-from nbguard.training.ranks.analysis.judge import diagnosed
 
 ECHO = "RuntimeError: Connection closed by peer [127.0.0.1]:23955"
 

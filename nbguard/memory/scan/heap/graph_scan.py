@@ -18,7 +18,7 @@ _LEAF = "AccumulateGrad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphLook:
+class GraphScan:
     """The graph that leads to some tensors. Holds no object of the user's."""
 
     operations: frozenset[int]  # numbers that autograd gives them: they grow with time
@@ -32,7 +32,7 @@ class GraphLook:
         return sum(self.saved.values())
 
 
-def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | None:
+def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphScan | None:
     """Return the graph of tensors, or None where it is too long to go through. The `given` tensors are not its own."""
     autograd, kinds = Autograd(), Kinds()
     graphs = Graphs(autograd, kinds, _MOST_NODES)
@@ -56,7 +56,7 @@ def look_at(tensors: Iterable[Any], given: Iterable[Any] = ()) -> GraphLook | No
         if kinds.of(type(value)) == "tensor" and (address := _address(autograd, value)) and address not in others:
             storages[address] = autograd.storage(value)
     largest = max(storages.values(), key=lambda storage: storage.nbytes(), default=None)
-    return GraphLook(
+    return GraphScan(
         operations=frozenset(map(sequence_of, inner)),
         saved={address: storage.nbytes() for address, storage in storages.items()},
         blocks={storage.data_ptr(): storage.nbytes() for storage in storages.values()},
