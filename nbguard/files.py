@@ -42,7 +42,7 @@ class Folder:
     """
 
     def __init__(self, path: str | Path, within: int | None = None) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         name = self.path if within is None else self.path.name
         self._handle = os.open(name, _HELD, dir_fd=within) if _HOLDS_FOLDERS else None
 

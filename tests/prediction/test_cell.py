@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.notebook.magics.predict import predicted, prediction_on
+from nbguard.frontend.notebook.magics.predict import prediction_of, prediction_on
 from nbguard.frontend.notebook.magics.profile_fit import as_line
 from nbguard.training.prediction.predict import predict, predict_cell
 from nbguard.training.prediction.prediction import GpuComparison
@@ -63,7 +63,7 @@ def test_a_loop_is_predicted_on_copies_and_binds_no_name(capsys: pytest.CaptureF
 def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> None:
     names = _names()
     gpus = ["A100", "RTX 2070", "610MiB"]
-    alone = [predicted(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
+    alone = [prediction_of(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
     found = prediction_on(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
 
     assert isinstance(found, GpuComparison)

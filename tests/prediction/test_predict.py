@@ -19,7 +19,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.frontend.notebook.magics.predict import predicted
+from nbguard.frontend.notebook.magics.predict import prediction_of
 from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import fit, make
 
@@ -366,9 +366,9 @@ def test_what_is_not_fitted_is_not_taken() -> None:
 
 def test_the_magic_takes_a_learner_by_its_name() -> None:
     names = {"runs": [make("mlp", "cpu", 8)]}
-    found = predicted(names, "runs[0]", 4, "'T4'", "expandable_segments:True")
+    found = prediction_of(names, "runs[0]", 4, "'T4'", "expandable_segments:True")
 
     assert (found.gpu, found.fits, found.settings) == ("T4", True, "expandable_segments:True")
     assert found.batch_sizes == (4, 4, 4)
     with pytest.raises(NbguardError, match="'learn' does not exist"):
-        predicted(names, "learn", None, None, None)
+        prediction_of(names, "learn", None, None, None)

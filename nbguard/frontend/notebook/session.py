@@ -45,9 +45,9 @@ class Session:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._hooks = Hooks(shell, show_sentence)
-        self.recording = CellRecording(shell, self._hooks)
-        self.notices = NoticeSwitch(shell, self._hooks, self._show_notice)
-        self.memory = SessionMemory(shell, self._hooks)
+        self.recording: CellRecording = CellRecording(shell, self._hooks)
+        self.notices: NoticeSwitch = NoticeSwitch(shell, self._hooks, self._show_notice)
+        self.memory: SessionMemory = SessionMemory(shell, self._hooks)
         self.deterministic: DeterministicSwitch | None = None
         self._auto_clean: Listener | None = None
         self._oom_watch: OomWatch | None = None

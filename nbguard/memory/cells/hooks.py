@@ -203,8 +203,8 @@ class Hooks:
         self._informed: tuple[Listener, ...] = ()  # the listeners that the cell which runs is told to
         self._failures: dict[int, _Failures] = {}  # by the listener's id
         self._former_error = 0
-        self.source = ""  # of the cell that runs, as the user typed it
-        self.counters = CellCounters()  # for all listeners
+        self.source: str = ""  # of the cell that runs, as the user typed it
+        self.counters: CellCounters = CellCounters()  # for all listeners
         self._thread = threading.get_ident()
 
     @property

@@ -57,7 +57,7 @@ class Ledger:
     rank = 30
 
     def __init__(self, shell: Any, show: Callable[[CellRecord], None], counters: CellCounters) -> None:
-        self.shows = False
+        self.shows: bool = False
         self._shell = shell
         self._show = show
         self._records: deque[CellRecord] = deque(maxlen=_KEPT)

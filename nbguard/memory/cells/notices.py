@@ -109,7 +109,7 @@ class NoticeWatch:
     rank = 40
 
     def __init__(self, shell: Any, show: Callable[[Notice], None], source: Callable[[], str], counters: CellCounters) -> None:
-        self.least = MiB
+        self.least: int = MiB
         self._shell = shell
         self._show = show
         self._source = source

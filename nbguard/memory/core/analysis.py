@@ -323,7 +323,8 @@ class DeviceAnalysis(_Answers):
 
     def __init__(self, analysis: Analysis, facts: DeviceFacts) -> None:
         super().__init__()
-        self.analysis, self.facts = analysis, facts
+        self.analysis: Analysis = analysis
+        self.facts: DeviceFacts = facts
 
     def once(self, question: Callable[[DeviceAnalysis], Answer]) -> Answer:
         """Return the answer of the function `question` on this device, computed at the first call and then remembered."""

@@ -128,7 +128,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, observer: Observer, device: str = "cpu") -> None:
         super().__init__()
-        self.unseen = 0
+        self.unseen: int = 0
         self._observer = observer
         self._device = device
         self._known: dict[int, _StorageRef] = {}

@@ -98,9 +98,12 @@ class SimulatedDevice:
         *,
         records: bool = False,
     ) -> None:
-        self.capacity, self.context = capacity, context
-        self.model = CachingAllocator(settings, capacity, fraction, version, SimulatedDriver(capacity, used=context))
-        self.broken = ""
+        self.capacity: int = capacity
+        self.context: int = context
+        self.model: CachingAllocator = CachingAllocator(
+            settings, capacity, fraction, version, SimulatedDriver(capacity, used=context)
+        )
+        self.broken: str = ""
         self.history: SimulatedHistory | None = None  # None if it is not recorded
         self._noted = 0  # events that the history has, or that came before it
         self._refuse = refuse

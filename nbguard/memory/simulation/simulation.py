@@ -63,7 +63,7 @@ class Simulation:
         self._device = SimulatedDevice(capacity, context, settings, fraction, version, self._refuse, records=record)
         self._mode = StorageMode(self._device)
         self._version = version
-        self.fraction = 1.0 if fraction is None else fraction  # of the device that the allocator may take
+        self.fraction: float = 1.0 if fraction is None else fraction  # of the device that the allocator may take
         self._recording = Recording("off")
 
     # --- the switch -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class DeterministicSwitch:
         except BaseException:
             self.undo()
             raise
-        self.state = Deterministic(
+        self.state: Deterministic = Deterministic(
             is_on=True,
             seed=seed,
             mode="warn only" if warn_only else "on",

@@ -44,9 +44,9 @@ class CallLog:
         self._map = mapped
         self._table = at + _SLOTS_SIZE
         self._entries = count(1)
-        self.slots = memoryview(mapped)[at : self._table].cast("q")
+        self.slots: memoryview[int] = memoryview(mapped)[at : self._table].cast("q")
         """Of each kept call NUMBERS numbers; the call `number` stands at `number % KEPT`. `CallHook` writes them."""
-        self.numbers = count(1)
+        self.numbers: count[int] = count(1)
         """The numbers of the calls to come."""
 
     def entry(self, call: CollectiveCall, place: bytes) -> int:

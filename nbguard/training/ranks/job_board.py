@@ -115,7 +115,7 @@ class JobBoard:
         self._users = 1
         self._others: dict[int, RankFile] = {}
         self._nameless: set[int] = set()
-        self.own = RankFile.create(self._path(rank.rank))
+        self.own: RankFile = RankFile.create(self._path(rank.rank))
         self.own.seen_by(rank.rank)
         self.join()
 

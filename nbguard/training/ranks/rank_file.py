@@ -57,7 +57,7 @@ class RankFile:
             raise OSError(f"{path.name} does not say whose it is")
         self.path = path
         self.process: Process = process
-        self.calls = CallLog(self._map, _CALLS_AT)
+        self.calls: CallLog = CallLog(self._map, _CALLS_AT)
 
     @classmethod
     def create(cls, path: Path) -> RankFile:

@@ -123,8 +123,8 @@ class MemoryStates:
         self._when_offered: Reading | None = None
         self.names: dict[str, int] = {}
         self.learners: dict[int, str] = {}
-        self.last = MemoryState(boot=boot, heap=0, t=time.time(), seconds=0.0)
-        self.look_for_ticks = LastLook()
+        self.last: MemoryState = MemoryState(boot=boot, heap=0, t=time.time(), seconds=0.0)
+        self.look_for_ticks: LastLook = LastLook()
         self.rows: Rows | None = None
         self.analysis: Analysis | None = None
 

@@ -245,7 +245,7 @@ class RequestHandler:
         self._notebook = notebook
         self._predict = predict
         self.states = states
-        self.plans = Plans(notebook)
+        self.plans: Plans = Plans(notebook)
 
     def answer(self, asked: Question) -> tuple[Answer, bool]:
         """Return the answer to a request, and whether the last state is out of date: by a cleanup, or as a plan has shown.

@@ -67,13 +67,15 @@ class CachingAllocator:
         torch_version: str = f"{NEWEST[0]}.{NEWEST[1]}",
         driver: Driver | None = None,
     ) -> None:
-        self.settings = settings or AllocatorSettings()
+        self.settings: AllocatorSettings = settings or AllocatorSettings()
         self.capacity = capacity
         self.torch_version = torch_version
-        self.fraction = fraction if fraction is not None else self.settings.fraction
+        self.fraction: float | None = fraction if fraction is not None else self.settings.fraction
         self.driver: Driver = driver or SimulatedDriver(capacity)
         self.tie = tie_break(parse_version(torch_version))
-        self.cap = int(self.fraction * capacity) if self.fraction and self.fraction < 1 and capacity is not None else None
+        self.cap: int | None = (
+            int(self.fraction * capacity) if self.fraction and self.fraction < 1 and capacity is not None else None
+        )
         """Bytes that this process may reserve, by `fraction`; None for no limit."""
         self.events: list[Event] = []
         """The history, oldest first, as `device_traces` has it; a reader may empty the list."""
@@ -90,7 +92,7 @@ class CachingAllocator:
         """The blocks or segments numbered so far; the last ticket given to an event; the last ticket that is done."""
         self.allocated = self.requested = self.reserved = self.pending_bytes = 0
         """Bytes; torch's `allocated_bytes`, `requested_bytes` and `reserved_bytes.all.current`, and the bytes of `pending`."""
-        self.allocated_so_far = 0
+        self.allocated_so_far: int = 0
         """Bytes of all blocks that were ever handed out; torch's `allocated_bytes.all.allocated`."""
         self.peak_allocated = self.peak_reserved = 0
         """Bytes; torch's `allocated_bytes.all.peak` and `reserved_bytes.all.peak`."""

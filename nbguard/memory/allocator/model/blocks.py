@@ -79,10 +79,10 @@ class SimulatedDriver:
         self, capacity: int | None = None, given: Iterable[int] = (), addresses: Addresses | None = None, used: int = 0
     ) -> None:
         self.capacity = capacity
-        self.used = used
-        self.calls = 0
-        self.given = list(given)[::-1]
-        self.addresses = addresses or Addresses()
+        self.used: int = used
+        self.calls: int = 0
+        self.given: list[int] = list(given)[::-1]
+        self.addresses: Addresses = addresses or Addresses()
 
     def allocate(self, size: int) -> int | None:  # noqa: D102
         self.calls += 1
@@ -132,10 +132,10 @@ class Range:
     __slots__ = ("base", "counter", "page", "size")
 
     def __init__(self, base: int, size: int, page: int, counter: int) -> None:
-        self.base = base  # first address
-        self.size = size  # bytes, mapped or not
-        self.page = page  # bytes of a page: 2 MiB for small blocks, the large segment size for large ones
-        self.counter = counter  # number of the segment in the order of making; 0 where addresses decide
+        self.base: int = base  # first address
+        self.size: int = size  # bytes, mapped or not
+        self.page: int = page  # bytes of a page: 2 MiB for small blocks, the large segment size for large ones
+        self.counter: int = counter  # number of the segment in the order of making; 0 where addresses decide
 
 
 class ModelBlock:
@@ -157,17 +157,17 @@ class ModelBlock:
     )
 
     def __init__(self, address: int, size: int, home: FreeSet, range_: Range | None, rank: int, state: int) -> None:
-        self.address = address  # of the first byte
-        self.size = size  # bytes, a multiple of 512
-        self.home = home  # the set that the block lies in when it is free, one for each pool and stream
-        self.range = range_  # address space of its expandable segment; None in a classic segment
-        self.rank = rank  # counter that orders free blocks of one size, shifted by COUNTER_SHIFT; 0 where addresses decide
-        self.state = state  # FREE, LIVE, PENDING or UNMAPPED
+        self.address: int = address  # of the first byte
+        self.size: int = size  # bytes, a multiple of 512
+        self.home: FreeSet = home  # the set that the block lies in when it is free, one for each pool and stream
+        self.range: Range | None = range_  # address space of its expandable segment; None in a classic segment
+        self.rank: int = rank  # counter that orders free blocks of one size, shifted by COUNTER_SHIFT; 0 where addresses decide
+        self.state: int = state  # FREE, LIVE, PENDING or UNMAPPED
         self.prev: ModelBlock | None = None  # the neighbour below in the same segment
         self.next: ModelBlock | None = None  # the neighbour above in the same segment
-        self.requested = 0  # bytes of the last request; kept when the block becomes free, as in PyTorch's snapshots
-        self.born = 0  # the pool's count of searches when the block became free (torch's `gc_count_base`)
-        self.waits = 0  # events of other streams that a pending block waits for (torch's `event_count`)
+        self.requested: int = 0  # bytes of the last request; kept when the block becomes free, as in PyTorch's snapshots
+        self.born: int = 0  # the pool's count of searches when the block became free (torch's `gc_count_base`)
+        self.waits: int = 0  # events of other streams that a pending block waits for (torch's `event_count`)
         self.streams: set[int] | None = None  # other streams that used the block (torch's `stream_uses`)
 
     @property
@@ -226,7 +226,8 @@ class FreeSet:
     __slots__ = ("blocks", "keys", "pool", "stream", "unmapped")
 
     def __init__(self, pool: BlockPool, stream: int) -> None:
-        self.pool, self.stream = pool, stream
+        self.pool: BlockPool = pool
+        self.stream: int = stream
         self.keys: list[int] = []
         self.blocks: list[ModelBlock] = []
         self.unmapped: list[ModelBlock] = []
@@ -270,10 +271,10 @@ class BlockPool:
     __slots__ = ("by_stream", "is_small", "owner", "searches")
 
     def __init__(self, owner: PrivatePool, is_small: bool) -> None:
-        self.owner = owner
-        self.is_small = is_small  # serves requests of at most 1 MiB
+        self.owner: PrivatePool = owner
+        self.is_small: bool = is_small  # serves requests of at most 1 MiB
         self.by_stream: dict[int, FreeSet] = {}
-        self.searches = 0  # requests searched here while garbage collection is on (torch's `get_free_blocks_call_count`)
+        self.searches: int = 0  # requests searched here while garbage collection is on (torch's `get_free_blocks_call_count`)
 
     def of(self, stream: int) -> FreeSet:
         """Return the set of a stream, a new one where there is none."""
@@ -294,12 +295,13 @@ class PrivatePool:
     __slots__ = ("id", "is_in_use", "is_split", "large", "on_oom", "segments", "small")
 
     def __init__(self, pool_id: PoolId, *, is_split: bool = True, on_oom: bool = False) -> None:
-        self.id = pool_id
-        self.is_split = is_split  # False: a request takes a whole block (a MemPool's `no_split`)
-        self.on_oom = on_oom  # serves others when the device is full (a MemPool's `use_on_oom`)
-        self.is_in_use = True  # keeps its memory from going back to the driver (torch's `use_count`)
-        self.segments = 0  # allocations from the driver (torch's `allocation_count`)
-        self.small, self.large = BlockPool(self, True), BlockPool(self, False)
+        self.id: PoolId = pool_id
+        self.is_split: bool = is_split  # False: a request takes a whole block (a MemPool's `no_split`)
+        self.on_oom: bool = on_oom  # serves others when the device is full (a MemPool's `use_on_oom`)
+        self.is_in_use: bool = True  # keeps its memory from going back to the driver (torch's `use_count`)
+        self.segments: int = 0  # allocations from the driver (torch's `allocation_count`)
+        self.small: BlockPool = BlockPool(self, True)
+        self.large: BlockPool = BlockPool(self, False)
 
     @property
     def halves(self) -> tuple[BlockPool, BlockPool]:

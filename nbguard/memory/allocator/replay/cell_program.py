@@ -253,15 +253,15 @@ class Run:
         self.source, self.calls, self.capacity = source, calls, capacity
         total = source.capacity if source.capacity is not None else capacity
         driver = SimulatedDriver(capacity, addresses=addresses)
-        self.model = CachingAllocator(settings, total, source.fraction, torch_version, driver)
-        self.remembers = self.model.tie == "address" and not self.model.collects
+        self.model: CachingAllocator = CachingAllocator(settings, total, source.fraction, torch_version, driver)
+        self.remembers: bool = self.model.tie == "address" and not self.model.collects
         """Whether equal blocks have equal futures: their age decides nothing."""
         self.effects: dict[tuple[str, int, tuple[int | None, ...]], _Effect] = {}
-        self.remembered = 0
+        self.remembered: int = 0
         """Bytes of the states of `effects`."""
         self.state: str | None = None
         """The state that the run is in, where that is known; `model` may be behind it."""
-        self.is_behind = False
+        self.is_behind: bool = False
         self.addresses: dict[int, int] = {}
         """The address of each block in use, by the number of its request."""
         self.refusal: Refusal | None = None

@@ -36,10 +36,10 @@ class Player:
     def __init__(self, model: CachingAllocator, trace: Trace, start: InitialState, corrections: StartCorrections) -> None:
         self.model = model  # after `play` in the final state
         self.trace, self.start, self.corrections = trace, start, corrections
-        self.events = tuple(trace.events)
+        self.events: tuple[Event, ...] = tuple(trace.events)
         self.assumptions = set_up(model, start, corrections)
         self.driver = model.driver = TraceDriver(self.events, model.events)
-        self.learnt = 0  # changes made to `corrections` during this pass
+        self.learnt: int = 0  # changes made to `corrections` during this pass
         self.differences: list[int] = []  # positions of the recorded events that the model did not reproduce, in order
         self.first: Event | None = None  # the model's event at the first of them; None for none
         self._is_private = trace.pools is not None or any(

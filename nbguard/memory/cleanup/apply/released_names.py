@@ -27,7 +27,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.happened = False
+        self.happened: bool = False
         self._allowed = False
         self._former: Any = None
         self._installed = False

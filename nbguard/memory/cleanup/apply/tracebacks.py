@@ -30,8 +30,8 @@ class Placeholder:
     __slots__ = ("value", "what")
 
     def __init__(self, what: str, value: Any = None) -> None:
-        self.what = what
-        self.value = value
+        self.what: str = what
+        self.value: Any = value
 
     def __repr__(self) -> str:
         values = "" if self.value is None else "; its values: .value"

@@ -28,15 +28,15 @@ class Autograd:
     def __init__(self) -> None:
         torch: Any = sys.modules["torch"]
         base = torch._C.TensorBase
-        self.is_leaf = base.__dict__["is_leaf"].__get__
-        self.grad = base.__dict__["grad"].__get__
-        self.grad_fn = base.__dict__["grad_fn"].__get__
-        self.base = base.__dict__["_base"].__get__
-        self.requires_grad = base.__dict__["requires_grad"].__get__
-        self.storage = torch.Tensor.untyped_storage
+        self.is_leaf: Any = base.__dict__["is_leaf"].__get__
+        self.grad: Any = base.__dict__["grad"].__get__
+        self.grad_fn: Any = base.__dict__["grad_fn"].__get__
+        self.base: Any = base.__dict__["_base"].__get__
+        self.requires_grad: Any = base.__dict__["requires_grad"].__get__
+        self.storage: Any = torch.Tensor.untyped_storage
         self._use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
-        self.layout = base.__dict__["layout"].__get__
-        self.strided = torch.strided
+        self.layout: Any = base.__dict__["layout"].__get__
+        self.strided: Any = torch.strided
         self._device = base.__dict__["device"].__get__
         self._plain = Types((torch.Tensor, torch.nn.Parameter))
         self._functorch: Any = getattr(torch._C, "_functorch", None)

@@ -130,9 +130,9 @@ class Graphs:
         self._is_pruned = False  # the record is of nodes that live: what a pass over the heap tells
         self._stays = True  # a wrapper, once made: not so up to torch 2.8
         self._done: set[int] = set()
-        self.nodes = 0
-        self.cut = 0
-        self.at_most = 0
+        self.nodes: int = 0
+        self.cut: int = 0
+        self.at_most: int = 0
 
     def root_of(self, tensor: Any) -> Any:
         """Return the node that computed a tensor; None if torch does not say, or no more wrappers may be made."""

@@ -174,11 +174,11 @@ class Kinds:
     """Kinds of types, by the libraries that are loaded in this process when it is made."""
 
     def __init__(self) -> None:
-        self.bases = {id(base): kind for base, kind in _BUILTIN.items()}
+        self.bases: dict[int, str] = {id(base): kind for base, kind in _BUILTIN.items()}
         for module, name, kind in (*_BASE_CLASSES, *class_kinds()):
             if (base := loaded_class(module, name)) is not None:
                 self.bases[id(base)] = kind
-        self.known = TypeTable(partial(_kind_of, self.bases))
+        self.known: TypeTable[str] = TypeTable(partial(_kind_of, self.bases))
 
     @cached_property
     def modules(self) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,7 @@ class Referents:
 
     def __init__(self, kinds: Kinds, has_torch: bool) -> None:
         self.kinds = kinds
-        self.autograd = Autograd() if has_torch else None
+        self.autograd: Autograd | None = Autograd() if has_torch else None
         self._plain = TypeTable(partial(_is_plain, kinds))
         self._user_modules: dict[object, bool] = {"__main__": True}
         self._libraries = library_paths()
@@ -227,14 +227,14 @@ class Walk:
     def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
         """`stop`: ids of objects that the walk does not look into, such as those of `never_walked`."""
         self.tracked = tracked
-        self.stop = set(stop)
+        self.stop: set[int] = set(stop)
         self.kinds = kinds
         self.kinds.known[id(Unwalked)] = "graph"
-        self.referents = Referents(kinds, "torch" in sys.modules)
-        self.graphs = None if self.referents.autograd is None else Graphs(self.referents.autograd, kinds)
+        self.referents: Referents = Referents(kinds, "torch" in sys.modules)
+        self.graphs: Graphs | None = None if self.referents.autograd is None else Graphs(self.referents.autograd, kinds)
         self.rest: int | None = None  # number of the object that stands for all that the walk left out
         self.skipped: list[Any] = []  # tensors that the walk left out
-        self.tensors = 0
+        self.tensors: int = 0
         self.most_tensors = MOST_TENSORS
         self.follows_graphs = True
         self._with_graph: list[int] = []  # tensors and nodes whose graphs are to be walked
@@ -246,10 +246,10 @@ class Walk:
         self.storage_keys: dict[tuple[str, int], int] = {}
         self.storages: list[StorageFact] = []
         self.holds: dict[int, list[int]] = {}
-        self.tracker = WeakTracker()
-        self.unread = Unread()
+        self.tracker: WeakTracker = WeakTracker()
+        self.unread: Unread = Unread()
         self.parked: Collection[int] = ()  # addresses of storages that do not count
-        self.only_stale = range(0)  # numbers of the objects that only stale roots lead to
+        self.only_stale: range = range(0)  # numbers of the objects that only stale roots lead to
         self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None if unknown
         self.places: set[int] = set()  # ids of the containers that hold these entries for the roots
         self.class_spaces: set[int] = set()  # ids of the dicts that are the attributes of a library's classes

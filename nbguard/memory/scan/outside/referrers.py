@@ -36,12 +36,12 @@ class Region:
 
     def __init__(self, walk: Walk, *, named: bool) -> None:
         self.walk = walk
-        self.first = 0 if named else walk.only_stale.start
+        self.first: int = 0 if named else walk.only_stale.start
         """Least number of an object that may refer to its own."""
 
         self._stop = walk.only_stale.start if named else len(walk.objects)
         self._added = len(walk.objects)
-        self.known = self._added if named else self.first
+        self.known: int = self._added if named else self.first
         """Number below which an object is in use itself: its own holders are not looked for."""
 
         if named:

@@ -49,7 +49,7 @@ class KeptState:
             fixed: tensors that a step does not touch, as it runs on copies of them: parameters and buffers.
         """
         self.opaque: list[str] = []
-        self.is_complete = True
+        self.is_complete: bool = True
         self.generators: list[tuple[str, Any]] = []
         self._torch: Any = sys.modules["torch"]
         self._numpy: Any = sys.modules.get("numpy")

@@ -187,7 +187,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, paths: dict[int, str]) -> None:
         super().__init__()
-        self.stack = ModuleStack(paths)
+        self.stack: ModuleStack = ModuleStack(paths)
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -25,10 +25,10 @@ class StepRunner:
     def __init__(self, subject: TrialSubject, batch: TrialBatch) -> None:
         self._subject = subject
         self._batch = batch
-        self.paths = {id(module): path for path, module in subject.model.named_modules()}
+        self.paths: dict[int, Any] = {id(module): path for path, module in subject.model.named_modules()}
         self._resets = _resets(subject)
         self._amp = autocast_of(subject)
-        self.optimizer_note = ""  # why no step of the optimizer was made
+        self.optimizer_note: str = ""  # why no step of the optimizer was made
 
     def _copies(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return copies of parameters and of buffers, each once, and a copy for every name in every module.

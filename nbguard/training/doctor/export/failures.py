@@ -39,7 +39,7 @@ class WriteWatch(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.wrote = False
+        self.wrote: bool = False
         self._storages = {pointer for tensor in tensors if (pointer := _pointer(tensor))}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

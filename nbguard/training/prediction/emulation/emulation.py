@@ -135,7 +135,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         workspaces: WorkspaceCounts = _NO_WORKSPACES,
         device: str = "cuda",
     ) -> None:
-        self.device = RecordingDevice(
+        self.device: RecordingDevice = RecordingDevice(
             gpu.capacity or _ENDLESS,
             gpu.context + reserve,
             settings,
@@ -147,8 +147,8 @@ class Emulation(AbstractContextManager["Emulation"]):
             start(self.device.model)
             self.device.model.driver.used += self.device.model.reserved  # type: ignore[attr-defined] # a SimulatedDriver's
             self.device.begin()
-        self.storages = StorageMode(self.device, "meta")
-        self.operators = OperatorMode(self.device, gpu, workspaces)
+        self.storages: StorageMode = StorageMode(self.device, "meta")
+        self.operators: OperatorMode = OperatorMode(self.device, gpu, workspaces)
         self._gpu, self._kind = gpu, device
         self._autocast = Autocast()
         self._thread = 0

@@ -249,9 +249,9 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         self.gpu = gpu
         self.reads: Counter[str] = Counter()
         """Lines of the user's code that read values which tensors without data do not have."""
-        self.convolutions = 0
+        self.convolutions: int = 0
         """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
-        self.attentions = 0
+        self.attentions: int = 0
         """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
         self.layers: Counter[int] = Counter()
         """By batch: bytes that cuDNN's recurrent layers may take beyond those of the trace."""

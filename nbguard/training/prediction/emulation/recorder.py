@@ -123,7 +123,7 @@ class RecordingDevice(SimulatedDevice):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.held = 0
+        self.held: int = 0
         """Bytes that are on the device before the fit, and stay."""
         self.is_stepping = False
         """Whether an optimizer steps."""
@@ -131,7 +131,7 @@ class RecordingDevice(SimulatedDevice):
         """Steps of optimizers and backward passes that there were."""
         self._kind: MemoryCategory | None = None
         self._phase: FitPhase | None = FitPhase.START
-        self.batch = 0
+        self.batch: int = 0
         """Number of the batch that runs, from 1 on; 0 before the first."""
         self._modules: list[Any] = []  # that are being called, the innermost last
         self._is_model = self._was_called = False  # whether the outermost has parameters; whether one was called in this batch

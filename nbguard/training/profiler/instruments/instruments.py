@@ -174,7 +174,7 @@ class FitInstruments:
 
     def __init__(self, options: FitOptions, counter: MemoryCounter | None, begun: Any = None) -> None:
         """`begun`: the iterator of the fit's first batch, where that has been recorded already."""
-        self.loaders = LoaderWatch()
+        self.loaders: LoaderWatch = LoaderWatch()
         self._subject = Subject(begun)
         self._gpu = GpuWatch()
         self._memory = MemoryWatch(options.memory, counter)
@@ -276,9 +276,9 @@ class Instruments:
 
     def __init__(self, options: FitOptions, recorder: Recorder, counter: MemoryCounter | None = None) -> None:
         self.recorder = recorder
-        self.loop = TorchLoop(recorder, self._begin_fit)
-        self.learners = LearnerLoop(recorder, self.loop)
-        self.ranks = RankWatch(check_ranks=options.check_ranks)
+        self.loop: TorchLoop = TorchLoop(recorder, self._begin_fit)
+        self.learners: LearnerLoop = LearnerLoop(recorder, self.loop)
+        self.ranks: RankWatch = RankWatch(check_ranks=options.check_ranks)
         self._options = options
         self._counter = counter
         self._fit = FitInstruments(options, counter)

@@ -50,8 +50,8 @@ class Body:
     __slots__ = ("calls", "is_trained", "loop")
 
     def __init__(self, loop: int) -> None:
-        self.loop = loop
-        self.is_trained = False
+        self.loop: int = loop
+        self.is_trained: bool = False
         self.calls: dict[Any, Any] = {}  # whatever a part counts per batch
 
 

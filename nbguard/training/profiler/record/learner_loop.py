@@ -138,7 +138,7 @@ class LearnerLoop:
         self._recorder = recorder
         self._loop = loop
         self._patches = Patches()
-        self.callbacks = CallbackTimes(recorder, self._patches, self._fails)
+        self.callbacks: CallbackTimes = CallbackTimes(recorder, self._patches, self._fails)
         self._fits = 0
         self._begins = False  # `fit` was called, and its first event is still to come
         self._is_fitting = False

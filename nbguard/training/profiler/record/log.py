@@ -129,7 +129,7 @@ class ModelCalls:
 
     def __init__(self) -> None:
         self._calls: deque[_Call] = deque(maxlen=_KEPT)
-        self.note = self._calls.append
+        self.note: Callable[[_Call], None] = self._calls.append
 
     def keep(self, args: Any) -> None:
         """Hold the arguments of the call noted last until `release`; and those of no earlier batch."""
@@ -207,7 +207,7 @@ class Turn:
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self.lock = threading.Lock()
-        self.ended = 0  # by the clock
+        self.ended: int = 0  # by the clock
 
     def begin(self) -> bool:
         """Take the turn; say whether it could be had."""
@@ -356,7 +356,7 @@ class Log:
         self._packed: list[bytes] = []  # entries before those, packed
         self._before = 0  # entries that are packed
         self.add = self._loose.extend
-        self.mark = _marker(self.add, clock)
+        self.mark: Callable[[int], None] = _marker(self.add, clock)
 
     def boundary(self, kind: BoundaryKind, loop: int) -> None:
         """Log a boundary."""

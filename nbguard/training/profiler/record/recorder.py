@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
@@ -165,26 +165,29 @@ class Recorder:
     )
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.clock = clock
-        self.thread = self.thread_of_fit = threading.get_ident()  # the first: none while nbguard itself looks
-        self.batches = 0
-        self.trained = 0  # batches with a loss to train on
-        self.losses = 0  # to train on
-        self.retains = False  # the backward pass that runs is to keep its graph, without making one of its own
-        self.kept = 0  # backward passes in a row that left their graph, with `retain_graph=True`; of batches that are heard of
+        self.clock: Callable[[], int] = clock
+        self.thread: int = threading.get_ident()  # the first: none while nbguard itself looks
+        self.thread_of_fit: int = self.thread
+        self.batches: int = 0
+        self.trained: int = 0  # batches with a loss to train on
+        self.losses: int = 0  # to train on
+        self.retains: bool = False  # the backward pass that runs is to keep its graph, without making one of its own
+        self.kept: int = (
+            0  # backward passes in a row that left their graph, with `retain_graph=True`; of batches that are heard of
+        )
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.usual_step: Callable[[Any], bool] | None = None  # looks at gradients before a step, and says whether all is well
         self.usual_gradients: Callable[[], bool] | None = None  # looks at them after a backward pass, and says the same
-        self.calls = ModelCalls()
-        self.turn = Turn(clock)
-        self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
-        self.in_learner = 0  # a batch of fastai's: its own events tell its phases apart
-        self.has_new_loop = True  # there was no loss yet in the loop that began last, or in any
-        self.elsewhere = False  # whether another thread asked a loader for a batch
-        self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
-        self.loop = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries
-        self.begins_by_hand = 1  # number of losses until the next call of a model begins a batch that no loader gives
-        self.has_stepped = False  # an optimizer, since the latest such batch began
+        self.calls: ModelCalls = ModelCalls()
+        self.turn: Turn = Turn(clock)
+        self.inside: int = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
+        self.in_learner: int = 0  # a batch of fastai's: its own events tell its phases apart
+        self.has_new_loop: bool = True  # there was no loss yet in the loop that began last, or in any
+        self.elsewhere: bool = False  # whether another thread asked a loader for a batch
+        self.loading: int = 0  # a loader is asked now: calls inside are its way to make a batch
+        self.loop: int = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries
+        self.begins_by_hand: int = 1  # number of losses until the next call of a model begins a batch that no loader gives
+        self.has_stepped: bool = False  # an optimizer, since the latest such batch began
         self._steps_by_hand = False  # there was a step in the one before
         self._began_by_hand = 0  # losses before the latest one
         self.ahead: set[int] = set()  # iterators that were asked for a second batch before anything was done with the first
@@ -192,12 +195,13 @@ class Recorder:
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._callbacks: dict[int, str] = {}  # class of the callback, by the number of its phase
         self._log = Log(clock)
-        self.mark, self.add = self._log.mark, self._log.add
+        self.mark: Callable[[int], None] = self._log.mark
+        self.add: Callable[[Iterable[int]], None] = self._log.add
         self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
         self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # in any batch
-        self.subscribers = self._sampled
-        self.looks = True  # whether all subscribers receive the events of this batch
-        self.hears = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
+        self.subscribers: Subscribers = self._sampled
+        self.looks: bool = True  # whether all subscribers receive the events of this batch
+        self.hears: bool = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
         self._schedule = LookSchedule()
         self._next_sample = 1  # batch that is sampled, or may be
         self._is_stretch = True
@@ -208,7 +212,7 @@ class Recorder:
         self._has_ended = False
         self.off: dict[int, object] = {}  # parts that failed, by their ids
         self._stopping: Exception | None = None  # that ends the fit on purpose
-        self.current = self._labels[phases.OTHER]
+        self.current: int = self._labels[phases.OTHER]
         self._start = clock()
         _running.add(self)
 

@@ -38,7 +38,7 @@ class TorchLoop:
 
     def __init__(self, recorder: Recorder, begins: Begins | None = None) -> None:
         """`begins` is called where another fit begins."""
-        self.fits = FitBounds(recorder, begins or _ignore)
+        self.fits: FitBounds = FitBounds(recorder, begins or _ignore)
         self._recorder = recorder
         self._patches = Patches()
         self._calls = Patches()

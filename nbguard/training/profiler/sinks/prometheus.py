@@ -27,7 +27,7 @@ class PrometheusSink:
 
     def __init__(self, where: str) -> None:
         self._path = check_path(where)
-        self.place = str(self._path)
+        self.place: str = str(self._path)
         self._client = library("prometheus_client", "prometheus-client")
         self._notebook = _notebook()
         self._latest: dict[tuple[str, str], Figure] = {}

@@ -31,7 +31,7 @@ class CsvSink:
 
     def __init__(self, where: str) -> None:
         self._path = check_path(where)
-        self.place = str(self._path)
+        self.place: str = str(self._path)
         if self._is_old() and self._first_row() != _HEAD:
             raise NbguardError(f"{self._path} has other columns than {','.join(_HEAD)}; name another file")
 

@@ -24,7 +24,7 @@ class TensorBoardSink:
 
     def __init__(self, where: str) -> None:
         self._folder = Path(where).expanduser()
-        self.place = str(self._folder)
+        self.place: str = str(self._folder)
         library("tensorboard", "tensorboard")
         self._open: Any = None  # the writer of the memory, which stays open from cell to cell
         self._writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter
@@ -80,7 +80,7 @@ class MlflowSink:
         self._mlflow = library("mlflow", "mlflow")
         self._experiment = experiment or _EXPERIMENT
         self._own: str | None = None  # id of a run that has the memory only
-        self.place = f"MLflow experiment {self._experiment}"
+        self.place: str = f"MLflow experiment {self._experiment}"
         with own_random("MLflow"):
             self._client = self._mlflow.MlflowClient()
             self._client.get_experiment_by_name(self._experiment)  # the store is there, and can be read
@@ -175,7 +175,7 @@ class WandbSink:
 
     def __init__(self, project: str) -> None:
         self._project = project or os.environ.get("WANDB_PROJECT") or _PROJECT
-        self.place = f"W&B project {self._project}"
+        self.place: str = f"W&B project {self._project}"
         self._wandb = library("wandb", "wandb")
         with own_random("W&B"):
             if self._wandb.run is None and not self._can_start():

@@ -124,15 +124,15 @@ class FetchTimer:
         """`before`: samples of the same loader's earlier fetches: there may be no need to profile more."""
         self.fetches = self.items = 0
         self.times: deque[int] = deque(maxlen=RING)
-        self.written = 0
+        self.written: int = 0
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
         self._read: list[BytesRead] = []  # by these, where the system counts it
         self._file_work: list[tuple[int, int]] = []  # nanoseconds of reading from files, and of decoding
-        self.sized = 0, 0  # batches whose bytes were counted, and these
+        self.sized: tuple[int, int] = 0, 0  # batches whose bytes were counted, and these
         self._raw: list[Sequence[Any]] = []  # counts of their profiles, not read yet: that takes longer than a fetch
         self._profiles: list[tuple[FetchStep, ...]] = []  # where their time went
-        self.failed = ""
+        self.failed: str = ""
         self._mixed = 0  # profiles that had calls of other threads in them
         self._next = 0 if before and before.fetches else 1  # the first of all does things that are done only once
         self._profiler: Any = None

@@ -103,7 +103,7 @@ class CopiedMemory:
     def __init__(self) -> None:
         self._next = 0.0  # moment of the next scan
         self._first: tuple[int, int] | None = None
-        self.nbytes = 0  # copied at the last scan
+        self.nbytes: int = 0  # copied at the last scan
 
     def look(self) -> None:
         """Look, unless the last time was just now."""

@@ -299,9 +299,9 @@ class DeepWatch:
     """Records two batches of a fit. Their times are marked as disturbed."""
 
     def __init__(self, recorder: Recorder, counter: MemoryCounter, start: int) -> None:
-        self.is_recording = False
+        self.is_recording: bool = False
         self.result: RecordedBatch | None = None
-        self.note = "no batch was recorded, because no two training batches after the third followed each other"
+        self.note: str = "no batch was recorded, because no two training batches after the third followed each other"
         self._recorder = recorder
         self._recording = recorder_for(counter)
         self._start = start

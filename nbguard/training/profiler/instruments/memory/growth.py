@@ -90,7 +90,7 @@ class GrowthWatch:
 
     def __init__(self, recorder: Recorder, read: Callable[[], int], tracked: str) -> None:
         """`read` returns the bytes allocated on the device of the fit, which is of the kind `tracked`."""
-        self.looks = 0
+        self.looks: int = 0
         self._tracked = tracked
         self._recorder = recorder
         self._read = read

@@ -71,9 +71,9 @@ class LevelHistory:
     """Points, thinned out by half whenever they are too many, and peaks by phase."""
 
     def __init__(self, start: Level) -> None:
-        self.highest = start.allocated  # bytes: seen, or of the peak counter
-        self.highest_phase = ""
-        self.last = start
+        self.highest: int = start.allocated  # bytes: seen, or of the peak counter
+        self.highest_phase: str = ""
+        self.last: Level = start
         self._group: list[MemoryPoint] = []
         self._groups = [self._group]  # one for each batch that is kept
         self._points = 0

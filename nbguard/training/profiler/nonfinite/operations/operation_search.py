@@ -48,13 +48,15 @@ class OperationSearch:
         self._is_kept_on = False  # each step is recorded
         self._is_first = False  # only the first one is
         self._passes = 0  # backward passes since a step
-        self.changes_gradients = False  # the step that was recorded, before the optimizer took them; or it added several up
+        self.changes_gradients: bool = (
+            False  # the step that was recorded, before the optimizer took them; or it added several up
+        )
         self._left: StepTrace | None = None  # that could not be ended yet
         self._parameters: dict[int, weakref.ref[Any]] = {}  # by slots, of the step that is recorded, once its loss is known
         self._is_over = False  # the loader had no batch left
         self._tries = 0
-        self.is_on = False
-        self.allowance = Allowance()
+        self.is_on: bool = False
+        self.allowance: Allowance = Allowance()
 
     @property
     def records_each(self) -> bool:

@@ -149,8 +149,8 @@ class StepTrace(TorchFunctionMode):  # type: ignore[misc]
     """Records the arguments of torch's functions on this thread, and does nothing else to them."""
 
     def __init__(self) -> None:
-        self.program = StepProgram()
-        self.is_whole = True  # nothing had to be left out
+        self.program: StepProgram = StepProgram()
+        self.is_whole: bool = True  # nothing had to be left out
         self.hooks: list[CodeType] = []  # that were registered with tensors
         self._slots: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = self._depth = 0
