@@ -54,16 +54,26 @@ def import_the_rest():
     import nbguard.frontend.notebook.profile, nbguard.training.profiler.render.fit, nbguard.training.prediction.predict
     import nbguard.training.doctor.diagnose, nbguard.training.doctor.diagnose_launch, nbguard.training.doctor.determinism.trial
     import nbguard.training.doctor.export.trial
-is_whole = False
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 gc.collect()
 print("ready", flush=True)
-for line in sys.stdin:
+source, other = sys.stdin, None
+while line := source.readline():
     request = json.loads(line)
-    if request.get("frozen") and not is_whole:
-        is_whole = True
-        import_the_rest()
-        gc.collect()
+    if request.get("frozen") and source is sys.stdin:  # another parent has it: the rest is in no look of this one's kernels
+        if other is None:
+            requests, pids = os.pipe(), os.pipe()
+            if os.fork() == 0:
+                os.close(requests[1])
+                os.dup2(pids[1], 1)
+                source = os.fdopen(requests[0])
+                import_the_rest()
+                gc.collect()
+                continue
+            other = os.fdopen(requests[1], "w"), os.fdopen(pids[0])
+        print(line, end="", file=other[0], flush=True)
+        print(other[1].readline(), end="", flush=True)
+        continue
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

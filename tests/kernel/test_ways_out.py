@@ -249,6 +249,7 @@ def notebook(kernel: Kernel) -> Kernel:
     return kernel
 
 
+@pytest.mark.whole_heap
 def test_every_kind_of_holder_has_a_line_that_ends_it(notebook: Kernel) -> None:
     """All are made, one look is taken, and each line is followed: the model of its own case goes, and no other."""
     notebook.printed = None  # a fork has neither threads nor an event loop that turns
@@ -301,6 +302,7 @@ def _follow_each(notebook: Kernel, cases: dict[str, Case]) -> set[str]:
     return {fact for *facts, _ in roots.values() for fact in facts}
 
 
+@pytest.mark.whole_heap
 def test_tab_completes_what_a_report_shows(notebook: Kernel) -> None:
     notebook.run_silently("Held(); lib.last.set(made());")
 
@@ -348,6 +350,7 @@ _LEFT = (
 )
 
 
+@pytest.mark.whole_heap
 def test_a_cleanup_shows_what_ends_each_of_the_largest_that_it_leaves(notebook: Kernel) -> None:
     """The line is the one of `%gpumem`; with nothing stale there are three lines at most."""
     notebook.printed = None  # a fork has no event loop that turns

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from tests.fake_cuda.plugin import CHECK, fake_settings
 from tests.frozen import frozen_in_package  # noqa: F401 - for all tests here
+from tests.kernels import Zygote
 
 _EACH = """
 {imports}
 import os, sys, traceback
 for case in {cases!r}:
-    sys.stdout.flush()
     if (child := os.fork()) == 0:
         try:
-            sys.modules["torch"].cuda._is_in_bad_fork = lambda: False  # the fake device is memory of this process
             exec({code!r}, {{"case": case}})
             sys.stdout.flush()
         except BaseException:
@@ -26,18 +26,17 @@ for case in {cases!r}:
 """
 
 
-def each_on_the_fake_device(
-    run: Callable[..., str], imports: str, code: str, cases: Iterable[str], **options: object
-) -> dict[str, Any]:
-    """Return the JSON that `code` prints as its last line, by `case`: each has a process of its own, the imports are made once.
+def each_on_the_fake_device(zygote: Zygote, imports: str, code: str, cases: Iterable[str]) -> dict[str, Any]:
+    """Return the JSON that `code` prints after `RESULT`, by `case`: each has a process of its own, the imports are made once.
 
     Args:
-        run: the fixture `fake_cuda_run`.
-        imports: what is run before, once. It must not use the device.
-        code: prints `RESULT` and JSON; the name `case` is bound in it.
+        zygote: of `fake_cuda_zygote`.
+        imports: what is run before, once. It must not ask CUDA for anything: forks could not use it then.
+        code: the name `case` is bound in it.
         cases: one after the other.
-        options: of `run`.
     """
-    printed = run(_EACH.format(imports=imports, cases=list(cases), code=code), timeout=280, **options)
+    program = _EACH.format(imports=imports, cases=list(cases), code=CHECK + code)
+    printed, errors = zygote.run(program, fake_settings(PYTORCH_NVML_BASED_CUDA_CHECK=1), 280)
     found = [line.removeprefix("RESULT") for line in printed.splitlines() if line.startswith("RESULT")]
+    assert len(found) == len(list(cases)), errors[-4000:]
     return dict(zip(cases, map(json.loads, found), strict=True))

@@ -16,6 +16,7 @@ from fastai.learner import Learner
 
 import nbguard
 from nbguard.training.prediction.predict import predict
+from tests.kernels import FASTAI, Zygote
 from tests.prediction.applications import CASES, make
 from tests.prediction.conftest import each_on_the_fake_device
 from tests.prediction.test_predict import _state
@@ -47,9 +48,10 @@ print("RESULT" + json.dumps([stats["allocated_bytes.all.peak"], stats["reserved_
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_peak_of_an_application_is_that_of_its_fit(fake_cuda_run: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.fakecuda
+def test_the_peak_of_an_application_is_that_of_its_fit(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> None:
     code = _FIT.replace("RECURRENT", repr(_RECURRENT)).replace("FOLDER", repr(str(tmp_path)))
-    real = each_on_the_fake_device(fake_cuda_run, _IMPORTS, code, CASES, fastai=True)
+    real = each_on_the_fake_device(fake_cuda_zygote(FASTAI), _IMPORTS, code, CASES)
 
     wrong = {}
     for case, (allocated, reserved) in real.items():

@@ -10,6 +10,7 @@ import pytest
 
 from nbguard.training.prediction.predict import predict
 from nbguard.training.prediction.prediction import Prediction
+from tests.kernels import TORCH, Zygote
 from tests.prediction.conftest import each_on_the_fake_device
 from tests.prediction.library_fits import MODULES, TRAINERS, module, trainer
 
@@ -51,9 +52,10 @@ def _share(case: str, found: Prediction, peaks: tuple[int, int]) -> tuple[float,
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed here")
-def test_a_trainer_takes_what_was_foreseen(fake_cuda_run: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.fakecuda
+def test_a_trainer_takes_what_was_foreseen(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> None:
     code = _TRAINER.replace("FOLDER", repr(str(tmp_path))) + _PEAKS
-    real = each_on_the_fake_device(fake_cuda_run, _TRANSFORMERS, code, TRAINERS)
+    real = each_on_the_fake_device(fake_cuda_zygote(TORCH), _TRANSFORMERS, code, TRAINERS)
 
     shares = {case: _share(case, predict(trainer(case, "cpu", str(tmp_path))), real[case]) for case in TRAINERS}
     assert max(map(abs, shares.pop("t5"))) < 1e-4
@@ -62,8 +64,9 @@ def test_a_trainer_takes_what_was_foreseen(fake_cuda_run: Callable[..., str], tm
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
-def test_a_lightning_module_takes_what_was_foreseen(fake_cuda_run: Callable[..., str]) -> None:
-    real = each_on_the_fake_device(fake_cuda_run, _LIGHTNING, _MODULE + _PEAKS, MODULES)
+@pytest.mark.fakecuda
+def test_a_lightning_module_takes_what_was_foreseen(fake_cuda_zygote: Callable[[str], Zygote]) -> None:
+    real = each_on_the_fake_device(fake_cuda_zygote(TORCH), _LIGHTNING, _MODULE + _PEAKS, MODULES)
 
     shares = {case: _share(case, _prediction_of_module(case), real[case]) for case in MODULES}
     assert shares == dict.fromkeys(MODULES, (0, 0))
