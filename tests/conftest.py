@@ -121,9 +121,15 @@ def plain_zygote(temporary_folder: None) -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def kernel(fastai_zygote: Zygote) -> Iterator[Kernel]:
+def frozen_kernels() -> bool:
+    """Whether looks in the test's kernels leave out what the libraries have made. A room says so in its conftest."""
+    return False
+
+
+@pytest.fixture
+def kernel(fastai_zygote: Zygote, frozen_kernels: bool) -> Iterator[Kernel]:
     """A fresh kernel in which fastai is loaded and nbguard is not."""
-    kernel = Kernel(fastai_zygote)
+    kernel = Kernel(fastai_zygote, frozen=frozen_kernels)
     kernel.printed = follow_printed
     yield kernel
     kernel.stop()

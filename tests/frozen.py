@@ -50,3 +50,9 @@ def frozen_in_package() -> Iterator[None]:
         return
     with frozen_libraries():
         yield
+
+
+@pytest.fixture
+def frozen_kernels(request: pytest.FixtureRequest) -> bool:
+    """Hide them in the kernels and programs of the package whose conftest imports this, but for tests marked `whole_heap`."""
+    return not THOROUGH and request.node.get_closest_marker("whole_heap") is None

@@ -44,10 +44,36 @@ import nbguard.frontend.notebook.listeners.oom_card, nbguard.frontend.notebook.l
 import nbguard.frontend.notebook.magics.command_line, nbguard.frontend.sidebar.hub.hub
 del os.environ["PYDEVD_DISABLE_FILE_VALIDATION"]
 from ipykernel.kernelapp import IPKernelApp
+# what predictions, diagnoses, profiles and tracebacks would import: for kernels whose looks go over nothing of it
+def import_the_rest():
+    if "torch" not in sys.modules:
+        return
+    import stack_data, pygments.formatters.terminal256, pygments.styles.default, IPython.core.magics.extension
+    import functorch.compile, networkx, torch._decomp, torch._dynamo.repro.after_dynamo, torch._export.non_strict_utils
+    import torch._export.serde.serialize, torch._inductor.codecache, torch.export._trace, torch.fx.experimental.symbolic_shapes
+    import nbguard.frontend.notebook.profile, nbguard.training.profiler.render.fit, nbguard.training.prediction.predict
+    import nbguard.training.doctor.diagnose, nbguard.training.doctor.launch, nbguard.training.doctor.determinism.trial
+    import nbguard.training.doctor.export.trial
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+gc.collect()
 print("ready", flush=True)
-for line in sys.stdin:
+source, other = sys.stdin, None
+while line := source.readline():
     request = json.loads(line)
+    if request.get("frozen") and source is sys.stdin:  # another parent has it: the rest is in no look of this one's kernels
+        if other is None:
+            requests, pids = os.pipe(), os.pipe()
+            if os.fork() == 0:
+                os.close(requests[1])
+                os.dup2(pids[1], 1)
+                source = os.fdopen(requests[0])
+                import_the_rest()
+                gc.collect()
+                continue
+            other = os.fdopen(requests[1], "w"), os.fdopen(pids[0])
+        print(line, end="", file=other[0], flush=True)
+        print(other[1].readline(), end="", flush=True)
+        continue
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -59,6 +85,10 @@ for line in sys.stdin:
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         os.environ.update(request["env"])
         tempfile.tempdir = None  # of TMPDIR, as it is now
+        if request.get("frozen"):
+            gc.freeze()
+            gc.freeze = gc.unfreeze = lambda: None
+            gc.get_freeze_count = lambda: 0
         try:
             if "program" in request:
                 main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -71,6 +101,7 @@ for line in sys.stdin:
             sys.stdout.flush(); sys.stderr.flush()
             os._exit(0)  # not by way of the interpreter's end, where autograd's threads now and then abort PyTorch 2.13
     print(pid, flush=True)
+os._exit(0)  # to take all of it apart would cost a second
 """
 
 TORCH = "import torch, torch._dynamo"  # the first optimizer would import the latter: two seconds
@@ -101,13 +132,16 @@ class Zygote:
         self._process.stdin.flush()
         return int(self._ask())
 
-    def run(self, program: str, env: Mapping[str, str], timeout: float) -> tuple[str, str]:
-        """Run a program in a process of its own, here in this folder, and return what it printed to stdout and to stderr."""
+    def run(self, program: str, env: Mapping[str, str], timeout: float, *, frozen: bool = False) -> tuple[str, str]:
+        """Run a program in a process of its own, here in this folder, and return what it printed to stdout and to stderr.
+
+        `frozen`: as of a kernel.
+        """
         with tempfile.TemporaryDirectory(prefix="nbguard-run-") as folder:
             outputs = [Path(folder, name) for name in ("stdout", "stderr")]
             cwd = str(Path.cwd())
             places = {**env, "TMPDIR": folder}  # what it leaves there, killed, goes with the folder
-            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=places)
+            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=places, frozen=frozen)
             try:
                 assert is_gone(pid, timeout), f"still running after {timeout:.0f} s"
             finally:
@@ -171,11 +205,19 @@ class Kernel:
     """A real IPython kernel in a process of its own, spoken to over the Jupyter protocol.
 
     `env` adds to its environment; `profile` are files of its IPython profile, by name: `ipython_config.py`, `startup/00.py`.
+    `frozen`: what the imports have made is in no look, as by `frozen.py`; a cell cannot freeze anything then.
     """
 
     printed: Callable[[Kernel, Cell], None] | None = None  # is told of each cell that has printed something
 
-    def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        env: Mapping[str, str] | None = None,
+        profile: Mapping[str, str] | None = None,
+        *,
+        frozen: bool = False,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
         for name, text in (profile or {}).items():
@@ -191,6 +233,7 @@ class Kernel:
             connection=connection,
             cwd=self._folder.name,
             outputs=[str(self.cwd / "log")] * 2,
+            frozen=frozen,
             env={**(env or {}), "IPYTHONDIR": self._folder.name, "TMPDIR": str(temporary)},
         )
         self.client = BlockingKernelClient(connection_file=connection)

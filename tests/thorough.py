@@ -1,6 +1,7 @@
 """How much runs of what asks the same question many times: a spread of it, or with NBGUARD_THOROUGH=1 all of it.
 
-`make test`, as CI, sets NBGUARD_SPREAD=1: of alike cases each second (`left_out_by_ci`, `half_in_ci`). `make test-all` has all.
+`make test`, as CI, sets NBGUARD_SPREAD=1: of alike cases and of random examples each second (`left_out_by_ci`, `half_in_ci`,
+`examples`). `make test-all` has all.
 `make unit`, which is to take less than a minute, sets NBGUARD_QUICK=1: a third of the random examples (`examples`).
 """
 
@@ -24,15 +25,15 @@ _QUICK = os.environ.get("NBGUARD_QUICK", "0") != "0" and not THOROUGH
 
 
 def examples(count: int) -> int:
-    """Return how many examples of a property test are tried: `count`, NBGUARD_QUICK=1 a third, thoroughly 50 times."""
+    """Return how many examples of a property test are tried: `count`, in CI half, when quick a third, thoroughly 50 times."""
     if THOROUGH:
         return count * 50
-    return max(count // 3, 1) if _QUICK else count
+    return max(count // (3 if _QUICK else 2 if _SPREAD else 1), 1)
 
 
 def fewer_in_ci(count: int) -> int:
-    """Return how many examples of a dear property test are tried: as `examples` says, in CI half of them."""
-    return examples(count) // (2 if _SPREAD and not _QUICK else 1)
+    """Return as many as `examples`: in CI half of them."""
+    return examples(count)
 
 
 def half_in_ci(cases: Iterable[T]) -> Sequence[T]:

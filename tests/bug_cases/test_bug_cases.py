@@ -12,6 +12,7 @@ import pytest
 from tests.advice import follow, held
 from tests.bug_cases.cases import CASES, Case
 from tests.kernels import TORCH, Kernel, Zygote
+from tests.thorough import THOROUGH
 
 MIB = 1024**2
 _FINDINGS = "[finding.command for finding in __import__('nbguard').report().findings]"
@@ -24,7 +25,7 @@ __import__('gc').enable(); __import__('gc').collect()
 @pytest.fixture(scope="module")
 def one_kernel(fake_cuda_zygote: Callable[[str], Zygote]) -> Iterator[Kernel]:
     """A kernel for all cases that no device is too small for: each starts with the names of the first."""
-    kernel = _loaded(Kernel(fake_cuda_zygote(TORCH)))
+    kernel = _loaded(Kernel(fake_cuda_zygote(TORCH), frozen=not THOROUGH))
     kernel.run("%gpumem").ok()
     yield kernel
     kernel.stop()

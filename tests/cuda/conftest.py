@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.frozen import frozen_kernels  # noqa: F401 - for all tests here
 from tests.kernels import Kernel
 
 PRELUDE = """

@@ -145,6 +145,7 @@ def fit(rows, step):
 """
 
 
+@pytest.mark.whole_heap  # with all imports made before, the copy is the second thing said
 def test_batches_from_memory_that_is_not_page_locked_are_the_first_thing_said(fake_cuda_run: Callable[..., str]) -> None:
     fake_cuda_run(
         _FIT

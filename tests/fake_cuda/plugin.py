@@ -82,7 +82,7 @@ def fake_cuda_zygote(fake_cuda_library: Path) -> Iterator[Callable[[str], Zygote
 
 
 @pytest.fixture
-def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote]) -> Callable[..., str]:
+def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote], frozen_kernels: bool) -> Callable[..., str]:
     """`fake_cuda_run(code, **settings)` runs code in a process of its own and returns what it printed; it must succeed.
 
     PyTorch is imported in it, and not initialised; fastai if asked for.
@@ -90,7 +90,8 @@ def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote]) -> Callable[..., st
 
     def run(code: str, *, fastai: bool = False, conf: str = "", timeout: float = 120, **settings: object) -> str:
         imports = FASTAI if fastai else TORCH
-        out, errors = fake_cuda_zygote(imports).run(CHECK + code + _LAST_CHECK, fake_settings(conf, **settings), timeout)
+        program, env = CHECK + code + _LAST_CHECK, fake_settings(conf, **settings)
+        out, errors = fake_cuda_zygote(imports).run(program, env, timeout, frozen=frozen_kernels)
         printed, end, _ = out.rpartition(f"{_END}\n")
         assert end, errors[-4000:] or out[-4000:]
         return printed
@@ -99,7 +100,7 @@ def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote]) -> Callable[..., st
 
 
 @pytest.fixture
-def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote]) -> Iterator[Callable[..., Kernel]]:
+def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote], frozen_kernels: bool) -> Iterator[Callable[..., Kernel]]:
     """`fake_cuda_kernel(fastai=True, **settings)` returns a fresh kernel on the fake device; CUDA is not initialised in it.
 
     PyTorch is imported in it, fastai if asked for.
@@ -107,7 +108,8 @@ def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote]) -> Iterator[Call
     started: list[Kernel] = []
 
     def start(*, fastai: bool = True, conf: str = "", **settings: object) -> Kernel:
-        kernel = Kernel(fake_cuda_zygote(FASTAI if fastai else TORCH), env=fake_settings(conf, **settings))
+        zygote = fake_cuda_zygote(FASTAI if fastai else TORCH)
+        kernel = Kernel(zygote, env=fake_settings(conf, **settings), frozen=frozen_kernels)
         started.append(kernel)
         kernel.run_silently(CHECK)
         kernel.printed = follow_printed if THOROUGH else None

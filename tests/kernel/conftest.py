@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.frozen import frozen_kernels  # noqa: F401 - for all tests here
 from tests.kernels import Cell, Kernel
 from tests.panels import Panel
 

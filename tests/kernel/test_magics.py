@@ -14,6 +14,7 @@ from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.frontend.notebook.magics.grammar import TERMINAL_COMMANDS
 from nbguard.frontend.notebook.magics.switch import GRAMMAR as SWITCH
 from tests.kernels import Kernel
+from tests.thorough import THOROUGH
 from tests.zoo.cases import FAILED, PRELUDE, TRAINED
 
 
@@ -266,7 +267,7 @@ def test_the_words_of_the_terminal_are_what_only_the_command_line_has() -> None:
 @pytest.fixture(scope="module")
 def shared_notebook(fastai_zygote):  # type: ignore[no-untyped-def]
     """One kernel for all that must change nothing anyway."""
-    kernel = Kernel(fastai_zygote)
+    kernel = Kernel(fastai_zygote, frozen=not THOROUGH)
     kernel.run(PRELUDE).ok()
     kernel.run("%load_ext nbguard\nlearn = learner(); runs = {'a': torch.ones(3)}; number = 3").ok()
     yield kernel

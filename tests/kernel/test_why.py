@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernels import Kernel
+from tests.thorough import THOROUGH
 
 _CASES = {
     # name asked for: (cells before, names of the keepers)
@@ -23,7 +24,7 @@ _CASES = {
 @pytest.fixture(scope="module")
 def notebook(fastai_zygote):  # type: ignore[no-untyped-def]
     """One kernel for all cases: each is released by its own command."""
-    kernel = Kernel(fastai_zygote)
+    kernel = Kernel(fastai_zygote, frozen=not THOROUGH)
     kernel.run("import functools, torch\nfrom torch import nn").ok()
     kernel.run("%load_ext nbguard").ok()
     yield kernel

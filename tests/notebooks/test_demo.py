@@ -16,7 +16,21 @@ from tests.ui.servers import Forks
 _FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
 
+@pytest.fixture
+def forked_kernels(fastai_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels that have made fastai's imports already."""
+    (tmp_path / "forks").mkdir()
+    forks = Forks(fastai_zygote, tmp_path / "forks")
+    spec = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text(json.dumps({"argv": forks.argv, "display_name": "forked", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    yield
+    forks.stop()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_kernels")
 def test_the_demo_runs_and_frees_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
 
@@ -44,19 +58,6 @@ def _shown_lines() -> list[str]:
     page = (_FOLDER.parent / "docs/guide/stale.md").read_text(encoding="utf-8")
     block = page.partition("In [17]: %reset_gpu\n")[2].partition("```")[0]
     return [line.partition(" · …")[0] for line in block.splitlines()]
-
-
-@pytest.fixture
-def forked_kernels(fastai_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels that have made fastai's imports already."""
-    (tmp_path / "forks").mkdir()
-    forks = Forks(fastai_zygote, tmp_path / "forks")
-    spec = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
-    spec.parent.mkdir(parents=True)
-    spec.write_text(json.dumps({"argv": forks.argv, "display_name": "forked", "language": "python"}))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    yield
-    forks.stop()
 
 
 @pytest.mark.slow

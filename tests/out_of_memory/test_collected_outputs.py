@@ -12,6 +12,7 @@ from nbguard.memory.core.references.holders import holders
 from nbguard.testing import make_graph
 from tests.fake_cuda.plugin import fake_settings
 from tests.kernels import TORCH, Zygote
+from tests.thorough import THOROUGH
 
 MIB = 1024**2
 
@@ -61,7 +62,7 @@ def test_the_collected_predictions_of_an_evaluation_are_named_and_the_line_lets_
     pytest.importorskip("transformers")
     settings = fake_settings(bytes=500 * MIB, context=100 * MIB)
 
-    out, errors = fake_cuda_zygote(TORCH).run(EVALUATION, settings, 240)
+    out, errors = fake_cuda_zygote(TORCH).run(EVALUATION, settings, 240, frozen=not THOROUGH)
 
     _, mark, result = out.rpartition("RESULT")
     assert mark, errors[-3000:] + out[-1000:]

@@ -23,7 +23,7 @@ ROUNDS = list[dict[str, Any]]
 def followed(zygote: Zygote, notebook: OomNotebook, cells: list[str], settings: Any = None, **options: object) -> ROUNDS:
     """Run a notebook's cells in a process of its own, follow its cards, and return each card and what came of it."""
     spec = asdict(notebook) | {"cells": cells, "advice": 0, "simulated": False} | options
-    out, errors = zygote.run(f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}", settings or {}, 120)
+    out, errors = zygote.run(f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}", settings or {}, 120, frozen=not THOROUGH)
     _, mark, result = out.rpartition("RESULT")
     assert mark, errors[-3000:] + out[-1000:]
     rounds: ROUNDS = json.loads(result)

@@ -24,9 +24,11 @@ from nbguard.memory.scan.pause import pause_main_thread
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
 LOOKS = """
-import threading, time
-import torch, nbguard
+import gc, threading, time
+import torch, torch._dynamo, nbguard
 
+gc.collect()
+gc.freeze()  # a look is at the fit's objects for most of its time
 torch.set_num_threads(1)
 nn = torch.nn
 model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 512), nn.ReLU(inplace=True), nn.Linear(512, 64))])

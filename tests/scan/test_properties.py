@@ -21,7 +21,7 @@ from nbguard.memory.core.references.holders import holders
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.targets import resolve_targets
 from tests.scan.containers import CARRYING, HOLDING, WEAK
-from tests.thorough import fewer_in_ci, half_in_ci
+from tests.thorough import examples, half_in_ci
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
@@ -171,7 +171,7 @@ def _cook(recipe: Recipe, storages: dict[int, StorageWeakRef]) -> dict[str, Any]
     return {f"n{name}": made[number] for name, number in enumerate(recipe.names)}
 
 
-@settings(max_examples=fewer_in_ci(12))
+@settings(max_examples=examples(12))
 @given(recipes())
 def test_any_nesting_is_accounted_for_and_freed_to_the_byte(recipe: Recipe) -> None:
     storages: dict[int, StorageWeakRef] = {}

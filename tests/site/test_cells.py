@@ -9,6 +9,7 @@ import pytest
 
 from tests.kernels import TORCH, Kernel, Zygote
 from tests.site.pages import DOCS, PageCell, cells, files, lines, missing
+from tests.thorough import THOROUGH
 
 PAGES = [file for file in files() if cells(file)]
 
@@ -23,7 +24,7 @@ def torch_process(temporary_folder: None) -> Iterator[Zygote]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_each_cell_prints_what_the_page_shows(page: Path, torch_process: Zygote) -> None:
-    kernel = Kernel(torch_process)
+    kernel = Kernel(torch_process, frozen=not THOROUGH)
     try:
         for number, cell in enumerate(cells(page), start=1):
             expect(cell, kernel, f"{page.name}, cell {number}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.kernels import Zygote
+from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
 _PROXY = Path(__file__).with_name("forked.py")
@@ -51,7 +52,9 @@ class Forks:
 
     def _fork(self, connection: str, cwd: str) -> int:
         log = str(self._folder / f"kernel-{len(self._pids)}.log")
-        self._pids.append(self._zygote.fork(connection=connection, cwd=cwd, outputs=[log, log], env=self._env))
+        self._pids.append(
+            self._zygote.fork(connection=connection, cwd=cwd, outputs=[log, log], env=self._env, frozen=not THOROUGH)
+        )
         return self._pids[-1]
 
     def stop(self) -> None:

@@ -127,8 +127,8 @@ class Cells:
 
 GARBAGE = "gc.garbage"
 _PLAIN = Types((str, bytes, int, float, bool, type(None)))
-_OF_THE_KERNEL = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
-"""Context variables of ipykernel, which are in force while a cell runs."""
+_WITHOUT_TENSORS = frozenset({"parent_header", "shell_parent", "shell_parent_ident", "decimal_context"})
+"""Context variables of ipykernel, which are in force while a cell runs, and Python's own for decimals."""
 
 
 def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]) -> list[LiveRoot]:
@@ -291,7 +291,7 @@ def _context_values(namespace: dict[str, Any]) -> Iterator[LiveRoot]:
 
 
 def _is_of_interest(variable: contextvars.ContextVar[Any], value: object) -> bool:
-    return type(variable.name) is str and type(value) not in _PLAIN and variable.name not in _OF_THE_KERNEL
+    return type(variable.name) is str and type(value) not in _PLAIN and variable.name not in _WITHOUT_TENSORS
 
 
 def _names_of(variables: set[int], namespace: dict[str, Any]) -> dict[int, str]:
