@@ -45,6 +45,7 @@ import nbguard.frontend.notebook.magics.command_line, nbguard.frontend.sidebar.h
 del os.environ["PYDEVD_DISABLE_FILE_VALIDATION"]
 from ipykernel.kernelapp import IPKernelApp
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+gc.collect()
 print("ready", flush=True)
 for line in sys.stdin:
     request = json.loads(line)
@@ -59,6 +60,9 @@ for line in sys.stdin:
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         os.environ.update(request["env"])
         tempfile.tempdir = None  # of TMPDIR, as it is now
+        if request.get("frozen"):
+            gc.freeze()
+            gc.unfreeze, gc.get_freeze_count = lambda: None, lambda: 0
         try:
             if "program" in request:
                 main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -71,6 +75,7 @@ for line in sys.stdin:
             sys.stdout.flush(); sys.stderr.flush()
             os._exit(0)  # not by way of the interpreter's end, where autograd's threads now and then abort PyTorch 2.13
     print(pid, flush=True)
+os._exit(0)  # to take all the modules apart would take seconds
 """
 
 TORCH = "import torch, torch._dynamo"  # the first optimizer would import the latter: two seconds
@@ -101,13 +106,16 @@ class Zygote:
         self._process.stdin.flush()
         return int(self._ask())
 
-    def run(self, program: str, env: Mapping[str, str], timeout: float) -> tuple[str, str]:
-        """Run a program in a process of its own, here in this folder, and return what it printed to stdout and to stderr."""
+    def run(self, program: str, env: Mapping[str, str], timeout: float, *, frozen: bool = False) -> tuple[str, str]:
+        """Run a program in a process of its own, here in this folder, and return what it printed to stdout and to stderr.
+
+        `frozen` as of `Kernel`.
+        """
         with tempfile.TemporaryDirectory(prefix="nbguard-run-") as folder:
             outputs = [Path(folder, name) for name in ("stdout", "stderr")]
             cwd = str(Path.cwd())
             places = {**env, "TMPDIR": folder}  # what it leaves there, killed, goes with the folder
-            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=places)
+            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=places, frozen=frozen)
             try:
                 assert is_gone(pid, timeout), f"still running after {timeout:.0f} s"
             finally:
@@ -171,11 +179,19 @@ class Kernel:
     """A real IPython kernel in a process of its own, spoken to over the Jupyter protocol.
 
     `env` adds to its environment; `profile` are files of its IPython profile, by name: `ipython_config.py`, `startup/00.py`.
+    `frozen`: looks leave out what the imports have made, as by `frozen.py`, and whatever a cell freezes besides.
     """
 
     printed: Callable[[Kernel, Cell], None] | None = None  # is told of each cell that has printed something
 
-    def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        env: Mapping[str, str] | None = None,
+        profile: Mapping[str, str] | None = None,
+        *,
+        frozen: bool = False,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
         for name, text in (profile or {}).items():
@@ -191,6 +207,7 @@ class Kernel:
             connection=connection,
             cwd=self._folder.name,
             outputs=[str(self.cwd / "log")] * 2,
+            frozen=frozen,
             env={**(env or {}), "IPYTHONDIR": self._folder.name, "TMPDIR": str(temporary)},
         )
         self.client = BlockingKernelClient(connection_file=connection)
