@@ -35,7 +35,10 @@ class Said:
 
 
 def run(framework: str, names: list[str]) -> Iterator[Said]:
-    """Run a framework's cases of these names, or all; each in a namespace of its own. Looks leave out the libraries' objects."""
+    """Run a framework's cases of these names, or all; each in a namespace of its own.
+
+    Looks leave out the objects of libraries, in no thorough run.
+    """
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
