@@ -103,13 +103,13 @@ def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote], frozen_kernels: boo
 def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote], frozen_kernels: bool) -> Iterator[Callable[..., Kernel]]:
     """`fake_cuda_kernel(fastai=True, **settings)` returns a fresh kernel on the fake device; CUDA is not initialised in it.
 
-    PyTorch is imported in it, fastai if asked for.
+    PyTorch is imported in it, fastai if asked for. `frozen` as of `Kernel`.
     """
     started: list[Kernel] = []
 
-    def start(*, fastai: bool = True, conf: str = "", **settings: object) -> Kernel:
+    def start(*, fastai: bool = True, conf: str = "", frozen: bool = False, **settings: object) -> Kernel:
         zygote = fake_cuda_zygote(FASTAI if fastai else TORCH)
-        kernel = Kernel(zygote, env=fake_settings(conf, **settings), frozen=frozen_kernels)
+        kernel = Kernel(zygote, env=fake_settings(conf, **settings), frozen=frozen or frozen_kernels)
         started.append(kernel)
         kernel.run_silently(CHECK)
         kernel.printed = follow_printed if THOROUGH else None

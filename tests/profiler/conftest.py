@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nbguard.memory.scan.parked import has_compiled
-from tests.frozen import frozen_in_package  # noqa: F401 - each profile goes over the heap when it begins
+from tests.frozen import freeze_more, frozen_in_package  # noqa: F401 - each profile goes over the heap when it begins
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -24,6 +24,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_earlier_tests(frozen_in_package: None) -> None:  # noqa: F811
+    freeze_more()
 
 
 @pytest.fixture(autouse=True)

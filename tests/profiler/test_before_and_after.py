@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from fastai.basics import Callback, nn
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitFinding, FitReport, MemoryReport
 from nbguard.training.profiler.instruments.memory import growth, timeline
+from tests.kernels import Zygote
 from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
 
 KiB = 1024
@@ -113,13 +112,14 @@ for batches in (30, 120):
 """
 
 
-def test_a_running_sum_under_a_name_costs_a_profile_the_same_for_each_batch() -> None:
+def test_a_running_sum_under_a_name_costs_a_profile_the_same_for_each_batch(fastai_zygote: Zygote) -> None:
     """Calls of nbguard's functions, not time: a graph that grows under a name is looked at twice, and never as a whole.
 
     In a process of its own, whose heap is small: `gc.get_referrers` goes through all of it.
     """
-    command = [sys.executable, "-W", "ignore", "-c", RUNNING_SUM]
-    few, many = map(int, subprocess.check_output(command, cwd=Path(__file__).parents[2], text=True, timeout=300).split())
+    printed, errors = fastai_zygote.run(RUNNING_SUM, {}, 300, frozen=True)
+    assert len(printed.split()) == 2, errors
+    few, many = map(int, printed.split())
 
     assert 1000 < few < many < 4.5 * few
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,6 +18,7 @@ from torch.utils.data._utils import fetch
 from nbguard import FitMonitor
 from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.profile import profile_fit
+from tests.kernels import Zygote
 from tests.profiler.loops import Fails, learner, model, quiet_fit, train
 
 Weights = list[torch.Tensor]
@@ -203,11 +202,11 @@ with nbguard.profile_fit(show=False):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
-def test_a_process_forked_inside_a_profile_has_a_profile_of_its_own(torch_process: None) -> None:
+def test_a_process_forked_inside_a_profile_has_a_profile_of_its_own(fastai_zygote: Zygote) -> None:
     """As `notebook_launcher` forks the ranks of a cell with `%%profile_fit`."""
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=300)
+    printed, errors = fastai_zygote.run(FORKED, {}, 300, frozen=True)
 
-    assert ended.stdout == "batches 8\n", ended.stderr
+    assert printed == "batches 8\n", errors
 
 
 def test_a_monitor_inside_a_profile_leaves_the_fit_to_it() -> None:

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.kernels import Kernel
+from tests.thorough import THOROUGH
 from tests.zoo.cases import Case
 
 _TRUTH = "{name: [gone() for gone in found] for name, found in builtins._tracked.items()}"
 _COLLECTED_TRUTH = f"(gc.collect(), {_TRUTH})[1]"
+
+
+_WHOLE = 8
+"""Of so many tests of a kind one is with looks at the whole heap."""
+
+
+def without_libraries(test: pytest.FixtureRequest) -> bool:
+    """Say whether a parametrized test's looks leave out the half a million objects of libraries: in no thorough run.
+
+    They take a quarter of the time so.
+    """
+    spec = test.node.callspec
+    case = spec.params.get("case")
+    is_whole = spec.indices["seed" if case is None else "case"] % _WHOLE == _WHOLE // 2
+    return not (THOROUGH or is_whole or (case is not None and case.by_library))
 
 
 def build(kernel: Kernel, case: Case) -> None:

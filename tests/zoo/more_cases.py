@@ -859,6 +859,7 @@ MORE_CASES = (
         (TRAINED, "learn", "import json; json.current = learn; del learn"),
         _REPORTED,
         holder=r"json\.current",
+        by_library=True,
     ),
     Case(
         "x: torch.compile fails in a backend",
@@ -893,6 +894,7 @@ MORE_CASES = (
         (TRAINED, "class Key: pass\nkey = Key(); weakref.finalize(key, print, learn); del learn"),
         _REPORTED,
         holder=r"weakref\.finalize",
+        by_library=True,
     ),
     Case(
         "y: a hook on a node of a graph",

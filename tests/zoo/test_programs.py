@@ -16,8 +16,8 @@ from tests.thorough import THOROUGH, fewer_in_ci
 
 _FIRST = int(os.environ.get("NBGUARD_PROGRAMS_FROM", "0"))
 _AT_ONCE = 15
-_COUNT = 510 if THOROUGH else fewer_in_ci(60)
-"""Programs: each takes some 2.5 s of a core, and the start of so many at once 5 s."""
+_COUNT = 510 if THOROUGH else fewer_in_ci(30)
+"""Programs: each takes some 2.5 s of a core, and the start of so many at once 5 s. Each follows some 25 commands."""
 
 
 @pytest.mark.timeout(3000)

@@ -14,7 +14,7 @@ import pytest
 from tests.kernels import Kernel
 from tests.thorough import spread
 from tests.zoo.cases import CASES, PRELUDE, Case
-from tests.zoo.diagnose import build, diagnose
+from tests.zoo.diagnose import build, diagnose, without_libraries
 from tests.zoo.more_cases import MORE_CASES
 from tests.zoo.on_cuda import case_on_cuda, on_cuda
 
@@ -51,8 +51,8 @@ _ON_THE_DEVICE = [*CASES, *filter(_concerns_the_device, MORE_CASES)]
 
 
 @pytest.mark.parametrize("case", spread(_ON_THE_DEVICE, 3), ids=lambda case: case.name)
-def test_case(fake_cuda_kernel: Callable[..., Kernel], case: Case) -> None:
-    case, kernel = case_on_cuda(case), fake_cuda_kernel()
+def test_case(fake_cuda_kernel: Callable[..., Kernel], case: Case, request: pytest.FixtureRequest) -> None:
+    case, kernel = case_on_cuda(case), fake_cuda_kernel(frozen=without_libraries(request))
     kernel.run(on_cuda(PRELUDE)).ok()
     kernel.run_silently(_WARM + _LIVE)
     base, _ = kernel.value(_COUNTERS)

@@ -56,6 +56,8 @@ DISPATCH = frozenset(
         "_pydevd_bundle",
         "_pytest",
         "pluggy",
+        "execnet",
+        "__channelexec__",  # xdist's worker
         "runpy",
     ]
 )
