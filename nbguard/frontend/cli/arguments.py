@@ -125,7 +125,8 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     predict = add(
         "predict",
         help="predict the memory of a script's first fit",
-        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE …] [--largest] [--settings CONF] [--json] SCRIPT [-- ARG ...]",
+        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE …] [--largest] [--time FILE] "
+        "[--settings CONF] [--json] SCRIPT [-- ARG ...]",
         epilog="Arguments after -- are passed to the script.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
@@ -133,6 +134,11 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB; given more than once, in a table"
     predict.add_argument("--gpu", type=_gpu, action="append", metavar="NAME|SIZE", help=gpu)
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
+    predict.add_argument(
+        "--time", metavar="FILE", help="also the time of an epoch, from `%%%%profile_fit --save FILE` of the fit"
+    )
+    price = "with --time: of an hour, as T4=0.35, or 0.35 for one GPU, for the price of an epoch"
+    predict.add_argument("--price", action="append", default=[], metavar="GPU=PRICE", help=price)
     predict.add_argument("--settings", type=_settings, metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nbguard.errors import NbguardError
 from nbguard.files import open_file, unreadable
+from nbguard.frontend.cli.files import fit_report_of
 from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result, shown_stages
 from nbguard.spelling import did_you_mean
 from nbguard.texts import form
@@ -44,10 +45,15 @@ def predict(options: argparse.Namespace) -> int:
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
 
+    report = fit_report_of(options.time) if options.time else None
     with shown_stages():
         foreseen = predict_script(
             options.script, options.gpu or [None], options.settings, options.bs, options.arguments, largest=options.largest
         )
+    if options.time or options.price:
+        from nbguard.frontend.notebook.predictions import with_epoch_times
+
+        foreseen = with_epoch_times(foreseen, report, options.price)
     show_result(foreseen, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 
