@@ -180,4 +180,4 @@ print(json.dumps([
 
 @pytest.mark.fakecuda
 def test_autocast_is_seen_where_the_fit_is_the_first_to_use_the_gpu(fake_cuda_run: Run) -> None:
-    assert json.loads(fake_cuda_run(AUTOCAST)) == [6, [], "half", True]
+    assert json.loads(fake_cuda_run(AUTOCAST)) == [6, [], "half precision", True]

@@ -75,7 +75,7 @@ def measured_fit(report: FitReport) -> MeasuredFit:
 def _precision(settings: dict[str, str]) -> Precision:
     """Return the numbers that a fit multiplied, by the switches of its first training batch."""
     if settings.get("autocast", "off") != "off":
-        return "half"
+        return "half precision"
     if settings.get("float32 matmul precision") in ("high", "medium"):
         return "TensorFloat-32"
     return "float32" if settings.get("cudnn.allow_tf32") == "off" else "float32 and TensorFloat-32"

@@ -356,7 +356,7 @@ PREDICT_CELL = Advice(
     command="%%profile_fit --predict", effect="above a cell predicts each of its fits, of `learn.fine_tune` both stages"
 )
 PROFILE_FIT = Advice(
-    command="%%profile_fit", call="nbguard.profile_fit()", effect="above the cell of a fit, measures its batches"
+    command="%%profile_fit", call="nbguard.profile_fit()", effect="measures the batches of a fit"
 )
 LAST_FIT = Advice(command="%profile_fit --last", call=_call("last_fit"), effect="shows all figures of the last profile")
 STOP_ON_NAN = Advice(

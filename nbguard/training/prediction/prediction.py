@@ -216,7 +216,7 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
     if prediction.epoch is not None:
         if prediction.epoch.least is not None:
             yield Line(_epoch(prediction.epoch), "strong")
-        yield Line(prediction.epoch.note)
+        yield Listing(sentences=(prediction.epoch.note, *prediction.epoch.limits))
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
     if prediction.assumptions and assumptions:
@@ -278,7 +278,7 @@ def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
         yield Line(text, "strong")
         yield _of_gpus(predictions)
     found = [fit.prediction for fit in comparison.fits]
-    sentences = [each.epoch.note for each in found if each.epoch is not None]
+    sentences = [text for each in found if each.epoch is not None for text in (each.epoch.note, *each.epoch.limits)]
     sentences += [f"not counted: {text}" for each in found for text in each.unknown]
     sentences += [Text("assumed: ") + text for each in found for text in each.assumptions]
     if sentences:

@@ -8,7 +8,7 @@ plain range from the ratio of bandwidths to that of multiplications held 52 % of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ from nbguard.memory.core.gpu_models import gpu_model, gpu_model_in
 from nbguard.texts import Text
 from nbguard.units import format_time
 
-Precision: TypeAlias = Literal["half", "TensorFloat-32", "float32", "float32 and TensorFloat-32"]
+Precision: TypeAlias = Literal["half precision", "TensorFloat-32", "float32", "float32 and TensorFloat-32"]
 """The numbers that a fit multiplies. The last one is PyTorch's default, which has TensorFloat-32 in convolutions only."""
 
 
@@ -106,7 +106,7 @@ def speed(here: PeakFigures, there: PeakFigures, precision: Precision) -> tuple[
         precision: the numbers that the fit multiplies.
     """
     bandwidth, full = there.bandwidth / here.bandwidth, there.float32 / here.float32
-    if precision == "half":
+    if precision == "half precision":
         likely = [bandwidth ** _HALF[0] * full ** _HALF[1] * (there.half / here.half) ** _HALF[2]]
     else:
         tensor = (there.tensor_float32 or there.float32) / (here.tensor_float32 or here.float32)
@@ -138,6 +138,7 @@ class EpochTime:
     least_price: float | None = None  # in the currency of the price that was given
     most_price: float | None = None  # likewise
     note: str  # how it is known, or why it is not
+    limits: tuple[str, ...] = ()  # of that knowledge for this GPU, in words
 
     @property
     def words(self) -> str:
@@ -184,7 +185,8 @@ def epoch_time(
         most=most,
         least_price=None if price is None else least / hours * price,
         most_price=None if price is None else most / hours * price,
-        note=_source(fit, gpu, is_same=here == there),
+        note=_source(fit, is_same=here == there),
+        limits=() if here == there else tuple(_limits(fit, gpu)),
     )
 
 
@@ -216,21 +218,24 @@ def _share(busy: float, times: float) -> float:
     return (1 - busy) + busy / times
 
 
-def _source(fit: MeasuredFit, gpu: str, *, is_same: bool) -> str:
+def _source(fit: MeasuredFit, *, is_same: bool) -> str:
     measured = f"{format_time(fit.step or 0)} per batch of {fit.title} on {fit.gpu}, with the GPU at work {fit.busy:.0%} of it"
     if is_same:
         return f"measured: {measured}"
-    models = ((name, gpu_model(name) or gpu_model_in(name)) for name in (fit.gpu, gpu))
-    kinds = {_kind(model.name, name) for name, model in models if model}
-    error = f"nine of ten public throughputs lay within a factor of {ERROR} up or down"
-    if not kinds <= _TRIED:
-        error += f", though none of {' and '.join(sorted(kinds - _TRIED))}"
-    if fit.precision in ("float32", "float32 and TensorFloat-32"):
-        error += ", and none without TensorFloat-32 in matrix products"
     return (
-        f"measured: {measured}; scaled in {fit.precision} by NVIDIA's figures of memory bandwidth and TFLOPS; {error}; "
-        "the program and its loader are as fast as there"
+        f"measured: {measured}; scaled in {fit.precision} by NVIDIA's figures of memory bandwidth and TFLOPS, as nine of ten "
+        f"public throughputs lay within a factor of {ERROR} up or down; the program and its loader are as fast as there"
     )
+
+
+def _limits(fit: MeasuredFit, gpu: str) -> Iterator[str]:
+    """Yield, in words, why the error of public throughputs may not be that of a fit on a GPU."""
+    models = ((name, gpu_model(name) or gpu_model_in(name)) for name in (fit.gpu, gpu))
+    untried = sorted({_kind(model.name, name) for name, model in models if model} - _TRIED)
+    if untried:
+        yield f"{' and '.join(untried)}: not among the GPUs of the public throughputs"
+    if fit.precision in ("float32", "float32 and TensorFloat-32"):
+        yield "matrix products without TensorFloat-32: not among the public throughputs"
 
 
 def _money(amount: float) -> str:
