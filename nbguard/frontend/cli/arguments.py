@@ -146,6 +146,12 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
     profile.add_argument("--json", action="store_true", help="one JSON object per line; nanoseconds and bytes as integers")
     profile.set_defaults(run=files.profile)
+    compare = add("compare", help="show differences between two runs, those that can change bits first")
+    for name in ("before", "after"):
+        run = "a JSON file of %nbguard record, a notebook with one, or the id of a run of MLflow's"
+        compare.add_argument(name, metavar=name.upper(), help=run.replace("%", "%%"))
+    compare.add_argument("--json", action="store_true", help="one JSON object")
+    compare.set_defaults(run=files.compare)
 
 
 def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:

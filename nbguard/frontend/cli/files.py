@@ -114,6 +114,18 @@ def profile(options: argparse.Namespace) -> int:
     return _of_each(options.files, each)
 
 
+def compare(options: argparse.Namespace) -> int:
+    """Show the differences between two runs."""
+    from nbguard.training.runs.comparing import compare as compared
+
+    comparison = compared(options.before, options.after)
+    if options.json:
+        show_result(comparison, as_json=True)
+    else:
+        show_blocks(comparison.blocks(), where="terminal")
+    return 0
+
+
 def fit_report_of(name: str) -> FitReport:
     """Return the report of a saved profile.
 
