@@ -71,6 +71,7 @@ class CallHook:
         name, is_simple, arguments, world = call.name, call.is_simple, call.arguments, call.world
         codes, entries, user_frame, entry_of = words.codes, words.entries, words.user_frame, words.entry
         slots, numbers, messages, getframe = self._log.slots, self._log.numbers, self._messages, sys._getframe
+        times = self._log.times
 
         def logged(*args: Any, **kwargs: Any) -> Any:
             number = 0
@@ -93,6 +94,7 @@ class CallHook:
                 slots[at + 1] = position
                 slots[at + 2] = entry
                 slots[at] = number
+                times[entry] = times.get(entry, 0) + 1
             except Exception:  # noqa: BLE001, S110 - a mistake of ours is no error of the user's
                 pass
             result = function(*args, **kwargs)

@@ -33,6 +33,8 @@ class CallLog:
         """Of each kept call NUMBERS numbers; the call `number` stands at `number % KEPT`. `CallHook` writes them."""
         self.numbers = count(1)
         """The numbers of the calls to come."""
+        self.times: dict[int, int] = {}
+        """How often the call of each entry has been noted, by the entry's number. `CallHook` counts."""
 
     def entry(self, call: CollectiveCall, place: bytes) -> int:
         """Write the words of calls of this kind from a line; return the number of the entry."""
@@ -58,6 +60,12 @@ class CallLog:
         calls = sorted(slots[at : at + NUMBERS] for at in range(0, len(slots), NUMBERS) if slots[at])
         read = (self._call(position, entry, returned == number) for number, position, entry, returned in calls)
         return tuple(call for call in read if call is not None)
+
+    def since(self, before: dict[int, int]) -> list[tuple[CollectiveCall, int]]:
+        """Return the kinds of calls that were noted since `times` was as `before`, each with their number."""
+        added = {entry: times - before.get(entry, 0) for entry, times in self.times.items()}
+        calls = ((self._call(0, entry, is_done=True), times) for entry, times in added.items() if times)
+        return [(call, times) for call, times in calls if call is not None]
 
     def _call(self, position: int, entry: int, is_done: bool) -> CollectiveCall | None:
         """Return a call with its words, or None if others were written over them."""

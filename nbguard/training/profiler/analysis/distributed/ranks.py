@@ -11,7 +11,12 @@ from nbguard.memory.core.advice import CHECK_RANKS
 from nbguard.plain_data import from_plain
 from nbguard.texts import Text, joined
 from nbguard.training.profiler.analysis.distributed.agreement import RankDigests, disagreements
-from nbguard.training.profiler.analysis.distributed.gradient_sums import GradientSums, sums_finding
+from nbguard.training.profiler.analysis.distributed.gradient_sums import (
+    GradientSums,
+    ShardCalls,
+    shards_finding,
+    sums_finding,
+)
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.ranks.analysis.diagnosis import RankFault
@@ -150,6 +155,7 @@ class RankObservations:
     waited: int = 0  # nanoseconds that rank 0 waited for messages
     launch: str = ""  # launcher, rank and number of ranks, in words
     sums: GradientSums | None = None  # of rank 0's gradients, where DistributedDataParallel has timed them
+    shards: tuple[ShardCalls, ...] = ()  # collectives of rank 0 in a step under FSDP; empty without it
     hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
 
 
@@ -173,6 +179,8 @@ def rank_report(observed: RankObservations) -> RankReport:
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
     if observed.sums is not None:
         findings.append(sums_finding(observed.sums, len({row.host for row in rows if row.host}), rows[0].step))
+    if observed.shards:
+        findings.append(shards_finding(observed.shards, {row.rank: row.host for row in rows if row.host}))
     unheard = world - len(heard)
     words = [Text(f"{unheard} of {world} ranks did not report; waited {format_time(waited)}.")] if unheard else []
     words += [] if digests else [_UNCOMPARED]
