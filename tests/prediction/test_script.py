@@ -210,10 +210,6 @@ for number in range(9):
         (PROCESSES, r"separate processes \(work\(\)\)"),
         ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "outside any visible loop"),
         (LOOP.replace("Linear(100, 100)", "DataParallel(torch.nn.Linear(100, 100))"), "model is a DataParallel"),
-        (
-            ON_THE_HOST,
-            r"is on the host, not on the model's device, at script\(\) in __main__, line 6: .*: make it there",
-        ),
     ],
 )
 def test_refusals_name_what_cannot_be_foreseen(source: str, words: str, tmp_path: Path) -> None:
@@ -223,6 +219,17 @@ def test_refusals_name_what_cannot_be_foreseen(source: str, words: str, tmp_path
     assert torch.Tensor.backward is backward
     assert builtins.open is opened
     assert not [name for name in vars(builtins) if "nbguard" in name]
+
+
+@pytest.mark.usefixtures("torch_process")
+def test_a_script_for_the_host_is_foreseen_on_a_gpu_and_its_line_to_move_is_named(tmp_path: Path) -> None:
+    found, moved = (
+        _foreseen(tmp_path, source) for source in (ON_THE_HOST, ON_THE_HOST.replace("ones(8, 4)", "ones(8, 4, device='cpu')"))
+    )
+    (line,) = (text for text in found.assumptions if ".to(device)" in text)
+    assert "line 6" in line
+    assert not [text for text in moved.assumptions if "line 5" in text]
+    assert found.peak_allocated == moved.peak_allocated
 
 
 FINE_TUNED = """
