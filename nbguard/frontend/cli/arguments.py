@@ -148,8 +148,8 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     profile.set_defaults(run=files.profile)
     compare = add("compare", help="show differences between two runs, those that can change bits first")
     for name in ("before", "after"):
-        run = "a JSON file of %nbguard record, a notebook with one, or the id of a run of MLflow's"
-        compare.add_argument(name, metavar=name.upper(), help=run.replace("%", "%%"))
+        run = "a JSON file with a record, a notebook with one, or the id of a run of MLflow's"
+        compare.add_argument(name, metavar=name.upper(), help=run)
     compare.add_argument("--json", action="store_true", help="one JSON object")
     compare.set_defaults(run=files.compare)
 

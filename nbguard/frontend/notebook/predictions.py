@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.magics.predict import foreseen
@@ -81,9 +81,10 @@ def _precision(settings: dict[str, str]) -> Precision:
     return "float32" if settings.get("cudnn.allow_tf32") == "off" else "float32 and TensorFloat-32"
 
 
-def with_epoch_times(
-    result: Prediction | CellPrediction | GpuComparison, report: FitReport | None, given: list[str]
-) -> Prediction | CellPrediction | GpuComparison:
+AnyPrediction = TypeVar("AnyPrediction", bound="Prediction | CellPrediction | GpuComparison")
+
+
+def with_epoch_times(result: AnyPrediction, report: FitReport | None, given: list[str]) -> AnyPrediction:
     """Return a prediction with the time of an epoch on each of its GPUs, or why it is not known.
 
     Args:
@@ -108,7 +109,7 @@ def with_epoch_times(
         for each in predictions
     ]
     if isinstance(result, Prediction):
-        return timed[0]
+        return cast("AnyPrediction", timed[0])
     return replace(result, fits=tuple(replace(of, prediction=each) for of, each in zip(result.fits, timed, strict=True)))
 
 

@@ -115,7 +115,7 @@ class DeterministicSwitch:
         target = inner if inner is not None else loader
         before = {name: attribute_of(loader, name) for name in attributes}
         own = attribute_of(target, "generator")
-        sampler = None if inner is not None else sampler_of(loader)
+        sampler: Any = None if inner is not None else sampler_of(loader)
         draws = has_generator(sampler) is not None
         sampler_own = attribute_of(sampler, "generator") if draws else None
         generator = torch.Generator().manual_seed(self.seed + number)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.memory_map import MemoryMap
     from nbguard.memory.reports.notices.rounds import RoundsReport
     from nbguard.memory.reports.report import Report
-    from nbguard.render.result import Result
     from nbguard.training.prediction.prediction import GpuComparison, Prediction
 
 
@@ -345,7 +344,7 @@ class GpuMemMagics(Magics):
                 return snapshots.run(self.shell, options, GRAMMAR)
 
 
-def _with_times(prediction: Prediction | GpuComparison, prices: list[str]) -> Result:
+def _with_times(prediction: Prediction | GpuComparison, prices: list[str]) -> Prediction | GpuComparison:
     """Return a prediction with the time of an epoch by the last profile of this kernel, or why it is not known."""
     from nbguard.frontend.notebook.predictions import with_epoch_times
     from nbguard.frontend.notebook.profile import last_report
