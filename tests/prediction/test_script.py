@@ -37,6 +37,8 @@ if __name__ == "__main__":
     main()
 """
 
+PROFILE = Path(__file__).parents[1] / "data" / "profile" / "loop.json"  # of a fit on the CPU
+
 
 @pytest.mark.usefixtures("torch_process")
 @pytest.mark.parametrize(("source", "gpu", "status"), [(LOOP, "T4", 0), (LOOP, "620MiB", 1), (LEARNER, "T4", 0)])
@@ -51,9 +53,12 @@ def test_the_first_fit_is_foreseen_and_does_not_run(
     (tmp_path / "train.py").write_text(source)
     monkeypatch.chdir(tmp_path)
 
-    assert main(["predict", "train.py", "--gpu", gpu, "--json"]) == status
+    timed = ["--time", str(PROFILE), "--price", f"{gpu}=0.35"] if gpu == "T4" else []
+    assert main(["predict", "train.py", "--gpu", gpu, "--json", *timed]) == status
 
     found = json.loads(capsys.readouterr().out)
+    epoch = found["fits"][0]["prediction"]["epoch"]
+    assert ("ran on no GPU" in epoch["note"]) if timed else epoch is None
     assert found["kind"] == "cell_prediction"
     assert found["fits"][0]["prediction"]["fits"] is (status == 0)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
