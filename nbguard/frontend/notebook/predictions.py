@@ -53,7 +53,7 @@ def _of_capacity(prediction: Prediction) -> str:
 
 
 def measured_fit(report: FitReport) -> MeasuredFit:
-    """Return what a profile says of the time of its fit's batches, and of the GPU that it ran on."""
+    """Return the times of a fit's batches by its profile, and the GPU that it ran on."""
     from nbguard.training.prediction.speed import MeasuredFit
 
     timing, loader = report.timing, report.loader
