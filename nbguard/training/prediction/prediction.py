@@ -286,7 +286,7 @@ def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
 
 
 def _of_gpus(predictions: list[Prediction]) -> Table:
-    """Return the GPUs, whether the fit runs on each, the memory it leaves free, and what else was asked for."""
+    """Return the GPUs, whether the fit runs on each, the memory it leaves free, and all else that was asked for."""
     unit = unit_of(max(each.need for each in predictions))
     needs = format_column([each.need for each in predictions], unit)
     margins = [(each.capacity or 0) - each.need for each in predictions]

@@ -1,7 +1,7 @@
 """The time of an epoch on another GPU: steps measured on one, times how much faster the other is by its makers' figures.
 
 A step's kernels move bytes and multiply numbers. So the speed of one GPU over another is taken as a product of powers of the
-ratios of their figures. The powers and the error are those of Lambda's public table of training throughput, with ten models in
+ratios of their figures. Lambda's public table of training throughput gave the powers and the error, with ten models in
 float32 and half precision on eleven GPUs (tests/data/throughputs.txt): nine of ten of its ratios lie within the error. The
 plain range from the ratio of bandwidths to that of multiplications held 52 % of them in half precision, and 65 % in float32.
 """
