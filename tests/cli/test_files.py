@@ -22,9 +22,12 @@ from nbguard.frontend.cli import main
 from nbguard.frontend.cli.arguments import command_parser, commands_of
 from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar
+from nbguard.training.runs.analysis.comparison import compare_records
+from nbguard.training.runs.comparing import save_record
 from nbguard.units import parse_bytes
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
+from tests.runs.records import run
 
 ROOT = Path(__file__).resolve().parents[2]
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -445,6 +448,17 @@ def test_diagnose_of_a_run_that_went_well_is_no_failure(tmp_path: Path, capsys: 
 
     assert main(["diagnose", str(file)]) == 0
     assert "The file has no history" in capsys.readouterr().out
+
+
+def test_compare_says_what_the_magic_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = run(), run(("seeds", "torch", "42"))
+    names = [os.fspath(save_record(record, tmp_path / f"{at}.json")) for at, record in enumerate(records)]
+    assert main(["compare", *names]) == 0
+    assert capsys.readouterr().out.split() == compare_records(*records).mimebundle()["text/plain"].split()
+    assert main(["compare", *names, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == compare_records(*records).to_data()
+    assert main(["compare", names[0], "nowhere"]) == 2
+    assert "no file nowhere" in capsys.readouterr().err
 
 
 def test_map_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,10 +169,15 @@ with profile_fit(show=False) as profile:  # before anything has used the GPU
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(torch.zeros(4, 8, device="cuda")).float().mean()
         loss.backward(); opt.step(); opt.zero_grad()
-print(json.dumps([profile.observations.checks["amp"].in_dtype("bfloat16"), [each.name for each in profile.report.remedies]]))
+from nbguard.frontend.notebook.predictions import measured_fit
+measured = measured_fit(profile.report)
+print(json.dumps([
+    profile.observations.checks["amp"].in_dtype("bfloat16"), [each.name for each in profile.report.remedies],
+    measured.precision, measured.gpu == torch.cuda.get_device_name(),
+]))
 """
 
 
 @pytest.mark.fakecuda
 def test_autocast_is_seen_where_the_fit_is_the_first_to_use_the_gpu(fake_cuda_run: Run) -> None:
-    assert json.loads(fake_cuda_run(AUTOCAST)) == [6, []]
+    assert json.loads(fake_cuda_run(AUTOCAST)) == [6, [], "half precision", True]

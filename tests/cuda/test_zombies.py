@@ -23,8 +23,13 @@ MIB = 1 << 20
 CONTEXT = 300 * MIB
 
 OPEN = """
-import ctypes, os, sys, time
+import ctypes, os, sys, threading, time
+def end_with(pid):
+    while os.path.exists(f'/proc/{pid}'): time.sleep(1)
+    os._exit(0)
 def use_device(name):
+    tests = os.environ.get('TESTS_PID') or os.getppid()  # where the tests are killed, nobody else ends this process
+    threading.Thread(target=end_with, args=(tests,), daemon=True).start()
     cuda = ctypes.CDLL('libcuda.so.1')
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) == 0
     with open(name + '.tmp', 'w') as file: file.write(str(os.getpid()))
@@ -92,7 +97,7 @@ def start(folder: Path, fake_cuda_library: Path) -> Iterator[Start]:
         # In a session of its own: where the tests are in that of the first process, which adopts orphans, none can be told.
         process = subprocess.Popen(
             command,
-            env={**env, "JPY_SESSION_NAME": notebook},
+            env={**env, "JPY_SESSION_NAME": notebook, "TESTS_PID": str(os.getpid())},
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -203,8 +208,9 @@ def test_others_are_named_by_their_notebooks(notebook: Notebook, start: Start, f
     assert {pid: used for pid, (used, _) in found.items()} == dict.fromkeys((theirs, fork, plain, mine), CONTEXT)
     assert [found[pid][1]["notebook"] for pid in (theirs, fork, plain, mine)] == [other, other, "", own]
     assert sum(part["nbytes"] for part in device["parts"] if part["name"] == "others") == 4 * CONTEXT
-    who = f"{other} 600 MiB ({pids_text([theirs, fork])})"
+    who = f"the other.ipynb 600 MiB ({pids_text([theirs, fork])})"
     for said in (text, card):
+        assert other not in said  # a notebook is shared with its outputs
         assert who in said
         assert f"plain.py 300 MiB (pid {plain})" in said
         assert f"this notebook's own processes 300 MiB (pid {mine})" in said

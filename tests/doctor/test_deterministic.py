@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,10 @@ from torch import nn
 
 import nbguard
 from nbguard.errors import NbguardError
+from nbguard.training.doctor.analysis.seed_checks import SwitchStates, seed_checks
 from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
+from nbguard.training.doctor.determinism.operations import loader_seeds, sampler_of, switch_states
+from nbguard.training.runs.analysis.cell_seeds import seeds_in
 from tests.doctor import learners, planted
 from tests.doctor.untouched import fingerprint
 
@@ -54,18 +60,115 @@ def test_a_learners_loaders_repeat_whatever_else_is_drawn() -> None:
     assert {key for key in before if before[key] != after[key]} == set()
 
 
-def test_torchs_loader_gets_a_generator_and_loses_it() -> None:
-    data = torch.utils.data.TensorDataset(torch.arange(32))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+class Shuffled(torch.utils.data.Sampler[int]):
+    """A sampler of the user's that draws from Python's generator."""
 
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(32))
+        random.shuffle(order)
+        return iter(order)
+
+
+class Seeded(Shuffled):
+    """The same with a generator of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.Random(0).sample(range(32), 32))
+
+
+def _weighted() -> torch.utils.data.Sampler[int]:
+    return torch.utils.data.WeightedRandomSampler([1.0] * 32, 32)
+
+
+def _of_batches() -> torch.utils.data.Sampler[list[int]]:
+    return torch.utils.data.BatchSampler(torch.utils.data.SubsetRandomSampler(range(32)), 4, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "extra"),
+    [
+        ({"batch_size": 4, "shuffle": True}, "from torch's global generator", 5),
+        ({"batch_size": 4, "sampler": _weighted, "generator": torch.Generator}, "generator, in its WeightedRandomSampler", 5),
+        ({"batch_sampler": _of_batches}, "generator, in its SubsetRandomSampler", 5),
+        ({"batch_size": 4, "sampler": Shuffled}, "by random.shuffle, in its Shuffled", 0),
+    ],
+)
+def test_a_loader_that_draws_from_a_global_generator_is_named_and_mended(
+    options: dict[str, Any], named: str, extra: int
+) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(32))
+    given = {name: value() if callable(value) else value for name, value in options.items()}
+    loader = torch.utils.data.DataLoader(data, **given)
+
+    def found() -> list[str]:
+        subject = SimpleNamespace(learn=None, loader=loader)
+        checks = seed_checks(loader_seeds(subject), SwitchStates(hash_seed="0"), None, "learn")
+        return [f"{finding.what} {finding.command}" for check in checks for finding in check.findings]
+
+    (before,) = found()
+    assert named in before
+    assert "fix determinism learn" in before
+    sampler = sampler_of(loader)
     orders = []
-    for extra in (0, 5):
+    for draws in (0, extra):
         with nbguard.deterministic(1, loader):
-            torch.rand(extra)
+            torch.rand(draws)
             orders.append([batch[0].tolist() for batch in loader])
+            assert bool(found()) is (extra == 0)  # what the user's own code draws is his to change
     assert orders[0] == orders[1]
-    assert loader.generator is None
-    assert loader.sampler.generator is None
+    assert (loader.generator is None) is ("generator" not in options)
+    assert getattr(sampler, "generator", None) is None
+    assert found() == [before]
+
+
+@pytest.mark.parametrize(
+    ("cell", "split"),
+    [
+        ("RandomSplitter()", "{}(range(40))"),
+        ("RandomSubsetSplitter(0.5, 0.5)", "{}(range(40))"),
+        ("TrainTestSplitter()", "{}(range(40))"),
+        ("ShuffleSplit()", "list(map(str, {}.split(range(40))))"),
+        ("KFold(shuffle=True)", "list(map(str, {}.split(range(40))))"),
+        ("train_test_split(range(40))", "{}"),
+        ("frame.sample(frac=1.0)", "list({}.index)"),
+        ("random_split(range(40), [20, 20])", "[list(each) for each in {}]"),
+    ],
+)
+def test_a_split_repeats_by_the_line(cell: str, split: str) -> None:
+    from fastai.data.transforms import RandomSplitter, RandomSubsetSplitter, TrainTestSplitter
+    from pandas import DataFrame
+    from sklearn.model_selection import KFold, ShuffleSplit, train_test_split
+
+    kinds = (RandomSplitter, RandomSubsetSplitter, TrainTestSplitter, KFold, ShuffleSplit, train_test_split)
+    names = {each.__name__: each for each in kinds} | {"torch": torch, "frame": DataFrame({"a": range(40)})}
+    names |= {"random_split": torch.utils.data.random_split}
+    cells = seeds_in(["", f"x = {cell}"])
+    (finding,) = (each for check in seed_checks((), SwitchStates(hash_seed="0"), cells) for each in check.findings)
+    line = finding.command.replace("…", cell.partition("(")[2].removesuffix(")")).replace("(, ", "(")
+    assert str(eval(split.format(line), names)) == str(eval(split.format(line), names))
+    assert str(eval(split.format(cell), names)) != str(eval(split.format(cell), names))
+
+
+def test_the_switches_of_tensor_float32_go_off_by_the_line() -> None:
+    subject, backends = SimpleNamespace(model=nn.Linear(1, 1)), torch.backends
+    before = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+    try:
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = True
+        found = replace(switch_states(subject), uses_gpu=True, hash_seed="0")
+        assert len(found.tf32) == 2
+        (finding,) = (each for check in seed_checks((), found, None) for each in check.findings if "TensorFloat" in each.what)
+        exec(finding.command, {"torch": torch})
+        assert switch_states(subject).tf32 == ()
+    finally:
+        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = before
+
+
+def test_a_sampler_with_a_generator_of_its_own_is_in_order() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(32))
+    torchs = torch.utils.data.RandomSampler(data, generator=torch.Generator()), torch.utils.data.SequentialSampler(data)
+    for sampler in (Seeded(), *torchs):
+        (seeds,) = loader_seeds(SimpleNamespace(learn=None, loader=torch.utils.data.DataLoader(data, sampler=sampler)))
+        assert seeds.sampler == ""
 
 
 def test_generators_of_the_models_own_are_seeded() -> None:

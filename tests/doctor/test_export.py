@@ -6,6 +6,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -41,7 +42,10 @@ LINES = {
 
 
 def exported(model: Any, batch: Any = None, **options: Any) -> Diagnosis:
-    return nbguard.diagnose(model, batch, environment=False, determinism=False, **options)
+    before = dict(os.environ)
+    found = nbguard.diagnose(model, batch, environment=False, determinism=False, **options)
+    assert os.environ == before  # PyTorch's compiler sets variables
+    return found
 
 
 class _Writing(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding
@@ -20,6 +22,8 @@ CLEAN = {
     "no data": ("x = 1",),
     "seeded split": ("set_seed(1)", "dls = ImageDataLoaders.from_name_func(path, files, label, seed=42)"),
     "splitter by position": ("torch.manual_seed(1)", "DataBlock(splitter=RandomSplitter(0.2, 42)).dataloaders(path)"),
+    "folds in order": ("KFold(5); StratifiedKFold(5, shuffle=False)", "random.sample(range(9), 3)"),
+    "folds": ("KFold(5, shuffle=True, random_state=0)", "df.sample(frac=1, random_state=1)"),
     "by column": ("set_seed(1); TextDataLoaders.from_df(df, valid_col='v')",),
     "generator": ("seed_everything(3)", "random_split(data, [8, 2], generator=g); DataLoader(data)"),
     "magic": ("%matplotlib inline\nset_seed(1)", "set_seed(2)\nDataLoader(data)"),
@@ -45,6 +49,8 @@ FAULTS = {
         "advice",
     ),
     "sklearn's": (("train_test_split(a, b)",), "splits at random without `random_state`", "advice"),
+    "folds": (("KFold(5, shuffle=True)",), "splits at random without `random_state`", "advice"),
+    "shuffled rows": (("df.sample(frac=1)",), "`df.sample` in In[1], line 1 splits at random without `random_state`", "advice"),
     "torch's": (("torch.utils.data.random_split(data, [8, 2])",), "splits at random without `generator`", "advice"),
     "seeded before": (("set_seed(3)", "RandomSplitter(0.2)"), "`RandomSplitter` in In[2], line 1 splits", "note"),
     "seed too late": (
@@ -92,6 +98,13 @@ def test_switches() -> None:
     assert (finding.severity, finding.command) == ("advice", "torch.backends.cudnn.benchmark = False")
     (finding,) = findings(switches=SwitchStates())
     assert "PYTHONHASHSEED=0" in finding.command
+    allowed = ("torch.backends.cuda.matmul.allow_tf32", "torch.backends.cudnn.allow_tf32")
+    of_gpus = SwitchStates(hash_seed="0", needs_cublas=True, tf32=allowed)
+    assert findings(switches=of_gpus) == []
+    cublas, tf32 = findings(switches=replace(of_gpus, uses_gpu=True))
+    assert (cublas.severity, cublas.command.split("   # ")[0]) == ("advice", "export CUBLAS_WORKSPACE_CONFIG=:4096:8")
+    assert tf32.severity == "note"
+    assert tf32.command == "; ".join(f"{switch} = False" for switch in allowed)
 
 
 def test_outside_of_a_notebook_cells_are_not_checked() -> None:

@@ -37,6 +37,8 @@ if __name__ == "__main__":
     main()
 """
 
+PROFILE = Path(__file__).parents[1] / "data" / "profile" / "loop.json"  # of a fit on the CPU
+
 
 @pytest.mark.usefixtures("torch_process")
 @pytest.mark.parametrize(("source", "gpu", "status"), [(LOOP, "T4", 0), (LOOP, "620MiB", 1), (LEARNER, "T4", 0)])
@@ -51,9 +53,12 @@ def test_the_first_fit_is_predicted_and_does_not_run(
     (tmp_path / "train.py").write_text(source)
     monkeypatch.chdir(tmp_path)
 
-    assert main(["predict", "train.py", "--gpu", gpu, "--json"]) == status
+    timed = ["--time", str(PROFILE), "--price", f"{gpu}=0.35"] if gpu == "T4" else []
+    assert main(["predict", "train.py", "--gpu", gpu, "--json", *timed]) == status
 
     found = json.loads(capsys.readouterr().out)
+    epoch = found["fits"][0]["prediction"]["epoch"]
+    assert ("ran on no GPU" in epoch["note"]) if timed else epoch is None
     assert found["kind"] == "cell_prediction"
     assert found["fits"][0]["prediction"]["fits"] is (status == 0)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
@@ -210,10 +215,6 @@ for number in range(9):
         (PROCESSES, r"separate processes \(work\(\)\)"),
         ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "outside any visible loop"),
         (LOOP.replace("Linear(100, 100)", "DataParallel(torch.nn.Linear(100, 100))"), "model is a DataParallel"),
-        (
-            ON_THE_HOST,
-            r"is on the host, not on the model's device, at script\(\) in __main__, line 6: .*: make it there",
-        ),
     ],
 )
 def test_refusals_name_what_cannot_be_predicted(source: str, words: str, tmp_path: Path) -> None:
@@ -223,6 +224,17 @@ def test_refusals_name_what_cannot_be_predicted(source: str, words: str, tmp_pat
     assert torch.Tensor.backward is backward
     assert builtins.open is opened
     assert not [name for name in vars(builtins) if "nbguard" in name]
+
+
+@pytest.mark.usefixtures("torch_process")
+def test_a_script_for_the_host_is_predicted_on_a_gpu_and_its_line_to_move_is_named(tmp_path: Path) -> None:
+    found, moved = (
+        _predicted(tmp_path, source) for source in (ON_THE_HOST, ON_THE_HOST.replace("ones(8, 4)", "ones(8, 4, device='cpu')"))
+    )
+    (line,) = (text for text in found.assumptions if ".to(device)" in text)
+    assert "line 6" in line
+    assert not [text for text in moved.assumptions if "line 5" in text]
+    assert found.peak_allocated == moved.peak_allocated
 
 
 FINE_TUNED = """

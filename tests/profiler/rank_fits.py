@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from nbguard.training.ranks.meeting_point import job_folder
 from nbguard.training.ranks.rank import current_rank
 
 WORLD = 2
+WORLDS = {"sharded": 4}  # of fits with more ranks
 BATCHES = 10
 OTHER_RANK = 1
 WAIT = 2.0  # seconds that rank 0 waits for the other
@@ -188,6 +189,38 @@ def drifts(rank: int) -> None:
     agrees(rank, spoil, seed=rank)
 
 
+def sharded(rank: int, apply: str = "fully_shard(model)") -> None:
+    """A loop under FSDP, two ranks on each host by its name; `apply` makes `model` a model of shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    socket.gethostname = lambda: f"host{rank // 2}"
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    exec(apply, {"model": model, "fully_shard": fully_shard, "init_device_mesh": init_device_mesh})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for x, _ in torch.utils.data.DataLoader(Slow(), batch_size=4):
+        loss = model(x + rank).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    if rank == 0:
+        print(f"loss {total.item():.4f}")
+
+
+def meshed(rank: int, folder: Path) -> None:
+    """The same as rank 0's report of it advises."""
+    dist.barrier()
+    report = json.loads((folder / "sharded.json").read_text())
+    (change,) = (each["change"] for each in report["findings"] if "of shards go" in each["what"])
+    exec(change.split("`")[3], {})
+    watched(partial(sharded, apply=change.split("`")[1]), rank, folder, "meshed")
+
+
 def killed(rank: int) -> None:
     """Rank 1 is killed in batch 5, once its loss is there."""
     plain(rank, before_backward=lambda batch: os.kill(os.getpid(), signal.SIGKILL) if rank and batch == 5 else None)
@@ -283,6 +316,9 @@ def main(rank: int, folder: Path, name: str) -> None:
     elif name == "profiled":
         with profile_fit(logs=(f"csv:{folder / name}.csv",)):
             straggler_again(rank)
+    elif name == "sharded":
+        watched(sharded, rank, folder, name)
+        meshed(rank, folder)
     elif name == "twice":
         watched(straggler_again, rank, folder, "first")
         watched(plain, rank, folder, "twice")
@@ -292,8 +328,8 @@ def main(rank: int, folder: Path, name: str) -> None:
         first_process().resume()
 
 
-def _environment(rank: int, port: int) -> Iterator[tuple[str, str]]:
-    yield from (("RANK", str(rank)), ("LOCAL_RANK", str(rank)), ("WORLD_SIZE", str(WORLD)), ("LOCAL_WORLD_SIZE", str(WORLD)))
+def _environment(rank: int, port: int, world: str) -> Iterator[tuple[str, str]]:
+    yield from (("RANK", str(rank)), ("LOCAL_RANK", str(rank)), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world))
     yield from (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)), ("GLOO_SOCKET_IFNAME", "lo"))
     yield "NCCL_DEBUG", "INFO" if rank else "WARN"
 
@@ -307,7 +343,7 @@ def _fork(rank: int, port: int, folder: Path, name: str) -> int:
         log = os.open(folder / f"{name}-{rank}.log", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.environ.update(_environment(rank, port))
+        os.environ.update(_environment(rank, port, str(WORLDS.get(name, WORLD))))
         main(rank, folder, name)
         code = 0
     except BaseException:
@@ -321,20 +357,21 @@ def _fork(rank: int, port: int, folder: Path, name: str) -> int:
 
 
 def launch(folder: Path, name: str) -> list[int]:
-    """Start both ranks of a fit and return their process ids."""
+    """Start the ranks of a fit and return their process ids."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [_fork(rank, port, folder, name) for rank in range(WORLD)]
+    return [_fork(rank, port, folder, name) for rank in range(WORLDS.get(name, WORLD))]
 
 
 def wait(pids: list[int]) -> None:
-    """Wait for the end of rank 0; the other one, which may hang, is ended with it."""
+    """Wait for the end of rank 0; the others, which may hang, are ended with it."""
     os.waitpid(pids[0], 0)
     time.sleep(0.2)
-    if os.waitpid(pids[1], os.WNOHANG) == (0, 0):
-        os.kill(pids[1], signal.SIGKILL)
-        os.waitpid(pids[1], 0)
+    for pid in pids[1:]:
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def run_all(folder: Path, names: list[str]) -> None:
@@ -342,7 +379,7 @@ def run_all(folder: Path, names: list[str]) -> None:
 
     What the ranks would import each by itself is imported before: half of a rank's time.
     """
-    for name in ("torch._dynamo", "fastai.basics", "fastai.distributed"):
+    for name in ("torch._dynamo", "fastai.basics", "fastai.distributed", "torch.distributed.fsdp"):
         with suppress(ImportError):  # no accelerate
             importlib.import_module(name)
     asleep = [launch(folder, name) for name in names if name in ASLEEP]

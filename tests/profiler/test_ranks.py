@@ -17,12 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbguard.training.profiler.analysis.ranks import GradientSums, sums_finding
+from nbguard.memory.allocator.model.settings import parse_version
+from nbguard.training.profiler.analysis.gradient_sums import GradientSums, sums_finding
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow
 from tests.profiler.rank_fits import BATCHES, CHECKED, WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 FITS = ("straggler", "killed", "hangs", "alone", "uneven", "folderless", "frozen", "twice", "profiled", "fastai", *CHECKED)
+SHARDED = ("sharded",) if parse_version(torch.__version__) >= (2, 6) else ()  # `fully_shard` is public
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the ranks of all fits have left what they had to say; temporary files of theirs are below it."""
     made = tmp_path_factory.mktemp("ranks")
     (made / "tmp").mkdir()
-    command = [sys.executable, "-W", "ignore", "-m", "tests.profiler.rank_fits", str(made), *FITS]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.profiler.rank_fits", str(made), *FITS, *SHARDED]
     subprocess.run(command, cwd=ROOT, env=_environment(made), check=True, timeout=200)
     return made
 
@@ -63,6 +65,23 @@ def test_every_rank_is_reported(folder: Path) -> None:
     assert (sums.severity, sums.what[:4]) == ("note", "36 B")
     assert "1 all-reduce within one host by gloo" in sums.evidence
     assert "--check-ranks 100" in report.note
+
+
+@pytest.mark.skipif(not SHARDED, reason="this PyTorch has no fully_shard")
+def test_the_bytes_of_shards_are_told_and_the_mesh_that_keeps_gathers_within_hosts_computes_the_same(folder: Path) -> None:
+    found = _finding(_report(folder, "sharded"), "of shards go")
+    assert found.what.startswith("288 B")  # 36 parameters of 4 B, and their gradients
+    assert "1 all_gather of 144 B over 2 hosts" in found.evidence
+    assert "1 reduce_scatter of 144 B over 2 hosts" in found.evidence
+    assert 'mesh=init_device_mesh("cpu", (2, 2)' in found.change
+
+    after = _finding(_report(folder, "meshed"), "of shards go")
+    assert "1 all_gather of 144 B within one host" in after.evidence
+    assert "1 all_reduce of 72 B over 2 hosts" in after.evidence
+    assert after.change == ""
+    losses = re.findall(r"loss .*", (folder / "sharded-0.log").read_text())
+    assert len(losses) == 2
+    assert losses[0] == losses[1]
 
 
 def test_the_rank_whose_data_is_late_is_the_straggler_though_all_steps_are_as_long(folder: Path) -> None:
@@ -204,7 +223,10 @@ def test_a_learner_under_distrib_ctx_is_reported(folder: Path) -> None:
 
 
 def test_other_ranks_say_once_which_they_are_and_no_file_stays(folder: Path) -> None:
-    told = {path.stem: path.read_text().splitlines() for path in folder.glob("*-1.log") if path.name != "hangs-1.log"}
+    told = {path.stem: path.read_text().splitlines() for path in folder.glob("*-1.log")}
+    del told["hangs-1"]
+    for name in SHARDED:  # four ranks: where they are slow, the watch says so, too
+        assert told.pop(f"{name}-1")[0].startswith("nbguard: rank 1 of 4, process")
 
     assert told.keys() == {f"{name}-1" for name in FITS if name != "hangs"}
     for name, lines in told.items():

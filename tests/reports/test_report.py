@@ -62,11 +62,16 @@ def test_others_are_named_once_each_and_their_bytes_add_up() -> None:
     many = replace(nvml, processes=(*listed, *(ProcessFact(pid, MiB) for pid in range(10, 15))))
 
     for driver, words, note in (
-        (nvml, "/a/b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3)", "b.ipynb 2 GiB, train.py 1 GiB"),
+        (nvml, "b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3)", "b.ipynb 2 GiB, train.py 1 GiB"),
         (
             many,
-            "/a/b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3), 1 MiB (pid 10), 1 MiB (pid 11), 3 more 3 MiB (pids 12–14)",
+            "b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3), 1 MiB (pid 10), 1 MiB (pid 11), 3 more 3 MiB (pids 12–14)",
             "b.ipynb 2 GiB, train.py 1 GiB, pid 10 1 MiB, pid 11 1 MiB, 3 more",
+        ),
+        (
+            replace(nvml, processes=(*listed, ProcessFact(5, GiB, Identity(notebook="/home/x/c/b.ipynb")))),
+            "a/b.ipynb 2 GiB (pids 2, 4), train.py 1 GiB (pid 3), c/b.ipynb 1 GiB (pid 5)",
+            "a/b.ipynb 2 GiB, train.py 1 GiB, c/b.ipynb 1 GiB",
         ),
     ):
         report = build_report(Analysis(_cuda(driver)))

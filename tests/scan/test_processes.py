@@ -161,7 +161,7 @@ def test_a_process_is_named_by_its_notebook_else_by_its_program(run: Run, tmp_pa
     kernel = (python, "-m", "ipykernel_launcher", "-f", f"/run/kernel-{_ID}.json")
     for command, notebook, words, short in (
         (kernel, "/a/b c.ipynb", "/a/b c.ipynb", "b c.ipynb"),
-        (kernel, "", f"a kernel started in {tmp_path}", f"a kernel started in {tmp_path}"),
+        (kernel, "", f"a kernel started in {tmp_path.name}", f"a kernel started in {tmp_path.name}"),
         ((python, "train.py"), "/a/b.ipynb", "/a/b.ipynb", "b.ipynb"),
         ((python, "train.py", "--lr", "1"), "", "train.py", "train.py"),
         ((python, "-c", _SLEEPS), "mine.ipynb", "this notebook's own processes", "this notebook's own processes"),

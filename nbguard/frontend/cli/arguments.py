@@ -125,7 +125,8 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     predict = add(
         "predict",
         help="predict the memory of a script's first fit",
-        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE …] [--largest] [--settings CONF] [--json] SCRIPT [-- ARG ...]",
+        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE …] [--largest] [--time FILE] "
+        "[--settings CONF] [--json] SCRIPT [-- ARG ...]",
         epilog="Arguments after -- are passed to the script.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
@@ -133,6 +134,11 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     gpu = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB; given more than once, in a table"
     predict.add_argument("--gpu", type=_gpu, action="append", metavar="NAME|SIZE", help=gpu)
     predict.add_argument("--largest", action="store_true", help="also search for the largest batch that fits on that GPU")
+    predict.add_argument(
+        "--time", metavar="FILE", help="also the time of an epoch, from `%%%%profile_fit --save FILE` of the fit"
+    )
+    price = "with --time: of an hour, as T4=0.35, or 0.35 for one GPU, for the price of an epoch"
+    predict.add_argument("--price", action="append", default=[], metavar="GPU=PRICE", help=price)
     predict.add_argument("--settings", type=_settings, metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)
@@ -140,6 +146,12 @@ def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
     profile.add_argument("--json", action="store_true", help="one JSON object per line; nanoseconds and bytes as integers")
     profile.set_defaults(run=files.profile)
+    compare = add("compare", help="show differences between two runs, those that can change bits first")
+    for name in ("before", "after"):
+        run = "a JSON file with a record, a notebook with one, or the id of a run of MLflow's"
+        compare.add_argument(name, metavar=name.upper(), help=run)
+    compare.add_argument("--json", action="store_true", help="one JSON object")
+    compare.set_defaults(run=files.compare)
 
 
 def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -121,10 +121,19 @@ def predict(options: argparse.Namespace) -> int:
     except ImportError:
         raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
 
+    report = None
+    if options.time:
+        from nbguard.frontend.cli.files import fit_report_of
+
+        report = fit_report_of(options.time)
     with shown_stages():
         predicted = predict_script(
             options.script, options.gpu or [None], options.settings, options.bs, options.arguments, largest=options.largest
         )
+    if options.time or options.price:
+        from nbguard.frontend.notebook.predictions import with_epoch_times
+
+        predicted = with_epoch_times(predicted, report, options.price)
     show_result(predicted, as_json=options.json)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in predicted.fits))
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
 from nbguard.files import write_file
@@ -14,6 +15,9 @@ from nbguard.memory.reports.memory_map import MemoryMap
 from nbguard.render.html import blocks_html
 from nbguard.render.markup import Html, join, style_sheet, tag
 from nbguard.render.result import Result
+
+if TYPE_CHECKING:
+    from nbguard.training.profiler.analysis.report import FitReport
 
 _LARGE = 32 * 1024**2
 """Least bytes of a file that is read with progress shown."""
@@ -100,16 +104,40 @@ def whatif(options: argparse.Namespace) -> int:
 
 def profile(options: argparse.Namespace) -> int:
     """Show the report of each saved profile."""
-    from nbguard.training.profiler.analysis.fit_report import build_fit_report
-    from nbguard.training.profiler.files import read_observations
 
     def each(name: str) -> int:
-        observations = read_observations(name)
+        report = fit_report_of(name)
         with _consistent(name):
-            show_result(build_fit_report(observations), as_json=options.json)
+            show_result(report, as_json=options.json)
         return 0
 
     return _of_each(options.files, each)
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Show the differences between two runs."""
+    from nbguard.training.runs.comparing import compare as compared
+
+    comparison = compared(options.before, options.after)
+    if options.json:
+        show_result(comparison, as_json=True)
+    else:
+        show_blocks(comparison.blocks(), where="terminal")
+    return 0
+
+
+def fit_report_of(name: str) -> FitReport:
+    """Return the report of a saved profile.
+
+    Raises:
+        ProfileFileError: there is no such file, it is no saved profile, or it is damaged.
+    """
+    from nbguard.training.profiler.analysis.fit_report import build_fit_report
+    from nbguard.training.profiler.files import read_observations
+
+    observations = read_observations(name)
+    with _consistent(name):
+        return build_fit_report(observations)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.notebook.magics.predict import prediction_of
@@ -16,8 +16,9 @@ from nbguard.memory.out_of_memory.failed_request import PredictedChange, batch_t
 from nbguard.units import format_bytes, format_column, unit_of
 
 if TYPE_CHECKING:
-    from nbguard.training.prediction.prediction import ChangeKind, Prediction, Saving
+    from nbguard.training.prediction.prediction import CellPrediction, ChangeKind, GpuComparison, Prediction, Saving
     from nbguard.training.prediction.savings.savings import Change
+    from nbguard.training.prediction.speed import MeasuredFit, Precision
     from nbguard.training.profiler.analysis.report import FitReport, Remedy, RemedyKind
 
 
@@ -46,6 +47,70 @@ def _of_capacity(prediction: Prediction) -> str:
         return f"{format_bytes(need)} of a GPU"
     needed, all_of_it = (format_column([nbytes], unit_of(capacity))[0] for nbytes in (need, capacity))
     return f"{needed.split()[0]} of {all_of_it}"
+
+
+# --- The time and price of an epoch on other GPUs, from the profile of a fit.
+
+
+def measured_fit(report: FitReport) -> MeasuredFit:
+    """Return the times of a fit's batches by its profile, and the GPU that it ran on."""
+    from nbguard.training.prediction.speed import MeasuredFit
+
+    timing, loader = report.timing, report.loader
+    items, possible = (None, None) if loader is None else (loader.items_per_second, loader.possible_items_per_second)
+    validation = sorted(epoch.total for epoch in timing.epochs if not epoch.is_training)
+    size = round(items * timing.step / 1e9) if items and timing.step else None
+    return MeasuredFit(
+        title=report.title,
+        gpu=timing.gpu,
+        step=timing.step,
+        busy=timing.busy,
+        items=size,
+        validation=validation[len(validation) // 2] if validation else 0,
+        loader=round(size / possible * 1e9) if size and possible else 0,
+        precision=_precision({setting.name: setting.value for setting in report.settings}),
+    )
+
+
+def _precision(settings: dict[str, str]) -> Precision:
+    """Return the numbers that a fit multiplied, by the switches of its first training batch."""
+    if settings.get("autocast", "off") != "off":
+        return "half precision"
+    if settings.get("float32 matmul precision") in ("high", "medium"):
+        return "TensorFloat-32"
+    return "float32" if settings.get("cudnn.allow_tf32") == "off" else "float32 and TensorFloat-32"
+
+
+AnyPrediction = TypeVar("AnyPrediction", bound="Prediction | CellPrediction | GpuComparison")
+
+
+def with_epoch_times(result: AnyPrediction, report: FitReport | None, given: list[str]) -> AnyPrediction:
+    """Return a prediction with the time of an epoch on each of its GPUs, or why it is not known.
+
+    Args:
+        result: of one fit or several, on one GPU or several.
+        report: of the profile of the fit; None without one.
+        given: prices of an hour, as `T4=0.35`, or `0.35` for the one GPU.
+
+    Raises:
+        NbguardError: a price is not one, or of a GPU that is not named.
+    """
+    from nbguard.training.prediction.prediction import Prediction
+    from nbguard.training.prediction.speed import epoch_time, prices_of
+
+    predictions = [result] if isinstance(result, Prediction) else [fit.prediction for fit in result.fits]
+    try:
+        prices = prices_of(given, list(dict.fromkeys(each.gpu for each in predictions)))
+    except ValueError as error:
+        raise NbguardError(str(error)) from None
+    fit = None if report is None else measured_fit(report)
+    timed = [
+        replace(each, epoch=epoch_time(fit, each.gpu, each.batches, next(iter(each.batch_sizes), None), prices.get(each.gpu)))
+        for each in predictions
+    ]
+    if isinstance(result, Prediction):
+        return cast("AnyPrediction", timed[0])
+    return replace(result, fits=tuple(replace(of, prediction=each) for of, each in zip(result.fits, timed, strict=True)))
 
 
 # --- Predicted bytes for the remedies of a fit that nearly filled its device, such as a smaller batch, and checkpoints.

@@ -102,6 +102,11 @@ def last_fit() -> FitReport:
     return _last
 
 
+def last_report() -> FitReport | None:
+    """Return the same as `last_fit`, or None if no fit was profiled yet."""
+    return _last
+
+
 def show(report: FitReport, *, whole: bool = True) -> None:
     """Show a report where the user looks: in the notebook, or else as text. Of several ranks, rank 0 shows all."""
     global _last

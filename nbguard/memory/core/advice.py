@@ -355,6 +355,7 @@ SNAPSHOT_FILE = Advice(
 PREDICT_CELL = Advice(
     command="%%profile_fit --predict", effect="above a cell predicts each of its fits, of `learn.fine_tune` both stages"
 )
+PROFILE_FIT = Advice(command="%%profile_fit", call="nbguard.profile_fit()", effect="measures the batches of a fit")
 LAST_FIT = Advice(command="%profile_fit --last", call=_call("last_fit"), effect="shows all figures of the last profile")
 STOP_ON_NAN = Advice(
     command="%%profile_fit --stop-on-nan", call="nbguard.profile_fit(stop_on_nan=True)", effect="stops a fit at its first NaN"

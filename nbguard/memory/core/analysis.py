@@ -210,10 +210,20 @@ def by_identity(processes: Sequence[ProcessFact]) -> list[list[ProcessFact]]:
 def processes_words(processes: Sequence[ProcessFact]) -> str:
     """Return who the processes are, with bytes and pids, by notebook or program, the largest first."""
     groups = by_identity(processes)
-    said = [_group_words(_name(group[0]), group) for group in groups[:_NAMED]]
+    said = [_group_words(name, group) for name, group in zip(_names(groups), groups[:_NAMED], strict=False)]
     if rest := groups[_NAMED:]:
         said.append(_group_words(f"{len(rest)} more", [process for group in rest for process in group]))
     return ", ".join(said)
+
+
+def _names(groups: Sequence[Sequence[ProcessFact]]) -> list[str]:
+    """Return the names of groups: notebooks by their files alone, as reports are shared, with folders where two are alike."""
+    identities = [group[0].identity for group in groups]
+    names = ["" if each is None else each.name() for each in identities]
+    return [
+        name if each is None or names.count(name) == 1 else each.name(folders=1)
+        for name, each in zip(names, identities, strict=True)
+    ]
 
 
 def _in_brief(processes: Sequence[ProcessFact]) -> str:
@@ -221,7 +231,7 @@ def _in_brief(processes: Sequence[ProcessFact]) -> str:
     if not _is_known(processes):
         return counted(len(processes), "other process", "other processes")
     groups = by_identity(processes)
-    names = [group[0].identity.short if group[0].identity else "" for group in groups]
+    names = _names(groups)
     if len(groups) == 1:
         return names[0]
     rows = zip(names[:_NAMED], groups, strict=False)

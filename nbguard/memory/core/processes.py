@@ -32,7 +32,7 @@ class Identity:
     notebook: str = ""  # path of the notebook whose kernel it is or was started by, as the notebook was called then
     is_own: bool = False  # that is this process's notebook
     kernel: str = ""  # id of the Jupyter kernel that it is or was forked from
-    program: str = ""  # what it runs, in a few words: `train.py`, `a kernel started in /home/me`
+    program: str = ""  # what it runs, in a few words: `train.py`, `a kernel started in course`
 
     @property
     def short(self) -> str:
@@ -41,10 +41,18 @@ class Identity:
 
     @property
     def words(self) -> str:
-        """Return its notebook, else its program, else its user; empty where none of them is known."""
+        """Return its notebook with its path, else its program, else its user; empty where none of them is known."""
+        return self._said(self.notebook)
+
+    def name(self, folders: int = 0) -> str:
+        """Return the same with the notebook's file and so many of the folders that it is in."""
+        parts = self.notebook.replace("\\", "/").split("/")
+        return self._said("/".join(parts[-1 - folders :]))
+
+    def _said(self, notebook: str) -> str:
         if self.is_own:
             return "this notebook's own processes"
-        what = self.notebook or self.program
+        what = notebook or self.program
         if self.user:
             return f"{self.user}: {what}" if what else f"processes of {self.user}"
         return what
@@ -202,7 +210,7 @@ def program_words(command: tuple[str, ...], folder: str) -> str:
     if not command:
         return ""
     if is_kernel(command) or kernel_id(command):
-        return f"a kernel started in {folder}" if folder else "a kernel"
+        return f"a kernel started in {basename(folder.rstrip('/')) or folder}" if folder else "a kernel"
     if not PYTHON.match(basename(command[0])):
         return basename(command[0])
     if "-c" in command[1:9]:

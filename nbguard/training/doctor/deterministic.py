@@ -106,14 +106,17 @@ class DeterministicSwitch:
 
     def _seed_loader(self, torch: Any, loader: Any, number: int) -> list[str]:
         """Give a loader a generator with a seed: fastai's has one that it made, torch's takes one."""
+        from nbguard.training.doctor.determinism.operations import has_generator, sampler_of
+
         reference = weakref.ref(loader)
         inner = attribute_of(loader, "fake_l")
         attributes = {"rng": random.Random(self.seed + number)} if inner is not None else {}  # noqa: S311 - no secret
         target = inner if inner is not None else loader
         before = {name: attribute_of(loader, name) for name in attributes}
         own = attribute_of(target, "generator")
-        sampler = attribute_of(target, "sampler")
-        sampler_own = attribute_of(sampler, "generator") if sampler is not None else None
+        sampler: Any = None if inner is not None else sampler_of(loader)
+        draws = has_generator(sampler) is not None
+        sampler_own = attribute_of(sampler, "generator") if draws else None
         generator = torch.Generator().manual_seed(self.seed + number)
 
         def restore() -> None:
@@ -123,14 +126,14 @@ class DeterministicSwitch:
             for name, value in before.items():
                 object.__setattr__(alive, name, value)
             _set(attribute_of(alive, "fake_l") or alive, own)
-            if sampler is not None and "generator" in vars(sampler):
+            if draws:
                 sampler.generator = sampler_own
 
         self._undo.append(restore)
         for name, value in attributes.items():
             object.__setattr__(loader, name, value)
         _set(target, generator)
-        if torch.utils.data.RandomSampler in mro_of(type(sampler)):
+        if draws:
             sampler.generator = generator
         return [("the training loader", "the validation loader")[number]] if number < 2 else []
 

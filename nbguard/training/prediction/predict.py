@@ -245,6 +245,7 @@ def predict_source(
         assumptions=(
             *(() if tracer.start else (_before(device),)),
             *_ASSUMPTIONS,
+            *(f"{line} has a tensor of the host; on a GPU, move it with .to(device)" for line in endless.on_host),
             *([_LAYERS.format(band=format_bytes(endless.layers))] if endless.layers else ()),
         ),
     )

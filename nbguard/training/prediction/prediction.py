@@ -11,6 +11,7 @@ from nbguard.memory.core.gpu_models import gpu_model
 from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.texts import Text
+from nbguard.training.prediction.speed import EpochTime
 from nbguard.units import format_bytes, format_column, unit_of
 
 
@@ -140,6 +141,7 @@ class Prediction(Result):
     savings: tuple[Saving, ...] = ()  # changes that were tried, the one that saves most first; empty if not asked for
     unknown: tuple[str, ...] = ()  # untraced parts that may take memory: with them nothing is said to fit
     assumptions: tuple[str, ...] = ()  # in words
+    epoch: EpochTime | None = None  # time of an epoch on this GPU, from a fit that was measured; None if not asked for
 
     @property
     def need(self) -> int:
@@ -211,6 +213,10 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
     yield from _savings(prediction)
     if prediction.largest is not None:
         yield Line(_largest(prediction.largest), "strong")
+    if prediction.epoch is not None:
+        if prediction.epoch.least is not None:
+            yield Line(_epoch(prediction.epoch), "strong")
+        yield Listing(sentences=(prediction.epoch.note, *prediction.epoch.limits))
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
     if prediction.assumptions and assumptions:
@@ -272,26 +278,32 @@ def comparison_blocks(comparison: GpuComparison) -> Iterator[Block]:
         yield Line(text, "strong")
         yield _of_gpus(predictions)
     found = [fit.prediction for fit in comparison.fits]
-    sentences = [f"not counted: {text}" for each in found for text in each.unknown]
+    sentences = [text for each in found if each.epoch is not None for text in (each.epoch.note, *each.epoch.limits)]
+    sentences += [f"not counted: {text}" for each in found for text in each.unknown]
     sentences += [Text("assumed: ") + text for each in found for text in each.assumptions]
     if sentences:
         yield Listing(sentences=tuple(dict.fromkeys(sentences)))
 
 
 def _of_gpus(predictions: list[Prediction]) -> Table:
-    """Return the GPUs, whether the fit runs on each, and the memory it leaves free; also the largest batches on request."""
+    """Return the GPUs, whether the fit runs on each, the memory it leaves free, and all else that was asked for."""
     unit = unit_of(max(each.need for each in predictions))
     needs = format_column([each.need for each in predictions], unit)
     margins = [(each.capacity or 0) - each.need for each in predictions]
     figures = format_column([abs(margin) for margin in margins], unit)
-    has_largest = any(each.largest is not None for each in predictions)
     rows = []
     for each, need, margin, figure in zip(predictions, needs, margins, figures, strict=True):
-        size = format_bytes(each.capacity or 0)
-        cells = (each.gpu, size, _FITS[each.fits], need, f"−{figure}" if margin < 0 else figure)
-        rows.append(TableRow(cells=(*cells, "" if each.largest is None else _items(each.largest)) if has_largest else cells))
-    names = ("GPU", "memory", "the fit", "it needs", "margin", *(("largest batch",) if has_largest else ()))
+        size, largest, epoch = format_bytes(each.capacity or 0), each.largest, each.epoch
+        room = f"−{figure}" if margin < 0 else figure
+        asked = ("" if largest is None else _items(largest), epoch.words if epoch else "", epoch.cost if epoch else "")
+        rows.append(TableRow(cells=(each.gpu, size, _FITS[each.fits], need, room, *asked)))
+    names = ("GPU", "memory", "the fit", "it needs", "margin", "largest batch", "an epoch takes", "and costs")
     return Table(rows=tuple(rows), names=names, figures=(1, 3, 4))
+
+
+def _epoch(epoch: EpochTime) -> str:
+    """Return the time of an epoch in a sentence, with its price."""
+    return f"an epoch takes {epoch.words}" + (f", and costs {epoch.cost}" if epoch.cost else "")
 
 
 def _items(largest: LargestBatch) -> str:

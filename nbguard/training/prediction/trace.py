@@ -66,8 +66,6 @@ _BAND = 0.05
 """Share of the reserved peak that stays free before a fit is said to fit: other versions of CUDA, kernels without a rule."""
 _CONVOLUTIONS = 256 * 2**20
 """Bytes that stay free besides where cuDNN convolves: PyTorch takes a plan with a smaller workspace where one finds no room."""
-
-
 _BUFFERS = 64
 """Multiple of an operator's tensors below which the buffers of a library are assumed to stay."""
 _MOST_WORDS = 160
@@ -104,6 +102,7 @@ class FitTrace:
     convolutions: int  # number of calls
     layers: int  # bytes that recurrent layers may take beyond the peak
     unknown: tuple[str, ...]  # untraced parts that may take memory
+    on_host: tuple[str, ...]  # lines where a fit without a device makes tensors that a GPU's would meet
 
     @property
     def band(self) -> int:
@@ -210,7 +209,6 @@ class FitTracer:
         failure = ""
         emulation = Emulation(gpu, self.settings, reserve, *self._start(), device=fit.device)
         device = emulation.device
-
         with kept_generators(), emulation:
             emulation.storages.note(fit.resident)
             model = device.model.allocated - device.held
@@ -243,6 +241,7 @@ class FitTracer:
             batch_peaks=device.peaks_of_batches(),
             convolutions=emulation.operators.convolutions,
             layers=max(emulation.operators.layers.values(), default=0),
+            on_host=tuple(emulation.operators.on_host),
             unknown=(*fit.left_out, *_growth(device, fit.batches), *_unknown(emulation, steps=fit.has_optimizer)),
         )
 

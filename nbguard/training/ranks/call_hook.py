@@ -48,6 +48,8 @@ class CallLog:
         """Of each kept call NUMBERS numbers; the call `number` stands at `number % KEPT`. `CallHook` writes them."""
         self.numbers: count[int] = count(1)
         """The numbers of the calls to come."""
+        self.times: dict[int, int] = {}
+        """How often the call of each entry has been noted, by the entry's number. `CallHook` counts."""
 
     def entry(self, call: CollectiveCall, place: bytes) -> int:
         """Write the words of calls of this kind from a line; return the number of the entry."""
@@ -73,6 +75,12 @@ class CallLog:
         calls = sorted(slots[at : at + NUMBERS] for at in range(0, len(slots), NUMBERS) if slots[at])
         read = (self._call(position, entry, returned == number) for number, position, entry, returned in calls)
         return tuple(call for call in read if call is not None)
+
+    def since(self, before: dict[int, int]) -> list[tuple[CollectiveCall, int]]:
+        """Return the kinds of calls that were noted since `times` was as `before`, each with their number."""
+        added = {entry: times - before.get(entry, 0) for entry, times in self.times.items()}
+        calls = ((self._call(0, entry, is_done=True), times) for entry, times in added.items() if times)
+        return [(call, times) for call, times in calls if call is not None]
 
     def _call(self, position: int, entry: int, is_done: bool) -> CollectiveCall | None:
         """Return a call with its words, or None if others were written over them."""
@@ -151,6 +159,7 @@ class CallHook:
         name, is_simple, arguments, world = call.name, call.is_simple, call.arguments, call.world
         codes, entries, user_frame, entry_of = words.codes, words.entries, words.user_frame, words.entry
         slots, numbers, messages, getframe = self._log.slots, self._log.numbers, self._messages, sys._getframe
+        times = self._log.times
 
         def logged(*args: Any, **kwargs: Any) -> Any:
             number = 0
@@ -173,6 +182,7 @@ class CallHook:
                 slots[at + 1] = position
                 slots[at + 2] = entry
                 slots[at] = number
+                times[entry] = times.get(entry, 0) + 1
             except Exception:  # noqa: BLE001, S110 - a mistake of ours is no error of the user's
                 pass
             result = function(*args, **kwargs)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.memory_map import MemoryMap
     from nbguard.memory.reports.notices.rounds import RoundsReport
     from nbguard.memory.reports.report import Report
+    from nbguard.training.prediction.prediction import GpuComparison, Prediction
 
 
 # --- `%gpumem simulate`: the switch of the simulated device.
@@ -170,6 +171,9 @@ def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
     options.add_argument("--savings", action="store_true", help="also list changes that save memory, with their code")
+    options.add_argument("--time", action="store_true", help="also the time of an epoch, from the last profile")
+    price = "with --time: of an hour, as T4=0.35, or 0.35 for one GPU, for the price of an epoch"
+    options.add_argument("--price", action="append", default=[], metavar="GPU=PRICE", help=price)
 
 
 GRAMMAR = Grammar(
@@ -222,7 +226,7 @@ GRAMMAR = Grammar(
             add=_add_leak,
         ),
         "predict": Word(
-            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE … [--largest]] [--savings]",
+            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE … [--largest]] [--savings] [--time]",
             help="the peak memory of the next fit, before it starts, and whether it fits",
             advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
             add=_add_predict,
@@ -327,6 +331,8 @@ class GpuMemMagics(Magics):
                 prediction = guarded(
                     "%gpumem predict", prediction_on, names, *asked, largest=options.largest, savings=options.savings
                 )
+                if options.time or options.price:
+                    prediction = guarded("%gpumem predict", _with_times, prediction, options.price)
                 return show(self.shell, options, prediction)
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session.memory, options.size, options.settings, options.context)
@@ -336,6 +342,14 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, guarded("%gpumem airbag", api.airbag, size))
             case _:
                 return snapshots.run(self.shell, options, GRAMMAR)
+
+
+def _with_times(prediction: Prediction | GpuComparison, prices: list[str]) -> Prediction | GpuComparison:
+    """Return a prediction with the time of an epoch by the last profile of this kernel, or why it is not known."""
+    from nbguard.frontend.notebook.predictions import with_epoch_times
+    from nbguard.frontend.notebook.profile import last_report
+
+    return with_epoch_times(prediction, last_report(), prices)
 
 
 def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:

@@ -21,6 +21,8 @@ class LoaderSeeds:
     shuffles: bool = False
     workers: int = 0
     has_generator: bool = False  # a seed of its own was given to it: for its workers, and of torch's loader for the order
+    sampler: str = ""  # class of a sampler with no generator of its own; empty if it has one, draws none, or is the loader's
+    source: str = ""  # of the draws of a sampler that is not torch's, such as "random.shuffle"; empty for torch's generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class SwitchStates:
     mode: Mode = "off"
     benchmark: bool = False  # cudnn.benchmark
     uses_gpu: bool = False  # the model is on a GPU
+    tf32: tuple[str, ...] = ()  # switches that allow TensorFloat-32
+    needs_cublas: bool = False  # this PyTorch asks for CUBLAS_WORKSPACE_CONFIG, which is not set
     hash_seed: str = ""  # PYTHONHASHSEED; empty if another one in each process
     threads: int = 1
 
@@ -51,10 +55,11 @@ def _loaders(loaders: tuple[LoaderSeeds, ...], learn: str) -> Check:
 
 
 def _loader(loader: LoaderSeeds, learn: str) -> Iterator[CheckFinding]:
-    if loader.shuffles and not loader.is_learners and not loader.has_generator:
+    if loader.sampler or (loader.shuffles and not loader.is_learners and not loader.has_generator):
+        origin = f"by {loader.source}" if loader.source else "from torch's global generator"
         yield CheckFinding(
             severity="note",
-            what=f"{loader.name} draws its order from torch's global generator",
+            what=f"{loader.name} draws its order {origin}" + (f", in its {loader.sampler}" if loader.sampler else ""),
             evidence="every other draw before an epoch changes the order",
             command=make_deterministic(learn).command,
         )
@@ -123,15 +128,32 @@ def _before(seeds: tuple[CellCall, ...], call: CellCall) -> CellCall | None:
 
 def _switches(switches: SwitchStates) -> Check:
     evidence = f"deterministic mode {switches.mode}; cudnn.benchmark {'on' if switches.benchmark else 'off'}"
-    if switches.benchmark and switches.uses_gpu:
-        finding = CheckFinding(
+    return checked("determinism", "switches", evidence, *(_of_gpus(switches) if switches.uses_gpu else ()))
+
+
+def _of_gpus(switches: SwitchStates) -> Iterator[CheckFinding]:
+    """Yield the switches that let results on a GPU differ."""
+    if switches.needs_cublas:
+        yield CheckFinding(
+            severity="advice",
+            what="cuBLAS is not deterministic without CUBLAS_WORKSPACE_CONFIG",
+            evidence="this PyTorch's deterministic mode raises at the first matrix product on the GPU",
+            command="export CUBLAS_WORKSPACE_CONFIG=:4096:8   # " + before_start() + ": cuBLAS reads it only once",
+        )
+    if switches.benchmark:
+        yield CheckFinding(
             severity="advice" if switches.mode == "on" else "note",
             what="cudnn.benchmark is on, so each run can pick another algorithm",
             evidence="other algorithms of a convolution round differently",
             command="torch.backends.cudnn.benchmark = False",
         )
-        return checked("determinism", "switches", evidence, finding)
-    return checked("determinism", "switches", evidence)
+    if switches.tf32:
+        yield CheckFinding(
+            severity="note",
+            what="float32 is rounded to TensorFloat-32, on GPUs that have it",
+            evidence="runs agree on one GPU, and differ from the third digit on between it and an older one",
+            command="; ".join(f"{switch} = False" for switch in switches.tf32),
+        )
 
 
 def _hash_seed(switches: SwitchStates) -> Check:

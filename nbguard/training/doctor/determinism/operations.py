@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -281,13 +281,57 @@ def _seeds(loader: Any, name: str) -> LoaderSeeds:
             workers=_workers(inner),
             has_generator=attribute_of(inner, "generator") is not None,
         )
-    sampler = attribute_of(loader, "sampler")
+    sampler = sampler_of(loader)
+    own = has_generator(sampler)
+    source = _drawn_by(sampler)
     return LoaderSeeds(
         name=name,
-        shuffles=torch.utils.data.RandomSampler in mro_of(type(sampler)),
+        shuffles=own is not None,
         workers=_workers(loader),
         has_generator=attribute_of(loader, "generator") is not None,
+        sampler=type(sampler).__name__ if source or (own is False and not _is_shuffles(sampler, loader)) else "",
+        source=source,
     )
+
+
+_TORCHS = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
+"""Samplers of torch's that draw the order: from a generator of their own, or from the global one."""
+_DRAWS = frozenset(("choice", "choices", "permutation", "rand", "randint", "randperm", "sample", "shuffle"))
+"""Functions that draw, of random, numpy.random and torch."""
+_OWN = frozenset(("Generator", "Random", "RandomState", "default_rng", "generator", "manual_seed", "rng", "seed"))
+"""Names in the code of a sampler with a seed or generator of its own."""
+
+
+def sampler_of(loader: Any) -> Any:
+    """Return the sampler that gives a loader of torch's its order: also the one of batches, or the one inside of that."""
+    batches = attribute_of(loader, "batch_sampler")
+    inner = attribute_of(batches, "sampler")
+    return inner if inner is not None else batches if batches is not None else attribute_of(loader, "sampler")
+
+
+def has_generator(sampler: Any) -> bool | None:
+    """Say whether a sampler of torch's that draws has a generator of its own; None for any other sampler."""
+    if not any(getattr(torch.utils.data, name) in mro_of(type(sampler)) for name in _TORCHS):
+        return None
+    return attribute_of(sampler, "generator") is not None
+
+
+def _is_shuffles(sampler: Any, loader: Any) -> bool:
+    """Say whether a sampler may be the one that `shuffle=True` made, which has the loader's generator."""
+    return type(sampler) is torch.utils.data.RandomSampler and attribute_of(loader, "generator") is None
+
+
+def _drawn_by(sampler: Any) -> str:
+    """Return the function of a global generator by which a class that is not torch's draws; empty if none is seen."""
+    kind = type(sampler)
+    if kind.__module__.partition(".")[0] == "torch":
+        return ""
+    code = getattr(vars(kind).get("__iter__"), "__code__", None)
+    names = () if code is None else code.co_names
+    if _OWN.intersection(names):
+        return ""
+    at = next((at for at, name in enumerate(names) if name in _DRAWS), None)
+    return "" if at is None else ".".join(names[max(0, at - 1) : at + 1])
 
 
 def _workers(loader: Any) -> int:
@@ -301,6 +345,29 @@ def switch_states(subject: TrialSubject) -> SwitchStates:
         mode=mode_now(),
         benchmark=bool(torch._C._get_cudnn_benchmark()),
         uses_gpu=any(parameter.device.type == "cuda" for parameter in subject.model.parameters()),
+        tf32=_tf32(),
+        needs_cublas=_CUBLAS in (torch.use_deterministic_algorithms.__doc__ or "") and _CUBLAS not in os.environ,
         hash_seed=os.environ.get("PYTHONHASHSEED", "") if not sys.flags.hash_randomization else "",
         threads=torch.get_num_threads(),
     )
+
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+"""A variable that deterministic mode asked for, as its help says, until each stream had a workspace of its own."""
+
+
+def _tf32() -> tuple[str, ...]:
+    """Return the switches that are on for TensorFloat-32, as one writes them."""
+    backends = torch.backends
+    switches = {
+        "torch.backends.cuda.matmul.allow_tf32": lambda: backends.cuda.matmul.allow_tf32,
+        "torch.backends.cudnn.allow_tf32": lambda: backends.cudnn.allow_tf32,
+    }
+    return tuple(name for name, read in switches.items() if _is_on(read))
+
+
+def _is_on(read: Callable[[], object]) -> bool:
+    try:
+        return read() is True
+    except RuntimeError:  # set through the newer `fp32_precision`, which this one does not show
+        return False

@@ -7,6 +7,7 @@ import dis
 import inspect
 import io
 import logging
+import os
 import sys
 import time
 import warnings
@@ -120,11 +121,27 @@ def untouched(subject: TrialSubject) -> Iterator[None]:
     generators = LibraryGenerators()
     state = KeptState([("model", subject.model)], [*subject.model.parameters(), *subject.model.buffers()])
     try:
-        with _quiet(), torch.no_grad(), _left_globals_removed():
+        with _quiet(), torch.no_grad(), _left_globals_removed(), _left_variables_removed():
             yield
     finally:
         state.restore()
         generators.restore()
+
+
+@contextlib.contextmanager
+def _left_variables_removed() -> Iterator[None]:
+    """Put the variables of the environment back that PyTorch's compiler sets for itself, as the folder of its cache."""
+
+    def own() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith(("TORCH", "TRITON"))}
+
+    before = own()
+    try:
+        yield
+    finally:
+        for name in own().keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

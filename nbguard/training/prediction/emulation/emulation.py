@@ -65,7 +65,8 @@ class PredictedOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
 class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
     """Makes tensors on the meta device that code asks the fit's device for by name: CUDA, and the device of its models.
 
-    `item()` is noted by the decisions made with it. `cpu()` is the host always.
+    `item()` is noted by the decisions made with it. `cpu()` is the host always. A fit whose models are on the host has no
+    device to name: a tensor of the host that meets the model's is taken for one on the device, and its line is noted.
     """
 
     def __init__(self, operators: OperatorMode, device: str) -> None:
@@ -95,7 +96,13 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
             return UnknownFloat.of(1.0, self._operators.note_read)
         if self._is_device(kwargs.get("device")):
             kwargs = kwargs | {"device": "meta"}
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if "cpu" not in self._kinds or "meta" not in str(error) or "device" not in str(error):
+                raise
+        self._operators.note_host()
+        return func(*map(_on_meta, args), **{name: _on_meta(value) for name, value in kwargs.items()})
 
     def _is_device(self, device: Any) -> bool:
         """Say whether the fit's own device is meant. Code of torch's that says "cpu" means the host, as its optimizers do."""
@@ -106,6 +113,15 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
 
 
 _NO_WORKSPACES = WorkspaceCounts()
+
+
+def _on_meta(value: Any) -> Any:
+    """Return an argument with its tensors of the host on the meta device, but for numbers, which any device takes."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(map(_on_meta, value))
+    return moved(value).to("meta") if isinstance(value, torch.Tensor) and not value.is_meta and value.dim() else value
+
+
 _UNOPENED = {"current_device": 0, "is_bf16_supported": True}
 """A Learner's questions at the start of a fit, with the answers while CUDA is not initialised, since asking would do that."""
 

@@ -248,6 +248,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.gpu = gpu
         self.reads: Counter[str] = Counter()
+        self.on_host: Counter[str] = Counter()
         """Lines of the user's code that read values which tensors without data do not have."""
         self.convolutions: int = 0
         """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
@@ -344,7 +345,14 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
 
     def note_read(self) -> None:
         """Note the line of the user's code that reads a value."""
-        frame = sys._getframe(1)
+        self._note(self.reads)
+
+    def note_host(self) -> None:
+        """Note the line of the user's code where a tensor of the host meets the model's."""
+        self._note(self.on_host)
+
+    def _note(self, lines: Counter[str]) -> None:
+        frame = sys._getframe(2)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", ""))
             if name.partition(".")[0] not in (*_TRUSTED, *calling_modules()) and name not in _PADDED:
@@ -353,7 +361,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
                 return
             frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:
-            self.reads[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
+            lines[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
 
 
 def _is_lts(bias: Any, _: Any, weight: Any, *, beta: float = 1, **_others: Any) -> bool:

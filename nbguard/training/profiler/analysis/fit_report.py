@@ -81,7 +81,9 @@ class FitAnalysis:
     def timing(self) -> Timing:
         """Return where the time went, with the GPU's own times where the fit ran on one."""
         timing, observed = timing_of(self.batches), self.observations.gpu
-        return _with_gpu(timing, gpu_facts(observed.marks, observed.used, observed.why_not)) if self.has_gpu else timing
+        if not self.has_gpu:
+            return timing
+        return replace(_with_gpu(timing, gpu_facts(observed.marks, observed.used, observed.why_not)), gpu=observed.name)
 
     @property
     def has_gpu(self) -> bool:

@@ -12,55 +12,11 @@ from nbguard.libraries import dividing_libraries
 from nbguard.memory.core.advice import CHECK_RANKS
 from nbguard.plain_data import from_plain
 from nbguard.texts import Text, joined
+from nbguard.training.profiler.analysis.gradient_sums import GradientSums, ShardCalls, shards_finding, sums_finding
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 from nbguard.units import MiB, counted, format_bytes, format_time
-
-# --- The gradients that DistributedDataParallel sends between the ranks in each step, by its own count and clock. Pure.
-
-
-_MUCH = 0.25
-"""Share of a step that is worth advice on smaller sums, at least."""
-_COMPRESS = (
-    "`from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook; "
-    "model.register_comm_hook(None, bf16_compress_hook)` before the first step halves the bytes of float32 gradients; "
-    "fewer sums: add up the gradients of several batches under `model.no_sync()`"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientSums:
-    """The sums of gradients of one rank in a step. Times are means of the steps that DistributedDataParallel has timed."""
-
-    nbytes: int  # of gradients
-    calls: int  # of all-reduce, one for each bucket
-    backend: str  # "nccl", "gloo", …
-    time: int  # nanoseconds from the first sum to the last
-    overlap: int  # nanoseconds of it beside the backward pass
-
-
-def sums_finding(sums: GradientSums, hosts: int, step: int | None) -> FitFinding:
-    """Return the bytes and the time of the sums as a finding.
-
-    Args:
-        sums: of rank 0.
-        hosts: on which there are ranks, as far as known.
-        step: nanoseconds of a whole batch, the median, or None if not known.
-    """
-    waited = max(sums.time - sums.overlap, 0)
-    share = waited / step if step else 0.0
-    over = f"over {hosts} hosts by {sums.backend}" if hosts > 1 else f"within one host by {sums.backend}"
-    tree = "; NCCL adds up within each host before it does so between hosts" if hosts > 1 and sums.backend == "nccl" else ""
-    return FitFinding(
-        kind="rank",
-        severity="note",
-        what=f"{format_bytes(sums.nbytes)} of gradients are summed between the ranks in each step",
-        evidence=f"{counted(sums.calls, 'all-reduce')} {over}; {format_time(sums.time)} per step, "
-        f"{format_time(sums.overlap)} of it during the backward pass; waiting for the slowest rank is in it{tree}",
-        change=_COMPRESS if share >= _MUCH else "",
-    )
-
 
 # --- Checks that ranks hold the same model, by digests of parameters, gradients and buffers, and by their data.
 
@@ -366,6 +322,7 @@ class RankObservations:
     waited: int = 0  # nanoseconds that rank 0 waited for messages
     launch: str = ""  # launcher, rank and number of ranks, in words
     sums: GradientSums | None = None  # of rank 0's gradients, where DistributedDataParallel has timed them
+    shards: tuple[ShardCalls, ...] = ()  # collectives of rank 0 in a step under FSDP; empty without it
     hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
 
 
@@ -389,6 +346,8 @@ def rank_report(observed: RankObservations) -> RankReport:
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
     if observed.sums is not None:
         findings.append(sums_finding(observed.sums, len({row.host for row in rows if row.host}), rows[0].step))
+    if observed.shards:
+        findings.append(shards_finding(observed.shards, {row.rank: row.host for row in rows if row.host}))
     unheard = world - len(heard)
     words = [Text(f"{unheard} of {world} ranks did not report; waited {format_time(waited)}.")] if unheard else []
     words += [] if digests else [_UNCOMPARED]

@@ -63,6 +63,7 @@ class Timing:
     fits: int = 0  # of Learners
     busy: float | None = None  # share of the steady state with the GPU behind the program, 0…1; None if unknown
     busy_note: str = ""  # how it is known, or why it is not; empty where there was no GPU to be busy
+    gpu: str = ""  # name of the GPU, by its driver; empty where there was none
 
     @property
     def medians(self) -> dict[str, int]:

@@ -18,13 +18,15 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.plain_data import to_plain
-from nbguard.training.profiler.analysis.ranks import GradientSums, Pulse, RankMessage, RankObservations, message_of, where
+from nbguard.training.profiler.analysis.gradient_sums import GradientSums, ShardCalls, shard_calls
+from nbguard.training.profiler.analysis.ranks import Pulse, RankMessage, RankObservations, message_of, where
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.distributed.agreement import RankDigester, environment
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.ranks.analysis.diagnosis import RankFault
 from nbguard.training.ranks.analysis.launch_errors import launch_of
+from nbguard.training.ranks.errors import group_ranks
 from nbguard.training.ranks.job_board import JobBoard, open_board
 from nbguard.training.ranks.rank import Rank, current_rank, print_once
 from nbguard.training.ranks.watch import watch_ranks
@@ -195,6 +197,8 @@ def _wake_at_end(pid: int, wakers: select.poll, until: ExitStack) -> None:
             wakers.register(fd, select.POLLIN)
 
 
+_SHARDED = ("FSDPModule", "FullyShardedDataParallel")
+"""Classes of models whose parameters are shards."""
 _NO_PHASE = -1
 _NO_FIT = 0
 
@@ -276,7 +280,10 @@ class RankWatch:
         self._batch = 0
         self._observed: RankObservations | None = None
         self._model: weakref.ref[Any] | None = None  # under DistributedDataParallel
+        self._device = ""  # of a model under FSDP: its type
         self._sums: GradientSums | None = None
+        self._noted: tuple[int, dict[int, int]] = 0, {}  # batch that began last, and how often each call was noted before
+        self._shards: tuple[ShardCalls, ...] = ()
 
     @property
     def speaks(self) -> bool:
@@ -335,11 +342,26 @@ class RankWatch:
             self._model = weakref.ref(module)
             if self._recorder is not None:
                 self._recorder.subscribe("batch", self._sum_up)  # in those that are looked at: the model may be gone at the end
+        elif not self._device and any(kind.__name__ in _SHARDED for kind in type(module).__mro__):
+            parameter = next(module.parameters(), None)
+            self._device = "cuda" if parameter is None else parameter.device.type
+            if self._recorder is not None:
+                self._recorder.subscribe("batch", self._note_shards)
 
     def _sum_up(self, *_: object) -> None:
         model = None if self._model is None else self._model()
         if model is not None:
             self._sums = _sums_of(model._get_ddp_logging_data()) or self._sums
+
+    def _note_shards(self, batch: int) -> None:
+        """Keep the collectives of the batch that ends; those of a validation batch are fewer."""
+        if self._board is None:
+            return
+        log, (number, before) = self._board.own.calls, self._noted
+        self._noted = batch, dict(log.times)
+        if number and batch == number + 1:
+            calls = shard_calls(log.since(before), dict(group_ranks()), self._device)
+            self._shards = max(self._shards, calls, key=lambda shards: sum(each.nbytes for each in shards))
 
     def _begins(self, batch: int) -> None:
         self._batch = batch
@@ -413,6 +435,7 @@ class RankWatch:
             waited=round(1e9 * waited),
             launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
             sums=self._sums,
+            shards=self._shards,
             hang=None if own.row.state == "complete" else self._hang(),
         )
 

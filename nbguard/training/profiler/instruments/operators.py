@@ -49,6 +49,7 @@ class GpuWatch:
         self._used: list[float] = []
         self._looked = 0
         self._why_not = "the fit did not use a CUDA device"
+        self._name = ""
 
     def start(self, recorder: Recorder) -> None:
         """Watch for the first batch that goes to a CUDA device."""
@@ -69,7 +70,7 @@ class GpuWatch:
 
     def observe(self) -> GpuObservations:
         """Return the events that the GPU came to, and the driver's readings."""
-        return GpuObservations(tuple(self._marks), tuple(self._used), self._why_not)
+        return GpuObservations(tuple(self._marks), tuple(self._used), self._why_not, self._name)
 
     def _on_batch(self, number: int) -> None:
         is_next, before = number == self._batch + 1, self._batch
@@ -92,6 +93,7 @@ class GpuWatch:
         self._device = _gpu_of(module, args)
         if self._device is not None:
             self._why_not = ""
+            self._name = str(sys.modules["torch"].cuda.get_device_properties(self._device).name)
             self._recorder.unsubscribe("model", self._on_model)
             self._recorder.subscribe("batch", self._on_batch)
             self._recorder.subscribe("phase", self._on_phase)

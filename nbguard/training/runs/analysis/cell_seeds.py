@@ -163,11 +163,17 @@ _RANDOM_FACTORIES = frozenset(
 )
 _SPLITS = {
     "RandomSplitter": "seed",
+    "RandomSubsetSplitter": "seed",
     "TrainTestSplitter": "random_state",
+    "ShuffleSplit": "random_state",
+    "StratifiedShuffleSplit": "random_state",
+    "GroupShuffleSplit": "random_state",
     "train_test_split": "random_state",
     "random_split": "generator",
 }
 """Functions that split at random, and the argument that makes a split repeat."""
+_SHUFFLING = frozenset({"KFold", "StratifiedKFold", "StratifiedGroupKFold"})
+"""scikit-learn's, that split at random with `shuffle=True` alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +255,10 @@ def _missing(call: ast.Call, name: str) -> str:
     """Return the argument without which a random split does not repeat; empty if it is given, or this is no such split."""
     given = {keyword.arg for keyword in call.keywords}
     argument = _SPLITS.get(name, "")
-    if name == "RandomSplitter" and len(call.args) > 1:
+    shuffles = any(keyword.arg == "shuffle" and ast.unparse(keyword.value) == "True" for keyword in call.keywords)
+    if (name in _SHUFFLING and shuffles) or (name == "sample" and "frac" in given):  # pandas' data in another order
+        argument = "random_state"
+    if len(call.args) > {"RandomSplitter": 1, "RandomSubsetSplitter": 2}.get(name, len(call.args)):
         return ""
     if _is_factory(call.func, name):
         owner = call.func.value.id  # type: ignore[attr-defined]

@@ -179,6 +179,7 @@ class GpuObservations:
     marks: tuple[GpuMark, ...] = ()  # in the order of the GPU
     used: tuple[float, ...] = ()  # the driver's readings: shares 0…1 of its last moments with some kernel running (NVML)
     why_not: str = ""  # the reason why there are no marks
+    name: str = ""  # of the GPU, by its driver; empty if the fit used none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
