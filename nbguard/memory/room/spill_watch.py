@@ -7,7 +7,6 @@ import linecache
 import sys
 import threading
 import time
-import types
 from typing import Any
 
 from nbguard.errors import NbguardError
@@ -15,6 +14,7 @@ from nbguard.memory.core import advice
 from nbguard.memory.room.airbag import Airbag, airbag_now, deflate, inflate
 from nbguard.memory.room.spill import AirbagState, names_of_spilled
 from nbguard.memory.room.valve import bring_back, room_of
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.units import MiB, parse_bytes
 
@@ -162,9 +162,6 @@ class SpillWatch:
 
 def _line_of(thread: int) -> str:
     """Return the innermost line of the notebook's or script's own that a thread runs, or an empty string."""
-    main = sys.modules["__main__"].__dict__
-    frame: types.FrameType | None = sys._current_frames().get(thread)
-    while frame is not None and frame.f_globals is not main:
-        frame = frame.f_back
+    frame = Sites().users_frame(sys._current_frames().get(thread))
     line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
