@@ -13,7 +13,7 @@ from nbguard.errors import NbguardError
 from nbguard.memory.core import advice
 from nbguard.memory.room.airbag import Airbag, airbag_now, deflate, inflate
 from nbguard.memory.room.spill import AirbagState, names_of_spilled
-from nbguard.memory.room.valve import bring_back, room_of
+from nbguard.memory.room.valve import bring_back, bring_back_for_idle, room_of
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.units import MiB, parse_bytes
@@ -152,7 +152,8 @@ class SpillWatch:
                 if not self._has_collected:
                     gc.collect()
                     self._has_collected = True
-                self.moved += bring_back(self._on, Notebook.current(None))[0]
+                notebook = Notebook.current(None)
+                self.moved += bring_back(self._on, notebook)[0] + bring_back_for_idle(self._on, notebook)[0]
                 self._seen = self._on.spilled
                 self._room = max(room_of(self._on), _LEAST_ROOM)
                 self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)

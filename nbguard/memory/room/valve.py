@@ -28,6 +28,8 @@ _OTHERS = "something outside Python shares it"
 def relieve(on: Airbag, notebook: Notebook, *, with_stale: bool = True) -> tuple[int, int, str]:
     """Make room for spilled memory and move it to the device; garbage goes first, then stale objects, if that is wanted.
 
+    Where there is a budget, its idle models are parked last.
+
     Returns:
         The bytes that have moved, the stale bytes that were released, and why some had to stay, or an empty string.
     """
@@ -41,7 +43,22 @@ def relieve(on: Airbag, notebook: Notebook, *, with_stale: bool = True) -> tuple
             freed = apply(plan, notebook, scanned).outcome.realised
             more, reason = bring_back(on, notebook)
             moved += more
-    return moved, freed, reason
+    more, why = bring_back_for_idle(on, notebook)
+    return moved + more, freed, why or reason
+
+
+def bring_back_for_idle(on: Airbag, notebook: Notebook) -> tuple[int, str]:
+    """Park idle models of a budget that is on, and move the tensors in the airbag to their place, as `bring_back` does."""
+    garages = sys.modules.get("nbguard.memory.room.garage")
+    garage = None if garages is None else garages.garage_now()
+    if garage is None or garage.device != on.device or not on.spilled:
+        return 0, ""
+    before = on.spilled
+    if not garage.give_way(lambda: room_of(on) >= on.spilled):
+        return 0, ""
+    parked = before - on.spilled  # models may have lain in it themselves
+    moved, reason = bring_back(on, notebook)
+    return parked + moved, reason
 
 
 def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
