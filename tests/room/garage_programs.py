@@ -83,8 +83,8 @@ class Program:
                         timer.join()
         except KeyboardInterrupt:
             self.counts["interrupts"] += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure of this program
-            self._expect(False, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            self._expect(False, f"{type(error).__name__}: {error}"[:300])
         self._check()
 
     def _models(self) -> dict[str, Any]:

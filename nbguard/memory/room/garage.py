@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import sys
 import threading
@@ -218,12 +219,14 @@ class Garage:
                     self._told(self._way_for(coming))
 
     def _way_for(self, nbytes: int, *, of_all: bool = False) -> list[Taker]:
-        """Make way for so many bytes, or park all that is idle; return what was parked. Other threads park nothing.
+        """Make way for so many bytes, or park all that is idle; return what was parked. Garbage goes first.
 
-        What the main thread computes with may not move under it.
+        Other threads park nothing, as what the main thread computes with may not move under it.
         """
         if threading.current_thread() is not threading.main_thread():
             return []
+        if nbytes > self._room():
+            gc.collect()
         scanned, takers = self._look()
         return self._parked(scanned, takers, lambda _: False) if of_all else self._make_way(scanned, takers, nbytes)
 
