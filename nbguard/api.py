@@ -327,9 +327,9 @@ def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = Non
 def budget(size: int | str | None = None, namespace: dict[str, Any] | None = None) -> BudgetState:
     """Let models that do not fit the current device together take turns: their bytes there stay within a budget.
 
-    A model counts with its gradients and the state of its optimizer. A parked one comes back when it is called, moved or asked
-    for its parameters, and the models that were used longest ago are parked for it. No model is parked that runs, whose autograd
-    graph is alive, whose gradients wait for a step, whose code is compiled, or that `%reset_gpu --park` would refuse.
+    A model counts with its gradients and the state of its optimizer. A parked one comes back when it is called, moved or
+    asked for its parameters, and the models that were used longest ago are parked for it. No model is parked that runs, whose
+    autograd graph is alive, whose gradients wait for a step, whose code is compiled, or that `%reset_gpu --park` would refuse.
 
     Args:
         size: bytes, or a size such as `14GiB`; `off` parks no more, and parked models still come back when they are used.

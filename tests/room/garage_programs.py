@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from tests.room.programs import MIB, sign, signature
@@ -49,17 +50,18 @@ class Program:
         """Run all steps, then call every model once more."""
         import nbguard
 
-        first = 0
+        first, interrupts, self.interrupts = 0, self.interrupts, False
         while sum(map(_nbytes, self._models().values())) < 550 * MIB:
-            self._step(lambda number=first: self._make(number))
+            self._step(partial(self._make, first))
             first += 1
+        self.interrupts = interrupts
         for number in range(first, first + _STEPS):
-            moves = [self._call, self._call, self._chain, self._train, self._ask, lambda number=number: self._make(number)]
+            moves = [self._call, self._call, self._chain, self._train, self._ask, partial(self._make, number)]
             moves += [self._drop] if len(self._models()) > 8 else []
             self._step(self.random.choice(moves))
         self.interrupts = False
         for name in list(self._models()):
-            self._step(lambda name=name: self._run(name))
+            self._step(partial(self._run, name))
         from nbguard.memory.room.garage import garage_now
 
         garage = garage_now()
@@ -89,7 +91,7 @@ class Program:
 
     def _models(self) -> dict[str, Any]:
         found = {name: value for name, value in self.names.items() if isinstance(value, self.torch.nn.Module)}
-        return found | self.names["models"]
+        return {**found, **self.names["models"]}
 
     def _make(self, number: int) -> None:
         nn = self.torch.nn
@@ -192,19 +194,25 @@ def _nbytes(module: Any) -> int:
     return sum(tensor.nbytes for space in _spaces(module) for tensor in space.values())
 
 
-def run(first: int, programs: int) -> dict[str, Any]:
-    """Run programs from a seed on, every second one under interrupts; return counts and failures."""
+def leave_libraries_out() -> None:
+    """Freeze what the libraries have made, for good: each look then goes through the program's own objects alone."""
     import torch
 
     import nbguard
 
-    parameter = torch.nn.Parameter(torch.empty(1, device="cuda"))
-    torch.optim.Adam([parameter])  # imports much
+    torch.optim.Adam([torch.nn.Parameter(torch.empty(1, device="cuda"))])  # imports much
     nbguard.budget("1GiB", {})
     nbguard.budget("off")
     gc.collect()
-    gc.freeze()  # what the libraries have made: each look then goes through the program's own objects alone
-    gc.unfreeze = lambda: None  # type: ignore[assignment]  # no tensor of a program is among these
+    gc.freeze()
+    gc.unfreeze = lambda: None  # no tensor of a program is among these
+
+
+def run(first: int, programs: int) -> dict[str, Any]:
+    """Run programs from a seed on, every second one under interrupts; return counts and failures."""
+    import torch
+
+    leave_libraries_out()
     counts: Counter[str] = Counter()
     failures: list[str] = []
     for seed in range(first, first + programs):

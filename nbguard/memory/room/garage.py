@@ -90,6 +90,7 @@ class Garage:
         self._uses: dict[int, _Use] = {}
         self._steps: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], int]] = weakref.WeakKeyDictionary()
         self._handle: Any = None
+        self._is_on = True
         self._before: list[tuple[weakref.ref[Any], int]] = []
         self._returned = (0, 0.0)  # bytes and seconds of the returns so far
         self.turns: list[Turn] = []
@@ -109,7 +110,7 @@ class Garage:
         """Park no more. Models that are parked still come back when they are used."""
         ARRIVALS.clear()
         stand_aside()
-        self._budget = sys.maxsize
+        self._is_on, self._namespace = False, None  # what is parked leads here
         self._handle.remove()
         for use in self._uses.values():
             use.handle.remove()
@@ -223,7 +224,7 @@ class Garage:
 
         Other threads park nothing, as what the main thread computes with may not move under it.
         """
-        if threading.current_thread() is not threading.main_thread():
+        if not self._is_on or threading.current_thread() is not threading.main_thread():
             return []
         if nbytes > self._room():
             gc.collect()
@@ -292,9 +293,9 @@ class Garage:
     def _facts_for(self, scanned: Scan) -> tuple[dict[int, str], dict[int, str], set[tuple[str, int]]]:
         """Return what `reason_to_stay` asks for: busy objects, storages that cannot move, gradients that are used."""
         busy = dict.fromkeys(_at_work(), "it is in use by code that runs")
-        for ref, weak in scanned.tracker.objects.items():
+        for number, weak in scanned.tracker.objects.items():
             if attribute_of(weak(), "_compiled_call_impl") is not None:
-                busy[ref] = COMPILED
+                busy[number] = COMPILED
         if scanned.facts.has_compiled and COMPILED not in busy.values():
             names = {node.type_name for node in scanned.facts.graph.nodes}
             if "OptimizedModule" not in names:

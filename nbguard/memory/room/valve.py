@@ -53,12 +53,16 @@ def bring_back_for_idle(on: Airbag, notebook: Notebook) -> tuple[int, str]:
     garage = None if garages is None else garages.garage_now()
     if garage is None or garage.device != on.device or not on.spilled:
         return 0, ""
-    before = on.spilled
-    if not garage.give_way(lambda: room_of(on) >= on.spilled):
-        return 0, ""
-    parked = before - on.spilled  # models may have lain in it themselves
-    moved, reason = bring_back(on, notebook)
-    return parked + moved, reason
+    before, reason = on.spilled, ""
+
+    def is_enough() -> bool:
+        nonlocal reason
+        reason = bring_back(on, notebook)[1]
+        return not on.spilled
+
+    if garage.give_way(is_enough):
+        is_enough()
+    return before - on.spilled, reason
 
 
 def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
