@@ -75,13 +75,13 @@ class Program:
         if self.interrupts and self.random.random() < 0.4:
             timer = threading.Timer(self.random.uniform(0, 0.4), os.kill, (os.getpid(), signal.SIGINT))
         try:
-            with contextlib.suppress(KeyboardInterrupt):
-                try:
-                    if timer is not None:
-                        timer.start()
-                    move()
-                finally:
-                    if timer is not None:
+            try:
+                if timer is not None:
+                    timer.start()
+                move()
+            finally:
+                if timer is not None:
+                    with contextlib.suppress(RuntimeError):  # it was not started yet
                         timer.join()
         except KeyboardInterrupt:
             self.counts["interrupts"] += 1

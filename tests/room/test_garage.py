@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.room.turns import Turn, turns_sentence
+from nbguard.memory.room.turns import TakenTurn, turns_sentence
 from tests.cuda.conftest import PRELUDE
 from tests.kernels import Kernel
 from tests.thorough import THOROUGH
@@ -197,16 +197,25 @@ def test_the_magic_in_a_notebook(fake_cuda_kernel: Callable[..., Kernel]) -> Non
     ("turns", "has", "lacks"),
     [
         ([], [], ["parked"]),
-        ([Turn(parked=("llm",)), Turn(name="sdxl", seconds=0.9)], ["`sdxl` is back in 0.9 s", "`llm` parked"], ["turns"]),
-        ([Turn(parked=("a", "b"))], ["`a` and `b` parked"], ["back"]),
         (
-            [Turn(name="a", seconds=1), Turn(parked=("a",)), Turn(name="b", seconds=1), Turn(name="a", seconds=1)],
+            [TakenTurn(parked=("llm",)), TakenTurn(name="sdxl", seconds=0.9)],
+            ["`sdxl` is back in 0.9 s", "`llm` parked"],
+            ["turns"],
+        ),
+        ([TakenTurn(parked=("a", "b"))], ["`a` and `b` parked"], ["back"]),
+        (
+            [
+                TakenTurn(name="a", seconds=1),
+                TakenTurn(parked=("a",)),
+                TakenTurn(name="b", seconds=1),
+                TakenTurn(name="a", seconds=1),
+            ],
             ["`a` and `b`", "3 times", "3.0 s"],
             ["parked"],
         ),
     ],
 )
-def test_the_sentence_says_who_came_and_who_waits(turns: list[Turn], has: list[str], lacks: list[str]) -> None:
+def test_the_sentence_says_who_came_and_who_waits(turns: list[TakenTurn], has: list[str], lacks: list[str]) -> None:
     said = turns_sentence(turns)
 
     assert bool(said) is bool(turns)

@@ -26,7 +26,7 @@ from nbguard.memory.cleanup.apply.loaders import empty_cache
 from nbguard.memory.cleanup.apply.parking import park, unpark
 from nbguard.memory.core import advice
 from nbguard.memory.room.moving import on_stream
-from nbguard.memory.room.turns import COMPILED, BudgetState, ModelTurn, Taker, Turn, reason_to_stay, takers_of
+from nbguard.memory.room.turns import COMPILED, BudgetState, ModelTurn, TakenTurn, Taker, reason_to_stay, takers_of
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.devices.reserve import device_counters
 from nbguard.memory.scan.heap.attributes import attribute_of
@@ -93,7 +93,7 @@ class Garage:
         self._is_on = True
         self._before: list[tuple[weakref.ref[Any], int]] = []
         self._returned = (0, 0.0)  # bytes and seconds of the returns so far
-        self.turns: list[Turn] = []
+        self.turns: list[TakenTurn] = []
 
     def start(self) -> None:
         """Have the models that are there make way for each other from now on."""
@@ -195,7 +195,7 @@ class Garage:
             seconds = time.perf_counter() - began
             if nbytes >= _LEAST_MEASURED:
                 self._returned = self._returned[0] + nbytes, self._returned[1] + seconds
-            self.turns.append(Turn(name=label, nbytes=nbytes, seconds=seconds))
+            self.turns.append(TakenTurn(name=label, nbytes=nbytes, seconds=seconds))
 
     def _bring_back(self, label: str) -> None:
         if not self.device.startswith("cuda"):
@@ -233,7 +233,7 @@ class Garage:
 
     def _told(self, parked: list[Taker]) -> None:
         if parked:
-            self.turns.append(Turn(parked=tuple(each.name for each in parked)))
+            self.turns.append(TakenTurn(parked=tuple(each.name for each in parked)))
 
     def _make_way(self, scanned: Scan, takers: tuple[Taker, ...], nbytes: int) -> list[Taker]:
         """Park models until the others and `nbytes` more are within the budget and the device has room."""

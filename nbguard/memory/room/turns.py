@@ -218,7 +218,7 @@ class BudgetState(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TakenTurn:
     """A model that came back to the device, or models that were parked."""
 
     name: str = ""  # of the model that came back
@@ -245,7 +245,7 @@ def _place(model: ModelTurn) -> str:
     return "stays: " + model.reason if model.reason else ""
 
 
-def turns_sentence(turns: Sequence[Turn], cell: int | None = None) -> str:
+def turns_sentence(turns: Sequence[TakenTurn], cell: int | None = None) -> str:
     """Return in one sentence which models came back in a cell, in what time, and which were parked; empty without any."""
     came = list(dict.fromkeys(turn.name for turn in turns if turn.name))
     last: dict[str, bool] = {}
