@@ -220,9 +220,9 @@ class Garage:
                     self._told(self._way_for(coming))
 
     def _way_for(self, nbytes: int, *, of_all: bool = False) -> list[Taker]:
-        """Make way for so many bytes, or park all that is idle; return what was parked. Garbage goes first.
+        """Make way for so many bytes, or park all that is idle; return the parked ones. Garbage goes first.
 
-        Other threads park nothing, as what the main thread computes with may not move under it.
+        Other threads park nothing, as the tensors that the main thread computes with may not move under it.
         """
         if not self._is_on or threading.current_thread() is not threading.main_thread():
             return []
@@ -291,7 +291,7 @@ class Garage:
         return scanned, takers
 
     def _facts_for(self, scanned: Scan) -> tuple[dict[int, str], dict[int, str], set[tuple[str, int]]]:
-        """Return what `reason_to_stay` asks for: busy objects, storages that cannot move, gradients that are used."""
+        """Return busy objects, storages that cannot move, and gradients that are used, for `reason_to_stay`."""
         busy = dict.fromkeys(_at_work(), "it is in use by code that runs")
         for number, weak in scanned.tracker.objects.items():
             if attribute_of(weak(), "_compiled_call_impl") is not None:

@@ -143,7 +143,7 @@ def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
 def park_without_place(trip: Trip, label: str, device: str, numbers: Mapping[int, int], tracker: WeakTracker) -> int:
     """Park the storages of a trip that the device has no place for any more, under a label; return their bytes.
 
-    `numbers` are those that the tracker knows them by, by the ids of the travellers.
+    `numbers` has the tracker's number of each, by the id of its traveller.
     """
     if not trip.left:
         return 0

@@ -130,7 +130,7 @@ def _allowed(device: DeviceAnalysis, pieces: int) -> list[int]:
 
 
 def reasons_to_stay(facts: Facts, fixed: Mapping[int, str]) -> dict[int, str]:
-    """Return why storages may not be moved to another address, by number; `fixed` are those that the scan knows of."""
+    """Return why storages may not be moved to another address, by number; the scan knows the `fixed` ones."""
     return dict(fixed) | _known_elsewhere(facts) | _in_use(facts)
 
 

@@ -246,7 +246,7 @@ def _place(model: ModelTurn) -> str:
 
 
 def turns_sentence(turns: Sequence[TakenTurn], cell: int | None = None) -> str:
-    """Return in one sentence which models came back in a cell, in what time, and which were parked; empty without any."""
+    """Return in one sentence the models that came back in a cell, their seconds, and the parked ones; empty without any."""
     came = list(dict.fromkeys(turn.name for turn in turns if turn.name))
     last: dict[str, bool] = {}
     for turn in turns:

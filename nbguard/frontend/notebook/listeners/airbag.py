@@ -89,7 +89,7 @@ class TurnsWatch:
             garage.begin()
 
     def after(self, cell: CellFact) -> None:
-        """Park what is beyond the budget now, and say which models moved."""
+        """Park models beyond the budget now, and say which moved."""
         garage = _garage()
         if garage is None:
             return

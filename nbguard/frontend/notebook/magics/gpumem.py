@@ -162,7 +162,7 @@ def _add_airbag(options: argparse._ActionsContainer) -> None:
 
 
 def _add_budget(options: argparse._ActionsContainer) -> None:
-    options.add_argument("size", nargs="*", metavar="SIZE|off", help="what the models may take together, such as 14GiB")
+    options.add_argument("size", nargs="*", metavar="SIZE|off", help="bytes for all models together, such as 14GiB")
 
 
 def _add_predict(options: MagicArgumentParser) -> None:

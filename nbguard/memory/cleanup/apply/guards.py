@@ -89,12 +89,12 @@ class StandIn:
         return self if module is None else functools.partial(self, module)
 
     def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Do what has to come first, and call it."""
+        """Call it; a kind of guard does its part first."""
         return self.former(module, *args, **kwargs)
 
 
 class Moves(StandIn):
-    """Stands in the place of `nn.Module._apply` while anything is parked, or room is made for what arrives on a device."""
+    """Stands in the place of `nn.Module._apply` while anything is parked, or room is made for modules that arrive on a device."""
 
     def __init__(self, former: Callable[..., Any]) -> None:
         super().__init__(former)

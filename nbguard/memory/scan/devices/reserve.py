@@ -48,7 +48,7 @@ def airbag_room(settings: str, fraction: float | None) -> int:
 def obstacle(settings: str, fraction: float | None, index: int) -> str:
     """Return why the CUDA device `index` can have no airbag, or could keep no promise with one; empty where it can.
 
-    `settings` and `fraction` are those of `airbag_room`.
+    `settings` and `fraction` as in `airbag_room`.
     """
     torch: Any = sys.modules["torch"]
     if has_own_spill():
