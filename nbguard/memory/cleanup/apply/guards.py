@@ -94,7 +94,7 @@ class StandIn:
 
 
 class Moves(StandIn):
-    """Stands in the place of `nn.Module._apply` while anything is parked, or room is made for modules that arrive on a device."""
+    """Stands in the place of `nn.Module._apply` while anything is parked, or modules that arrive on a device get room."""
 
     def __init__(self, former: Callable[..., Any]) -> None:
         super().__init__(former)
