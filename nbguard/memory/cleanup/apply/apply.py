@@ -70,7 +70,7 @@ def alone(patience: float = 0.0) -> Iterator[None]:
 
     To be entered inside of `Interrupts`: one that came right after the lock was taken would keep it.
     """
-    if not _ONE_AT_A_TIME.acquire(timeout=patience):
+    if not (_ONE_AT_A_TIME.acquire(timeout=patience) if patience else _ONE_AT_A_TIME.acquire(blocking=False)):
         raise NbguardError("another cleanup is running: wait for it to end, then try again")
     try:
         yield
