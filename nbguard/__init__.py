@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.api import airbag, end_zombies, make_room, memory_map, oom, park, plan, release, report, unpark, why, zombies
+    from nbguard.api import airbag, budget, end_zombies, make_room, memory_map, oom, park, plan, release, report, unpark, why
+    from nbguard.api import zombies as zombies
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.frontend.cluster.engine import engines
     from nbguard.frontend.notebook.profile import FitMonitor as FitMonitor
@@ -53,6 +54,7 @@ __version__ = "0.1.0"
 _ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
 _API = (
     "airbag",
+    "budget",
     "end_zombies",
     "make_room",
     "memory_map",
@@ -110,6 +112,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, 
     "TargetError",
     "airbag",
     "apply_record",
+    "budget",
     "compare",
     "deterministic",
     "diagnose",

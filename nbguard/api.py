@@ -44,6 +44,7 @@ from nbguard.units import parse_bytes
 
 if TYPE_CHECKING:
     from nbguard.memory.room.spill import AirbagState
+    from nbguard.memory.room.turns import BudgetState
 
 
 def report(namespace: dict[str, Any] | None = None) -> Report:
@@ -321,6 +322,30 @@ def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = Non
     from nbguard.memory.room.spill_watch import switch
 
     return switch(size, Notebook.current(namespace))
+
+
+def budget(size: int | str | None = None, namespace: dict[str, Any] | None = None) -> BudgetState:
+    """Let models that do not fit the current device together take turns: their bytes there stay within a budget.
+
+    A model counts with its gradients and the state of its optimizer. A parked one comes back when it is called, moved or
+    asked for its parameters, and the models that were used longest ago are parked for it. No model is parked that runs, whose
+    autograd graph is alive, whose gradients wait for a step, whose code is compiled, or that `%reset_gpu --park` would refuse.
+
+    Args:
+        size: bytes, or a size such as `14GiB`; `off` parks no more, and parked models still come back when they are used.
+            Without, nothing changes.
+        namespace: as in `report`; its models take turns.
+
+    Returns:
+        The budget and its models.
+
+    Raises:
+        NbguardError: `size` is no size.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    from nbguard.memory.room.garage import switch
+
+    return switch(size, namespace)
 
 
 def zombies(*pids: int) -> Zombies:

@@ -53,6 +53,7 @@ LINES = {
     "predict": "%gpumem predict learn --gpu T4",
     "simulate": "%gpumem simulate 1GiB\n%gpumem simulate off",
     "airbag": "%gpumem airbag",
+    "budget": "%gpumem budget 1GiB\n%gpumem budget\n%gpumem budget off",
     "make-room": "%gpumem make-room 1MiB --dry-run",
     "apply": "%nbguard apply run.json learn",
     "record": "%gpumem record\n%nbguard record learn --save run.json",

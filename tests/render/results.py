@@ -31,6 +31,7 @@ from nbguard.memory.reports.report import build_report
 from nbguard.memory.reports.switches import Switches
 from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.room.spill import AirbagState
+from nbguard.memory.room.turns import BudgetState, ModelTurn
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
 from nbguard.memory.snapshots.diagnosis_view import WhatIfs
 from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
@@ -176,6 +177,15 @@ EXAMPLES: tuple[Result, ...] = (
     GPUS,
     FITS,
     SimulationState("no longer simulated", _AFTER),
+    BudgetState(
+        device="cuda:0",
+        budget=4096 * MiB,
+        here=3 * MiB,
+        models=(
+            ModelTurn(name="learn", nbytes=3 * MiB, parked=False, reason="it is in use by code that runs"),
+            ModelTurn(name="old", nbytes=2 * MiB, parked=True, seconds=0.9),
+        ),
+    ),
     AirbagState(device="cuda:0", size=4096 * MiB, spilled=3 * MiB, most=5 * MiB, holders=("learn",)),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),
     Notices(

@@ -181,11 +181,12 @@ class Session:
             self._hooks.add(self._oom_watch)
 
     def _watch_airbag(self) -> None:
-        """Bring back the bytes that a cell has spilled to the airbag, and say so after it."""
-        from nbguard.frontend.notebook.listeners.airbag import AirbagWatch
+        """Bring back the bytes that a cell has spilled to the airbag, keep models within a budget, and say so after it."""
+        from nbguard.frontend.notebook.listeners.airbag import AirbagWatch, TurnsWatch
 
         if not any(isinstance(listener, AirbagWatch) for listener in self._hooks.listeners):
             self._hooks.add(AirbagWatch(self._shell, show_sentence))
+            self._hooks.add(TurnsWatch(show_sentence))
 
     def _watch_launches(self) -> None:
         """Show the errors of the ranks after each cell whose launch of ranks failed."""

@@ -288,6 +288,12 @@ def airbag(size: str = "4GiB") -> Advice:
     return Advice(command=f"{_REPORT} airbag {size}", call=_call("airbag", [size]), effect=effect)
 
 
+def budget(size: str = "14GiB") -> Advice:
+    """Return the advice that lets models take turns within a budget."""
+    effect = "lets models that do not fit together take turns: one that is called comes back, and others are parked for it"
+    return Advice(command=f"{_REPORT} budget {size}", call=_call("budget", [size]), effect=effect)
+
+
 def allow_whole_device(device: str) -> Advice:
     """Return the line that lifts the memory fraction of a device."""
     line = f"import torch; torch.cuda.set_per_process_memory_fraction(1.0, '{device}')"
@@ -339,6 +345,7 @@ REPORT = Advice(command=_REPORT, call=_call("report"), effect="shows who holds t
 ALL_HOLDERS = Advice(command=f"{_REPORT} --all", effect="shows small holders, too")
 WHY = Advice(command=f"{_REPORT} why", call=_call("why", ["NAME"]), effect="with a name, shows the reference paths")
 MAP = Advice(command=f"{_REPORT} map", call=_call("memory_map"), effect="shows where in the segments it lies")
+BUDGET_OFF = Advice(command=f"{_REPORT} budget off", call=_call("budget", ["off"]), effect="parks no more models")
 AIRBAG_OFF = Advice(command=f"{_REPORT} airbag off", call=_call("airbag", ["off"]), effect="gives the host memory back")
 OOM = Advice(command=f"{_REPORT} oom", call=_call("oom"), effect="says more about the last failed request")
 HISTORY = Advice(command=f"{_REPORT} history", effect="shows each cell's change of the memory")

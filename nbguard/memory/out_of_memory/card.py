@@ -220,7 +220,8 @@ def answer(card: OomCard) -> str:
     best = card.fixes[0]
     code = joined(", then ", (line.code for line in best.advice))
     is_one = len(best.advice) == 1
-    frees = f"free{'s' if is_one else ''} {format_bytes(best.nbytes)}"
+    verb, *of = best.verb.split()
+    frees = " ".join([f"{verb}s" if is_one else verb, *of, format_bytes(best.nbytes)])
     match best.verdict:
         case RerunVerdict.RERUN if code:
             enough = "is enough: it" if is_one else "are enough: they"

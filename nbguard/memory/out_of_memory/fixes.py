@@ -60,6 +60,11 @@ class Fix:
         """Say whether another run is proposed, which asks for less: its lines only make room for it."""
         return self.loss == _SMALLER
 
+    @property
+    def verb(self) -> str:
+        """Return the word for the lines' doing with `nbytes`, in the plural: a move gives nothing back."""
+        return "make room for" if self.loss == _MOVED else "free"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OomContext:

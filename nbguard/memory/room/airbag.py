@@ -21,14 +21,7 @@ from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import PoolId
 from nbguard.memory.scan.devices.cuda import allocator_settings, memory_fraction, tracked_device
-from nbguard.memory.scan.devices.reserve import (
-    Reserve,
-    airbag_of,
-    falls_back,
-    has_own_spill,
-    note_reserve,
-    spilled_now,
-)
+from nbguard.memory.scan.devices.reserve import Reserve, airbag_of, note_reserve, obstacle, spilled_now
 from nbguard.memory.scan.parked import plain_torch
 from nbguard.units import MiB, format_bytes
 
@@ -168,21 +161,13 @@ def deflate() -> bool:
 
 def _refuse(torch: Any, size: int) -> None:
     """Raise NbguardError where PyTorch or the system has no use for an airbag, or could not keep its promise."""
-    if has_own_spill():
-        raise NbguardError("on Windows and WSL NVIDIA's driver moves memory to the host by itself, so an airbag adds nothing")
-    if tracked_device() != "cuda" or getattr(torch.version, "hip", None):
+    index = torch.cuda.current_device() if tracked_device() == "cuda" else None
+    if reason := obstacle(allocator_settings(), None if index is None else memory_fraction(index), index or 0):
+        raise NbguardError(reason)
+    if index is None:
         raise NbguardError("an airbag stands in for a CUDA device of NVIDIA's, and PyTorch has none here")
     if size < _LEAST:
         raise NbguardError(f"an airbag takes {format_bytes(_LEAST)} or more, as in  " + advice.airbag().command)
-    if not falls_back():
-        raise NbguardError(f"PyTorch {torch.__version__} cannot fall back to a pool (MemPool without use_on_oom): update it")
-    if torch.cuda.get_allocator_backend() != "native":
-        raise NbguardError("cudaMallocAsync has no pools to fall back to: only PyTorch's own allocator (backend:native) has")
-    if "max_split_size_mb" in allocator_settings():
-        raise NbguardError("max_split_size_mb keeps PyTorch from dividing a reserve: unset it and restart the kernel")
-    if (memory_fraction(torch.cuda.current_device()) or 1.0) < 1:
-        whole = advice.allow_whole_device(f"cuda:{torch.cuda.current_device()}")
-        raise NbguardError("with a memory fraction PyTorch would spill everything; lift it first: " + whole.command)
     if torch.cuda.is_current_stream_capturing():
         raise NbguardError("no airbag can be made or used while a CUDA graph is captured")
     refuse_without_host_memory(size)

@@ -10,15 +10,13 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.apply import alone
-from nbguard.memory.cleanup.apply.parking import park_left
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import DeviceAnalysis
-from nbguard.memory.room.moving import Traveller, Trip, move_out_and_back, on_stream
+from nbguard.memory.room.moving import Traveller, move_out_and_back, on_stream, park_without_place, travellers_in
 from nbguard.memory.room.plan import PARKED_AS, MadeRoom, plan_room
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.heap.walk import WeakTracker
-from nbguard.memory.scan.parked import movable
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 
 _OTHER_SIZE = "its storage is not the whole of its block"
@@ -37,7 +35,7 @@ def make_room_in(notebook: Notebook, nbytes: int, device: str | None, *, dry_run
     scanned = scan(notebook, tensors=True, tracked=_tracked())
     index = _index(scanned, device)
     here = next(each for each in scanned.analysis.devices if each.name == f"cuda:{index}")
-    travellers = _travellers(scanned, here)
+    travellers = travellers_in(scanned, here.name, here.facts.segments or ())
     fixed = dict(scanned.facts.fixed or ())
     fixed |= {n: _OTHER_SIZE for n, address in _storages(scanned, here).items() if n not in fixed and address not in travellers}
     torch: Any = sys.modules["torch"]
@@ -76,31 +74,12 @@ def _storages(scanned: Scan, here: DeviceAnalysis) -> dict[int, int]:
     return {n: storage.address for n, storage in enumerate(scanned.facts.graph.storages) if storage.device == here.name}
 
 
-def _travellers(scanned: Scan, here: DeviceAnalysis) -> dict[int, tuple[int, Any, int]]:
-    """Return (number, storage, stream) of the storages that are the whole of a block each and can be resized, by address."""
-    torch: Any = sys.modules["torch"]
-    blocks = {
-        block.address: (block.requested, segment.stream)
-        for segment in here.facts.segments or ()
-        for block in segment.blocks
-        if block.state == "active_allocated"
-    }
-    found = {}
-    for number, address in _storages(scanned, here).items():
-        weak = scanned.tracker.storages[number]
-        storage = None if weak is None else torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-        requested, stream = blocks.get(address, (0, 0))
-        if storage is not None and storage.resizable() and storage.data_ptr() == address and storage.nbytes() == requested:
-            found[address] = number, storage, stream
-    return found
-
-
 def _carried_out(
-    plan: MadeRoom, tracker: WeakTracker, index: int, stream: int, known: dict[int, tuple[int, Any, int]]
+    plan: MadeRoom, tracker: WeakTracker, index: int, stream: int, known: dict[int, tuple[int, Traveller]]
 ) -> MadeRoom:
     torch: Any = sys.modules["torch"]
-    numbers = [known[address][0] for address in plan.order]
-    moving = [Traveller(storage, its_stream) for _, storage, its_stream in (known[address] for address in plan.order)]
+    numbers = {id(known[address][1]): known[address][0] for address in plan.order}
+    moving = [known[address][1] for address in plan.order]
     known.clear()
     reserved, start = torch.cuda.memory_reserved(index), time.perf_counter()
 
@@ -111,7 +90,7 @@ def _carried_out(
     trip = move_out_and_back(moving, take)
     is_made = trip.room is not None
     trip.room = None  # from now on it is PyTorch's cache that has the room
-    parked = _parked(trip, tracker, dict(zip(map(id, moving), numbers, strict=True)), plan.device)
+    parked = park_without_place(trip, PARKED_AS, plan.device, numbers, tracker)
     outcome = replace(
         plan,
         state="made" if is_made else "failed",
@@ -121,11 +100,3 @@ def _carried_out(
         parked=parked,
     )
     return replace(plan, state="interrupted") if trip.is_interrupted and not is_made and not trip.error else outcome
-
-
-def _parked(trip: Trip, tracker: WeakTracker, numbers: dict[int, int], device: str) -> int:
-    """Park the storages that have no place on their device any more; return its bytes."""
-    if not trip.left:
-        return 0
-    tensors_of = movable(tracker)
-    return park_left(PARKED_AS, device, [(tensors_of[numbers[id(each)]], each.host) for each in trip.left])

@@ -7,15 +7,18 @@ the address must be known not to exist. Between the two moves nothing of the use
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbguard.errors import in_one_line
-from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory, wait_for_device
+from nbguard.memory.cleanup.apply.parking import park_left, refuse_without_host_memory, wait_for_device
 from nbguard.memory.cleanup.apply.released_names import Interrupts
-from nbguard.memory.scan.parked import plain_torch
+from nbguard.memory.core.facts import Segment
+from nbguard.memory.scan.heap.walk import WeakTracker
+from nbguard.memory.scan.parked import movable, plain_torch
+from nbguard.memory.scan.scan import Scan
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -36,6 +39,27 @@ class Trip:
     error: str = ""  # the reason for that, in a line; empty: none
     left: list[Traveller] = field(default_factory=list)  # those that the device has no place for: `host` has their bytes
     is_interrupted: bool = False  # Ctrl-C came. Before anything had left, nothing was done; later, all was done first
+
+
+def travellers_in(scanned: Scan, device: str, segments: Iterable[Segment]) -> dict[int, tuple[int, Traveller]]:
+    """Return (number, traveller) of the storages that are the whole of a live block each and can be resized, by address."""
+    torch: Any = sys.modules["torch"]
+    blocks = {
+        block.address: (block.requested, segment.stream)
+        for segment in segments
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    }
+    found = {}
+    for number, fact in enumerate(scanned.facts.graph.storages):
+        weak = scanned.tracker.storages[number]
+        if fact.device != device or fact.address not in blocks or weak is None:
+            continue
+        storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+        requested, stream = blocks[fact.address]
+        if storage is not None and storage.resizable() and (storage.data_ptr(), storage.nbytes()) == (fact.address, requested):
+            found[fact.address] = number, Traveller(storage, stream)
+    return found
 
 
 @plain_torch()
@@ -113,6 +137,17 @@ def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
         except BaseException:  # noqa: BLE001, S112
             continue
     return [traveller for traveller in travellers if not traveller.is_back]
+
+
+def park_without_place(trip: Trip, label: str, device: str, numbers: Mapping[int, int], tracker: WeakTracker) -> int:
+    """Park the storages of a trip that the device has no place for any more, under a label; return their bytes.
+
+    `numbers` has the tracker's number of each, by the id of its traveller.
+    """
+    if not trip.left:
+        return 0
+    tensors_of = movable(tracker)
+    return park_left(label, device, [(tensors_of[numbers[id(each)]], each.host) for each in trip.left])
 
 
 @contextmanager

@@ -83,7 +83,10 @@ def plan_room(
         freed: addresses of live blocks that are free by then.
     """
     facts, here = device.analysis.facts, device.facts
-    movable, stays = _movable(facts, device.name, fixed, freed)
+    reasons = reasons_to_stay(facts, fixed)
+    places = {n: storage.address for n, storage in enumerate(facts.graph.storages) if storage.device == device.name}
+    stays = {address: reasons[n] for n, address in places.items() if n in reasons}
+    movable = set(places.values()) - stays.keys() - set(freed)
     question = Question(
         device=device.room.device,
         nbytes=nbytes,
@@ -126,12 +129,18 @@ def _allowed(device: DeviceAnalysis, pieces: int) -> list[int]:
     return [] if limit is None else [max(0, limit - reserved) + pieces]
 
 
-def _movable(facts: Facts, device: str, fixed: Mapping[int, str], freed: Collection[int]) -> tuple[set[int], dict[int, str]]:
-    """Return the addresses of the storages on a device that may move, and why the others may not."""
-    reasons = dict(fixed) | _known_elsewhere(facts) | _in_use(facts)
-    here = {n: storage.address for n, storage in enumerate(facts.graph.storages) if storage.device == device}
-    stays = {address: reasons[n] for n, address in here.items() if n in reasons}
-    return set(here.values()) - stays.keys() - set(freed), stays
+def reasons_to_stay(facts: Facts, fixed: Mapping[int, str]) -> dict[int, str]:
+    """Return why storages may not be moved to another address, by number; the scan knows the `fixed` ones."""
+    return dict(fixed) | _known_elsewhere(facts) | _in_use(facts)
+
+
+def obstacle(facts: Facts) -> str:
+    """Return why nothing may be moved to another address at this moment; empty where something may."""
+    if graph := _cuda_graph(facts):
+        return f"{graph} replays with the addresses it was captured with, and any tensor may be among them: free it first"
+    if facts.graph.rest is not None:
+        return "not all objects were scanned, so something outside Python may know the address of a tensor"
+    return "another thread allocates memory at this moment" if facts.changed else ""
 
 
 def _known_elsewhere(facts: Facts) -> dict[int, str]:
@@ -156,7 +165,6 @@ def _in_use(facts: Facts) -> dict[int, str]:
 
 def _refusal(device: DeviceAnalysis, question: Question) -> str:
     """Return why nothing may move on a device at all; empty where something may."""
-    facts = device.analysis.facts
     if device.facts.airbag is not None:
         return "the airbag is on and would take the request; " + advice.AIRBAG_OFF.code + " ends it"
     if device.room.is_expandable:
@@ -164,12 +172,8 @@ def _refusal(device: DeviceAnalysis, question: Question) -> str:
             "expandable segments are on; they put free pages together without a move, and the pieces that are left "
             "lie between tensors of one page"
         )
-    if graph := _cuda_graph(facts):
-        return f"{graph} replays with the addresses it was captured with, and any tensor may be among them: free it first"
-    if facts.graph.rest is not None:
-        return "not all objects were scanned, so something outside Python may know the address of a tensor"
-    if facts.changed:
-        return "another thread allocates memory at this moment"
+    if reason := obstacle(device.analysis.facts):
+        return reason
     if device.facts.free is None or device.facts.segments is None or not question.segments:
         return "the allocator's segments are not known"
     return ""

@@ -7,14 +7,14 @@ import linecache
 import sys
 import threading
 import time
-import types
 from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.core import advice
 from nbguard.memory.room.airbag import Airbag, airbag_now, deflate, inflate
 from nbguard.memory.room.spill import AirbagState, names_of_spilled
-from nbguard.memory.room.valve import bring_back, room_of
+from nbguard.memory.room.valve import bring_back, bring_back_for_idle, room_of
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.units import MiB, parse_bytes
 
@@ -152,7 +152,8 @@ class SpillWatch:
                 if not self._has_collected:
                     gc.collect()
                     self._has_collected = True
-                self.moved += bring_back(self._on, Notebook.current(None))[0]
+                notebook = Notebook.current(None)
+                self.moved += bring_back(self._on, notebook)[0] + bring_back_for_idle(self._on, notebook)[0]
                 self._seen = self._on.spilled
                 self._room = max(room_of(self._on), _LEAST_ROOM)
                 self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
@@ -162,9 +163,6 @@ class SpillWatch:
 
 def _line_of(thread: int) -> str:
     """Return the innermost line of the notebook's or script's own that a thread runs, or an empty string."""
-    main = sys.modules["__main__"].__dict__
-    frame: types.FrameType | None = sys._current_frames().get(thread)
-    while frame is not None and frame.f_globals is not main:
-        frame = frame.f_back
+    frame = Sites().users_frame(sys._current_frames().get(thread))
     line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

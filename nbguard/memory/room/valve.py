@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
-import types
-from collections.abc import Collection
 from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.apply import apply
-from nbguard.memory.cleanup.apply.parking import park_left
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.room.airbag import Airbag
-from nbguard.memory.room.moving import Traveller, move_out_and_back
-from nbguard.memory.scan.devices.cuda import nested_stats, segments_by_device
-from nbguard.memory.scan.parked import movable, storage_of
-from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.memory.room.moving import Traveller, move_out_and_back, park_without_place, travellers_in
+from nbguard.memory.room.plan import obstacle, reasons_to_stay
+from nbguard.memory.scan.devices.cuda import nested_stats
+from nbguard.memory.scan.scan import Notebook, Scan, scan
 
-_BY_ADDRESS = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "jax", "jaxlib", "tensorflow"})
-"""Libraries whose arrays know a tensor's address, and keep the tensor alive by an ordinary reference."""
 _PARKED_AS = "airbag"
 """Name of memory that lost its place and is parked in ordinary host memory: `%reset_gpu --unpark airbag`."""
-_GRAPHS = "a CUDA graph may know the addresses"
 _OTHERS = "something outside Python shares it"
-_BUSY = "another thread computes"
-_COMPUTING = ("torch", "fastai", "accelerate", "lightning", "transformers")
-_WAITING = ("torch.utils.data", "torch._inductor")
-"""Modules of PyTorch whose threads touch no tensor of a device."""
 
 
 def relieve(on: Airbag, notebook: Notebook, *, with_stale: bool = True) -> tuple[int, int, str]:
     """Make room for spilled memory and move it to the device; garbage goes first, then stale objects, if that is wanted.
+
+    Where there is a budget, its idle models are parked last.
 
     Returns:
         The bytes that have moved, the stale bytes that were released, and why some had to stay, or an empty string.
@@ -52,7 +43,26 @@ def relieve(on: Airbag, notebook: Notebook, *, with_stale: bool = True) -> tuple
             freed = apply(plan, notebook, scanned).outcome.realised
             more, reason = bring_back(on, notebook)
             moved += more
-    return moved, freed, reason
+    more, why = bring_back_for_idle(on, notebook)
+    return moved + more, freed, why or reason
+
+
+def bring_back_for_idle(on: Airbag, notebook: Notebook) -> tuple[int, str]:
+    """Park idle models of a budget that is on, and move the tensors in the airbag to their place, as `bring_back` does."""
+    garages = sys.modules.get("nbguard.memory.room.garage")
+    garage = None if garages is None else garages.garage_now()
+    if garage is None or garage.device != on.device or not on.spilled:
+        return 0, ""
+    before, reason = on.spilled, ""
+
+    def is_enough() -> bool:
+        nonlocal reason
+        reason = bring_back(on, notebook)[1]
+        return not on.spilled
+
+    if garage.give_way(is_enough):
+        is_enough()
+    return before - on.spilled, reason
 
 
 def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
@@ -63,16 +73,15 @@ def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
     before, room = on.spilled, room_of(on)
     if not before or on.vain == (before, room) or on.smallest > room:
         return 0, ""
-    if any(segment.is_private for segments in segments_by_device().values() for segment in segments):
-        return 0, _GRAPHS
-    if _computes_elsewhere():
-        return 0, _BUSY
-    found, has_others = _movable(on, notebook)
+    scanned = scan(notebook, tensors=True)
+    if reason := obstacle(scanned.facts):
+        return 0, reason
+    found, has_others = _movable(on, scanned)
     clear = getattr(sys.modules["torch"]._C, "_cuda_clearCublasWorkspaces", None)
     if has_others and clear is not None:
         clear()  # slow where they lie; the next product of matrices makes new ones
-    moving = {id(each): (each, tensors) for each, tensors in found if each.storage.nbytes() <= room}
-    del found
+    moving = {id(each): (each, number) for number, each in found.values() if each.storage.nbytes() <= room}
+    found.clear()
     error = ""
     if moving:
         try:
@@ -82,8 +91,8 @@ def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
         except NbguardError as refused:  # the host has no room for the copies
             return before - on.spilled, str(refused)
         error = trip.error
-        if trip.left:
-            park_left(_PARKED_AS, on.device, [(moving[id(each)][1], each.host) for each in trip.left])
+        numbers = {key: number for key, (_, number) in moving.items()}
+        park_without_place(trip, _PARKED_AS, on.device, numbers, scanned.tracker)
     left = on.spilled
     if left == before and not has_others:
         on.vain = before, room_of(on)
@@ -98,45 +107,12 @@ def room_of(on: Airbag) -> int:
     return int(torch.cuda.mem_get_info(on.index)[0]) + int(cached)
 
 
-def _movable(on: Airbag, notebook: Notebook) -> tuple[list[tuple[Traveller, list[Any]]], bool]:
-    """Return the storages in the airbag that only Python's tensors have, with these, and whether anything else lies there."""
-    scanned = scan(notebook, tensors=True)
+def _movable(on: Airbag, scanned: Scan) -> tuple[dict[int, tuple[int, Traveller]], bool]:
+    """Return the storages in the airbag that may move, as `travellers_in` does, and whether anything else lies there."""
     fact = next((device.airbag for device in scanned.facts.devices if device.device == on.device), None)
-    streams = {
-        block.address: segment.stream
-        for segment in (() if fact is None else fact.segments)
-        for block in segment.blocks
-        if block.state == "active_allocated"
-    }
-    storages = scanned.facts.graph.storages
-    found = []
-    for number, tensors in movable(scanned.tracker).items():
-        address = storages[number].address
-        if storages[number].device != on.device or address not in streams or number in scanned.tracker.exported:
-            continue
-        storage = storage_of(tensors[0])
-        if storage.resizable() and storage.data_ptr() == address and not _has_foreign_array(tensors):
-            found.append((Traveller(storage=storage, stream=streams[address]), tensors))
-    return found, len(found) < len(streams)
-
-
-def _has_foreign_array(tensors: Collection[Any]) -> bool:
-    """Say whether an array of another library keeps one of these alive, and so knows the address."""
-    if not _BY_ADDRESS & sys.modules.keys():
-        return False
-    modules = (type(holder).__module__ for tensor in tensors for holder in gc.get_referrers(tensor))
-    return any(type(module) is str and module.partition(".")[0] in _BY_ADDRESS for module in modules)
-
-
-def _computes_elsewhere() -> bool:
-    """Say whether another thread is inside of PyTorch or a library that trains, and may use the tensors that would move."""
-    tops = sys._current_frames()
-    tops.pop(threading.get_ident())  # a frame that knew itself would keep the tensors of its callers
-    for top in tops.values():
-        frame: types.FrameType | None = top
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if type(module) is str and module.startswith(_COMPUTING) and not module.startswith(_WAITING):
-                return True
-            frame = frame.f_back
-    return False
+    segments = () if fact is None else fact.segments
+    stay = reasons_to_stay(scanned.facts, dict(scanned.facts.fixed or ()))
+    known = travellers_in(scanned, on.device, segments)
+    found = {address: way for address, way in known.items() if way[0] not in stay}
+    live = sum(block.state == "active_allocated" for segment in segments for block in segment.blocks)
+    return found, len(found) < live

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -125,7 +125,7 @@ def _is_hooked(tensor: Any) -> bool:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Parked:
-    """The storages parked under one name. Its `hooks` stop a parked module from being called.
+    """The storages parked under one name. Its `hooks` stop a parked module from being called, or `wake` it for that.
 
     They are parked as long as any tensor lives on them: also one that was made of a parked tensor, which may be gone since. So
     are the storages that a parked tensor has got on the host meanwhile, as by `net.half()`.
@@ -136,6 +136,7 @@ class Parked:
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
     storages: list[Any] = field(default_factory=list)  # a StorageWeakRef of each, as it was parked
     hooks: list[Any] = field(default_factory=list)
+    wake: Callable[[str], None] | None = None  # brings what is parked under a label back when it is used; None: it is an error
 
     def alive(self) -> list[Any]:
         """Return the tensors that are still parked: they live, and the user has not moved them to a device."""

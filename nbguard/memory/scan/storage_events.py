@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
-from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 
 # --- The user's lines that allocate storages, noted while code runs, to explain the memory that each round of an action
 # leaves.
@@ -48,7 +48,7 @@ class AllocationLines(TorchDispatchMode):  # type: ignore[misc]
         result = func(*args, **(kwargs or {}))
         made = [key for key in _storages(result) if key not in given]
         if made:
-            line = self._sites.of(list(_frames()))
+            line = self._sites.of(stack_of(sys._getframe(1), _DEEPEST))
             self.lines.update(dict.fromkeys(made, line))
         return result
 
@@ -58,14 +58,6 @@ def _storages(values: Any) -> Iterator[tuple[str, int]]:
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.device.type != "meta":
             storage = tensor.untyped_storage()
             yield str(storage.device), storage.data_ptr()
-
-
-def _frames() -> Iterator[dict[str, Any]]:
-    """Yield the frames of the code that runs the operation, the innermost first, as in a snapshot."""
-    frame, left = sys._getframe(2).f_back, _DEEPEST
-    while frame is not None and left:
-        yield {"filename": frame.f_code.co_filename, "line": frame.f_lineno, "name": frame.f_code.co_name}
-        frame, left = frame.f_back, left - 1
 
 
 class Observer(Protocol):

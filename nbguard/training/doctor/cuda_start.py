@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
 from typing import Any
 
 _seen: list[str] = []
@@ -32,12 +31,7 @@ def await_cuda(cell: int | None = None) -> bool:
 
 def _note() -> None:
     """Note the innermost line of the stack that is the user's own."""
-    from nbguard.memory.scan.devices.allocation_sites import Sites
+    from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 
-    frames = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        frames.append({"filename": frame.f_code.co_filename, "line": frame.f_lineno, "name": frame.f_code.co_name})
-        frame = frame.f_back
     if not _seen:
-        _seen.append(Sites().of(frames))
+        _seen.append(Sites().of(stack_of(sys._getframe(1))))

@@ -1,4 +1,4 @@
-"""The valve, and the sentence on the bytes outside, after a cell that did not fit the device and went on in the airbag."""
+"""Sentences after a cell that did not fit the device: on the bytes that lay in the airbag, and the models that took turns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nbguard.memory.cells.hooks import CellFact
 from nbguard.units import MiB
 
 if TYPE_CHECKING:
+    from nbguard.memory.room.garage import Garage
     from nbguard.memory.room.spill_watch import SpillWatch
 
 _SAID_FROM = MiB
@@ -70,6 +71,39 @@ class AirbagWatch:
 
         code = self._shell.transform_cell(self._shell.history_manager.input_hist_raw[-1])
         return batch_of_cell(code, self._shell.user_ns, PREDICTION_SECONDS)
+
+
+class TurnsWatch:
+    """Keeps the models within a budget after each cell, and says through `show` which took turns in it."""
+
+    name = "the budget"
+    rank = 6  # after the airbag's valve, which may park models, too
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+
+    def before(self) -> None:
+        """Forget the turns of the cell before."""
+        garage = _garage()
+        if garage is not None:
+            garage.begin()
+
+    def after(self, cell: CellFact) -> None:
+        """Park models beyond the budget now, and say which moved."""
+        garage = _garage()
+        if garage is None:
+            return
+        from nbguard.memory.room.turns import turns_sentence
+
+        garage.keep()
+        sentence = turns_sentence(garage.turns, cell.number)
+        if sentence:
+            self._show(sentence)
+
+
+def _garage() -> Garage | None:
+    loaded = sys.modules.get("nbguard.memory.room.garage")
+    return None if loaded is None else loaded.garage_now()
 
 
 def _watch() -> SpillWatch | None:

@@ -162,6 +162,10 @@ def _add_airbag(options: argparse._ActionsContainer) -> None:
     options.add_argument("size", nargs="*", metavar="SIZE|off", help="host memory to set aside, such as 4GiB; off ends it")
 
 
+def _add_budget(options: argparse._ActionsContainer) -> None:
+    options.add_argument("size", nargs="*", metavar="SIZE|off", help="bytes for all models together, such as 14GiB")
+
+
 def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
     items = _number("a number of items, as in  --bs 32")
@@ -242,6 +246,12 @@ GRAMMAR = Grammar(
             help="host memory where a cell that does not fit goes on, slower, instead of failing",
             advice="give one size, as in  %gpumem airbag 4GiB, or off, or nothing to see its state",
             add=_add_airbag,
+        ),
+        "budget": Word(
+            usage="budget [14GiB|off]",
+            help="models that do not fit together take turns: one that is called comes back, and others are parked",
+            advice="give one size, as in  %gpumem budget 14GiB, or off, or nothing to see its models",
+            add=_add_budget,
         ),
         **snapshots.WORDS,
     },
@@ -340,6 +350,9 @@ class GpuMemMagics(Magics):
             case "airbag":
                 size = "".join(options.size) or None  # `4 GiB` is two words
                 return show(self.shell, options, guarded("%gpumem airbag", api.airbag, size))
+            case "budget":
+                size = "".join(options.size) or None
+                return show(self.shell, options, guarded("%gpumem budget", api.budget, size))
             case _:
                 return snapshots.run(self.shell, options, GRAMMAR)
 

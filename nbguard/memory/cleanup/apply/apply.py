@@ -170,9 +170,12 @@ def bring_back(names: Sequence[str]) -> Unparked:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Keep others out. To be entered inside of `Interrupts`: one that came right after the lock was taken would keep it."""
-    if not _ONE_AT_A_TIME.acquire(blocking=False):
+def alone(patience: float = 0.0) -> Iterator[None]:
+    """Keep others out, after so many seconds at most in which they may end.
+
+    To be entered inside of `Interrupts`: one that came right after the lock was taken would keep it.
+    """
+    if not (_ONE_AT_A_TIME.acquire(timeout=patience) if patience else _ONE_AT_A_TIME.acquire(blocking=False)):
         raise NbguardError("another cleanup is running: wait for it to end, then try again")
     try:
         yield

@@ -6,148 +6,26 @@ ordinary error about devices, never memory that is gone. One storage at a time: 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from nbguard.errors import NbguardError, ParkedError, TargetError, in_one_line
-from nbguard.libraries import locking_packages
+from nbguard.errors import NbguardError, TargetError, in_one_line
+from nbguard.memory.cleanup.apply.guards import let_go, stop_calls
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.devices.reserve import device_counters
-from nbguard.memory.scan.heap.kinds import attributes_of, mro_of
 from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
 from nbguard.memory.scan.parked import PARKED, Parked, movable, parked_facts, parked_storages, plain_torch, sharing, storage_of
 from nbguard.spelling import did_you_mean
 from nbguard.units import format_bytes
-
-# --- Guards on parked objects: a call or a move raises an error that says how to bring them back, before anything happens.
-#
-# A call of a module and a step of an optimizer are stopped by a hook. A move, as a library makes one before a fit, would
-# bring the parameters back without the optimizer's state; it is stopped where `nn.Module` moves anything.
-
-
-def stop_calls(parked: Parked, users: Sequence[Any]) -> None:
-    """Stop the calls of modules and the steps of optimizers that have something parked in them, and all moves of it."""
-    torch: Any = sys.modules["torch"]
-    ids = {id(tensor) for tensor in parked.alive()}
-    hook = _Stop(parked)
-    for user in users:
-        if ids.isdisjoint(_tensors_in(user)):
-            continue
-        register = torch.nn.Module.register_forward_pre_hook
-        if torch.optim.Optimizer in mro_of(type(user)):
-            register = torch.optim.Optimizer.register_step_pre_hook
-        with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks of Python's
-            parked.hooks.append(register(user, hook))
-    if not isinstance(torch.nn.Module._apply, _Moves):
-        torch.nn.Module._apply = _Moves(torch.nn.Module._apply)
-
-
-def let_go(parked: Parked) -> None:
-    """Let the modules of an object that is no longer parked be called, and, if it was the last, let all be moved."""
-    torch: Any = sys.modules["torch"]
-    for hook in parked.hooks:
-        hook.remove()
-    moves = torch.nn.Module._apply
-    if not PARKED and isinstance(moves, _Moves):  # else somebody has wrapped it in turn, and it lets everything pass
-        torch.nn.Module._apply = moves.former
-
-
-class _Stop:
-    """Stands before the `forward` of a parked module, or the step of an optimizer. In a pickle or a copy it does nothing."""
-
-    def __init__(self, parked: Parked) -> None:
-        self.parked = parked
-
-    def __call__(self, user: Any, *_: Any) -> None:
-        if _has(user, self.parked):  # else the user has put others in their place
-            raise _error(self.parked)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (dict.get, {})  # called with (module, args) it gives args back
-
-
-class _Moves:
-    """Stands in the place of `nn.Module._apply` while anything is parked."""
-
-    def __init__(self, former: Callable[..., Any]) -> None:
-        self.former = former
-        functools.update_wrapper(self, former)
-
-    def __get__(self, module: Any, owner: Any = None) -> Any:
-        return self if module is None else functools.partial(self, module)
-
-    def __call__(self, module: Any, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
-        for parked in PARKED:
-            if _has(module, parked) and _leaves_host(fn):
-                if _has_lock(sys._getframe(1)):
-                    return module
-                raise _error(parked)
-        return self.former(module, fn, *args, **kwargs)
-
-
-def _has_lock(frame: FrameType | None) -> bool:
-    """Say whether a library that holds a lock moves a model as a fit begins: the model stays, and its first call is stopped.
-
-    An error before that would leave a Learner's lock taken: its next `validate()` would wait for ever.
-    """
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch."):
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in locking_packages()
-
-
-def _leaves_host(fn: Callable[[Any], Any]) -> bool:
-    """Say whether a function of each tensor moves it off the host, by applying it to one without elements."""
-    torch: Any = sys.modules["torch"]
-    try:
-        return bool(fn(torch.empty(0, device="cpu")).device.type != "cpu")
-    except Exception:  # noqa: BLE001 - the same comes again where it is done, and is the user's to read
-        return False
-
-
-def _has(user: Any, parked: Parked) -> bool:
-    """Say whether a module, or one inside of it, or an optimizer has something that is still parked."""
-    return not _tensors_in(user).isdisjoint(map(id, parked.alive()))
-
-
-def _error(parked: Parked) -> ParkedError:
-    return ParkedError(f"{parked.label} is parked in host memory: " + advice.unpark((parked.label,)).code + " brings it back")
-
-
-def _tensors_in(user: Any) -> set[int]:
-    """Return the ids of the parameters and buffers of a module and of those inside of it, or of an optimizer's state.
-
-    Empty for any other object.
-    """
-    if sys.modules["torch"].optim.Optimizer in mro_of(type(user)):
-        state = (attributes_of(user) or {}).get("state")
-        spaces = dict.values(state) if isinstance(state, dict) else ()
-        return {id(tensor) for space in spaces if isinstance(space, dict) for tensor in dict.values(space)}
-    return {id(tensor) for space in _spaces(user, set()) for tensor in dict.values(space)}
-
-
-def _spaces(module: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    spaces = attributes_of(module) or {}
-    for name in ("_parameters", "_buffers"):
-        if isinstance(space := spaces.get(name), dict):
-            yield space
-    inner = spaces.get("_modules")
-    for part in dict.values(inner) if isinstance(inner, dict) else ():
-        yield from _spaces(part, seen)
-
 
 _LEFT_FOR_OTHERS = 0.02
 """Share of the host's memory that a parking leaves free."""
@@ -156,10 +34,17 @@ _STOPPED = "interrupted: tensors moved by then stay moved"
 
 
 @plain_torch()
-def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: Callable[[], bool]) -> str:
+def park(
+    label: str,
+    numbers: Iterable[int],
+    tracker: WeakTracker,
+    is_stopped: Callable[[], bool],
+    wake: Callable[[str], None] | None = None,
+) -> str:
     """Move the storages with these numbers to the host; return why some were left, or an empty string.
 
-    `is_stopped` is asked between storages: storages moved by then are parked.
+    `is_stopped` is asked between storages: storages moved by then are parked. `wake(label)` is to bring them back when they are
+    used; without it their use is an error.
     """
     wait_for_device()
     tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
@@ -178,7 +63,7 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
         failed = _exchange(tensors, _in_a_file if device == "cpu" else _on_host)
         failure = failed or failure
         if not failed:
-            parked = moved.setdefault(device, Parked(label=label, device=device))
+            parked = moved.setdefault(device, Parked(label=label, device=device, wake=wake))
             parked.tensors += map(weakref.ref, tensors)
             parked.storages.append(weak_storage(storage_of(tensors[0])))
     modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]
@@ -189,12 +74,12 @@ def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: C
 
 
 @plain_torch()
-def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
-    """Bring back the tensors parked under `labels`, or all.
+def unpark(labels: Sequence[str], is_stopped: Callable[[], bool], *, whole: bool = False) -> Unparked:
+    """Bring back the tensors parked under `labels`, or all. With `whole`, all of a label or nothing of it.
 
     Raises:
         TargetError: nothing is parked under one of the labels.
-        NbguardError: the device has no room for it; nothing was moved.
+        NbguardError: the device has no room for it; nothing was moved. Or, with `whole`, something of a label cannot be moved.
     """
     chosen = _chosen(labels)
     _refuse_without_room(chosen)
@@ -202,16 +87,23 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
     nbytes, left, back = 0, dict[str, tuple[int, str]](), set[int]()
     for parked in chosen:
         storages = parked_storages(parked)
+        moved: list[Sequence[Any]] = []
         for address, on_it in (dict.fromkeys(storages, ()) | sharing(storages)).items():
             size = storages[address]
             if is_stopped():
                 failure = _STOPPED
             else:
                 failure = _exchange(on_it, functools.partial(_on_device, parked.device)) if on_it else _SHARED
+            if failure and whole and on_it:
+                for tensors in moved:
+                    _exchange(tensors, _in_a_file if parked.device == "cpu" else _on_host)
+                    parked.storages.append(weak_storage(storage_of(tensors[0])))
+                raise NbguardError(failure)
             if failure:
                 left[parked.label] = left.get(parked.label, (0, ""))[0] + size, failure
             else:
                 nbytes += size
+                moved.append(on_it)
                 back.update(map(id, on_it))
         parked.tensors = [ref for ref in parked.tensors if id(ref()) not in back]
         _forget_if_empty(parked)

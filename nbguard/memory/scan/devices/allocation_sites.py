@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from nbguard.memory.scan.libraries import library_paths
@@ -30,6 +32,12 @@ class Sites:
         """Return a line in words; empty without a number."""
         return line_words(self.place(filename), number, function) if number else ""
 
+    def users_frame(self, frame: FrameType | None) -> FrameType | None:
+        """Return the innermost frame of the user's own code, from a frame outwards; None without one."""
+        while frame is not None and not self.is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame
+
     def place(self, filename: str) -> str:
         """Return a file's name, or the cell that it stands for: `In[7]`."""
         cell = self._cells.get(filename)
@@ -38,3 +46,12 @@ class Sites:
     def is_users(self, filename: str) -> bool:
         """Say whether a file is a cell or a script of the user's, and no library."""
         return filename in self._cells or not filename.startswith((*self._libraries, "<frozen"))
+
+
+def stack_of(frame: FrameType | None, deepest: int = sys.maxsize) -> list[dict[str, Any]]:
+    """Return at most `deepest` running frames as a snapshot has them, from the innermost, `frame`, outwards."""
+    frames: list[dict[str, Any]] = []
+    while frame is not None and len(frames) < deepest:
+        frames.append({"filename": frame.f_code.co_filename, "line": frame.f_lineno, "name": frame.f_code.co_name})
+        frame = frame.f_back
+    return frames

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbguard.memory.core import advice
 from nbguard.memory.core.facts import AirbagFact, PoolId, Segment
 from nbguard.memory.scan.devices.accelerators import read_segments
 from nbguard.memory.scan.devices.host import host_facts
@@ -41,12 +42,29 @@ def airbag_room(settings: str, fraction: float | None) -> int:
         settings: of the allocator, as PYTORCH_ALLOC_CONF writes them.
         fraction: of the device that PyTorch may reserve, or None if not known.
     """
+    return 0 if _THERE or obstacle(settings, fraction, 0) else host_facts().room or 0
+
+
+def obstacle(settings: str, fraction: float | None, index: int) -> str:
+    """Return why the CUDA device `index` can have no airbag, or could keep no promise with one; empty where it can.
+
+    `settings` and `fraction` as in `airbag_room`.
+    """
     torch: Any = sys.modules["torch"]
-    if _THERE or not falls_back() or has_own_spill() or torch.cuda.get_allocator_backend() != "native":
-        return 0
-    if getattr(torch.version, "hip", None) or "max_split_size_mb" in settings or (fraction or 1.0) < 1:
-        return 0
-    return host_facts().room or 0
+    if has_own_spill():
+        return "on Windows and WSL NVIDIA's driver moves memory to the host by itself, so an airbag adds nothing"
+    if getattr(torch.version, "hip", None):
+        return "an airbag stands in for a CUDA device of NVIDIA's, and PyTorch has none here"
+    if not falls_back():
+        return f"PyTorch {torch.__version__} cannot fall back to a pool (MemPool without use_on_oom): update it"
+    if torch.cuda.get_allocator_backend() != "native":
+        return "cudaMallocAsync has no pools to fall back to: only PyTorch's own allocator (backend:native) has"
+    if "max_split_size_mb" in settings:
+        return "max_split_size_mb keeps PyTorch from dividing a reserve: unset it and restart the kernel"
+    if (fraction or 1.0) < 1:
+        whole = advice.allow_whole_device(f"cuda:{index}")
+        return "with a memory fraction PyTorch would spill everything; lift it first: " + whole.command
+    return ""
 
 
 def falls_back() -> bool:

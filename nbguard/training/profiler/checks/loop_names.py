@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from types import FrameType
 from typing import Any
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
@@ -66,7 +65,7 @@ class LoopNameWatch:
     def _loss(self, _: Any) -> None:
         self._recorder.unsubscribe("loss", self._loss)
         sites = Sites()
-        frame = next((each for each in _frames() if sites.is_users(each.f_code.co_filename)), None)
+        frame = sites.users_frame(sys._getframe(1))
         is_own = frame is not None and frame.f_code.co_name == "<module>"
         if frame is not None and is_own and sites.place(frame.f_code.co_filename).startswith("In["):
             self._place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
@@ -95,13 +94,6 @@ class LoopNameWatch:
     def diagnose(facts: LoopFacts, fit: FitFigures) -> Iterable[FitFinding]:  # noqa: ARG004 - of the protocol
         """Return the names that hold much."""
         return loop_finding(facts)
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 _Loop = ast.For | ast.While

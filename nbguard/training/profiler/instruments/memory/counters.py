@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nbguard.memory.cleanup.apply import allocator_history as record
 from nbguard.memory.core.simulated import DEVICE
-from nbguard.memory.scan.devices.allocation_sites import Sites
+from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 from nbguard.memory.scan.devices.counters import heap_reader
 from nbguard.memory.scan.devices.cuda import memory_fraction
 from nbguard.memory.scan.devices.reserve import device_counters
@@ -194,7 +193,7 @@ class OperationRecorder:
             return 0
         self._blocks += 1
         size = -(-nbytes // self._rounding) * self._rounding
-        self._events.append(AllocationEvent(self._blocks, size, self._sites.of(_stack(sys._getframe(1)))))
+        self._events.append(AllocationEvent(self._blocks, size, self._sites.of(stack_of(sys._getframe(1), _DEEPEST))))
         return self._blocks
 
     def died(self, token: int) -> None:
@@ -217,16 +216,6 @@ class OperationRecorder:
         self._mode.leave()
         events, self._events, self._sites = tuple(self._events), [], None
         return (events, self._names) if len(events) < _MOST_EVENTS else None
-
-
-def _stack(frame: types.FrameType | None) -> list[Mapping[str, Any]]:
-    """Return the running Python frames as a snapshot has them, the innermost first."""
-    frames: list[Mapping[str, Any]] = []
-    while frame is not None and len(frames) < _DEEPEST:
-        code = frame.f_code
-        frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-        frame = frame.f_back
-    return frames
 
 
 class HistoryRecorder:
