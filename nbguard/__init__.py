@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from nbguard.training.runs.applying import apply_record
     from nbguard.training.runs.comparing import compare
     from nbguard.training.runs.run_record import run_record
+    from nbguard.training.survive.learner import SurviveOOM as SurviveOOM
+    from nbguard.training.survive.loops import survive
 
 __version__ = "0.1.0"
 _ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
@@ -68,6 +70,7 @@ _API = (
 _HOMES = {
     "FitMonitor": "nbguard.frontend.notebook.profile",
     "Sidebar": "nbguard.frontend.notebook.widget",
+    "SurviveOOM": "nbguard.training.survive.learner",
     "apply_record": "nbguard.training.runs.applying",
     "compare": "nbguard.training.runs.comparing",
     "deterministic": "nbguard.training.doctor.deterministic",
@@ -93,6 +96,7 @@ _HOMES = {
     "snapshot_map": "nbguard.memory.snapshots.report",
     "snapshot_report": "nbguard.memory.snapshots.report",
     "simulate": "nbguard.memory.simulation.simulation",
+    "survive": "nbguard.training.survive.loops",
     "watch": "nbguard.memory.cells.rounds",
     "watch_ranks": "nbguard.training.ranks.watch",
     "what_if": "nbguard.memory.allocator.replay.whatif",
@@ -100,7 +104,7 @@ _HOMES = {
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }
-__all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, nor widgets
+__all__ = [  # no FitMonitor, SurviveOOM and Sidebar: `import *` must import no library, nor widgets
     "NbguardError",
     "NoTorchError",
     "ParkedError",
@@ -142,6 +146,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, 
     "snapshot_diff",
     "snapshot_map",
     "snapshot_report",
+    "survive",
     "unpark",
     "watch",
     "watch_ranks",
