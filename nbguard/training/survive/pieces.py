@@ -13,6 +13,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from nbguard.memory.scan.oom.chain import ran_out
+
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _LOOSE = {"float16": 2e-2, "bfloat16": 5e-2}
 """Differences, as a share of the largest value, that rounding may make; others are `_TIGHT`."""
@@ -95,11 +97,26 @@ def divided(call: Callable[..., Any], batch: Batch, size: int, again: Callable[[
         args, kwargs = batch.cut(begin, end)
         if has_grad:
             piece = partial(call, *args, **kwargs)
-            outputs.append(checkpoint(piece, use_reentrant=False, context_fn=lambda: (nullcontext(), again())))
+            outputs.append(checkpoint(piece, use_reentrant=False, context_fn=lambda: (nullcontext(), _Reusable(again))))
         else:
             outputs.append(call(*args, **kwargs))
         sizes.append(end - begin)
     return _joined(outputs, sizes)
+
+
+class _Reusable:
+    """A context that may be entered again once it was left: a graph that is kept runs backward more than once."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self._make())
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def _joined(outputs: list[Any], sizes: list[int]) -> Any:
@@ -217,7 +234,8 @@ def try_small(model: Any, call: Callable[..., Any], batch: Batch, reset: Callabl
     except UndividableError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's model may raise anything; the fit's own error is raised then
-        raise UndividableError(f"it fails with two items ({type(error).__name__})") from None
+        fails = "two items do not fit either" if ran_out(error) else f"it fails with two items ({type(error).__name__})"
+        raise UndividableError(fails) from None
     finally:
         for norm in norms:
             norm.training = True
