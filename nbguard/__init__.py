@@ -8,8 +8,9 @@ before it starts: `predict`; whether this machine is set up for a fit, whether i
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
 `run_record` keeps the settings of a run, `compare` shows the differences of two, and `apply_record` sets one again.
 `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its
-last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a distributed job hangs, with the collective and the line; `load_ranks` says the
-same from dumps of PyTorch's flight recorder, `launch_errors` whose error came first when a launch failed. `engines` shows the
+last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a
+distributed job hangs, with the collective and the line; `load_ranks` says the same from dumps of PyTorch's flight recorder,
+`launch_errors` whose error came first when a launch failed. `engines` shows the
 memory of the engines of an ipyparallel cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """

@@ -14,7 +14,7 @@ _OTHERS = ("_", "_out", "_local_scalar_dense")
 """Ends of the names of operations that allocate nothing."""
 
 
-class Planted(TorchDispatchMode):
+class Planted(TorchDispatchMode):  # type: ignore[misc]
     """Raises once, at the n-th operation that allocates while it is armed; never with 0."""
 
     def __init__(self, at: int = 0) -> None:
@@ -31,7 +31,7 @@ class Planted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class TooLarge(TorchDispatchMode):
+class TooLarge(TorchDispatchMode):  # type: ignore[misc]
     """Raises whenever an operation of a layer returns more than so many rows: a device that has room for a piece alone."""
 
     def __init__(self, rows: int) -> None:

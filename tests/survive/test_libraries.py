@@ -6,6 +6,7 @@ import gc
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,19 @@ import nbguard
 from tests.survive.planted import MESSAGE, Planted, TooLarge, largest_difference, net
 from tests.thorough import THOROUGH
 
-X, Y = torch.randn(26, 6, generator=torch.Generator().manual_seed(2)), torch.arange(26) % 4
+
+@cache
+def xs() -> Any:
+    """Return the inputs."""
+    return torch.randn(26, 6, generator=torch.Generator().manual_seed(2))
+
+
+@cache
+def ys() -> Any:
+    """Return the targets."""
+    return torch.arange(26) % 4
+
+
 EVERY = 1 if THOROUGH else 5
 
 
@@ -47,7 +60,8 @@ def _places(fit: Callable[[int], tuple[Any, Planted]], least: int) -> None:
 
 def _learner(**options: Any) -> Any:
     fastai = pytest.importorskip("fastai.basics")
-    rows = [(X[n], Y[n]) for n in range(26)]
+    pytest.importorskip("fastai.callback.progress")  # `no_bar` is its patch
+    rows = [(xs()[n], ys()[n]) for n in range(26)]
     loaders = fastai.DataLoaders(fastai.DataLoader(rows[:18], bs=8), fastai.DataLoader(rows[18:], bs=8))
     options = {"loss_func": fastai.CrossEntropyLossFlat(), "metrics": fastai.accuracy, **options}
     return fastai.Learner(loaders, options.pop("model", None) or net(), **options)
@@ -157,7 +171,7 @@ def test_a_trainer_of_transformers(tmp_path: Path) -> None:
     def fit(at: int) -> tuple[Any, Planted]:
         planted = Planted(at)
 
-        class Armed(transformers.Trainer):  # type: ignore[misc]
+        class Armed(transformers.Trainer):  # type: ignore[misc,name-defined]
             def training_step(self, *args: Any, **kwargs: Any) -> Any:
                 planted.is_armed = self.state.global_step == 1
                 try:
@@ -198,10 +212,11 @@ def test_lightning() -> None:
     def fit(at: int) -> tuple[Any, Planted]:
         planted = Planted(at)
 
-        class Module(lightning.LightningModule):  # type: ignore[misc]
+        class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
             def __init__(self) -> None:
                 super().__init__()
-                self.body, self.losses = net(), []
+                self.body = net()
+                self.losses: list[Any] = []
 
             def training_step(self, batch: Any, number: int) -> Any:
                 planted.is_armed = number == 1
@@ -216,7 +231,7 @@ def test_lightning() -> None:
                 return torch.optim.Adam(self.parameters(), lr=0.01)
 
         module = Module()
-        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(xs(), ys()), batch_size=8)
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
         trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", accumulate_grad_batches=2, **quiet)
         with nbguard.survive(module) as guard, planted:
@@ -225,3 +240,13 @@ def test_lightning() -> None:
         return module.state_dict(), planted
 
     _places(fit, 12)
+
+
+def test_a_profile_lets_a_fit_survive() -> None:
+    learner = _learner()
+    with learner.no_bar(), learner.no_logging(), TooLarge(4), nbguard.profile_fit(show=False, survive=True) as profile:
+        learner.fit(1)
+    assert profile.report.ending == "complete"
+    assert any("2 pieces of 4 items" in note for note in profile.report.notes)
+    assert not any(type(callback).__name__ == "SurviveOOM" for callback in learner.cbs)
+    assert "_do_one_batch" not in vars(learner)

@@ -7,6 +7,7 @@ import gc
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +22,19 @@ from nbguard.errors import NbguardError
 from tests.survive.planted import MESSAGE, Planted, TooLarge, every_place, largest_difference, net
 from tests.thorough import examples, spread
 
-X, Y = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)), torch.arange(24).reshape(3, 8) % 4
+
+@cache
+def xs() -> Any:
+    """Return the inputs."""
+    return torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def ys() -> Any:
+    """Return the targets."""
+    return torch.arange(24).reshape(3, 8) % 4
+
+
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "cross entropy": cross_entropy,
     "weighted": lambda p, y: cross_entropy(p, y, weight=torch.tensor([1.0, 5.0, 0.1, 2.0])),
@@ -65,7 +78,7 @@ def _fit(
     step = guard(step) if as_function else step
     torch.manual_seed(3)
     with guard, planted:
-        for number, (x, y) in enumerate(zip(X, Y, strict=True)):
+        for number, (x, y) in enumerate(zip(xs(), ys(), strict=True)):
             planted.is_armed = number == 1
             step(x, y)
             planted.is_armed = False
@@ -134,7 +147,7 @@ def test_bits_are_those_of_a_run_in_pieces_from_the_start() -> None:
 
 def _half_step(model: Any, *, half: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        loss = cross_entropy(model(X[0]).float(), Y[0])
+        loss = cross_entropy(model(xs()[0]).float(), ys()[0])
     loss.backward()
     assert not torch.is_autocast_enabled("cpu")
 
@@ -164,7 +177,7 @@ def test_random_nets(data: st.DataObject) -> None:
     assert bool(guard.changes) is (count > rows)
 
 
-class _Stateful(nn.Module):
+class _Stateful(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.hidden = nn.Linear(6, 4), torch.zeros(4)
@@ -175,7 +188,7 @@ class _Stateful(nn.Module):
         return out
 
 
-class _Counting(nn.Module):
+class _Counting(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 4)
@@ -186,7 +199,7 @@ class _Counting(nn.Module):
         return self.layer(x)
 
 
-class _Of(nn.Module):
+class _Of(nn.Module):  # type: ignore[misc]
     def __init__(self, change: Callable[[Any], Any]) -> None:
         super().__init__()
         self.layer, self.change = nn.Linear(6, 4), change
@@ -224,7 +237,7 @@ def test_refusals_leave_the_error_and_say_why(case: str) -> None:
 
     def fails() -> None:
         with guard, TooLarge(4):
-            model(X[0])
+            model(xs()[0])
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
         fails()
@@ -238,7 +251,7 @@ def test_refusals_leave_the_error_and_say_why(case: str) -> None:
 
 
 def test_arguments_that_cannot_be_cut_are_refused() -> None:
-    class Two(nn.Module):
+    class Two(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(6, 4)
@@ -249,20 +262,20 @@ def test_arguments_that_cannot_be_cut_are_refused() -> None:
     model = Two()
     for other, reason in ((torch.zeros(5, 2), "5, 8"), (object(), "`object`"), (torch.zeros(8).to_sparse(), "sparse")):
         with nbguard.survive(model) as guard, pytest.raises(torch.OutOfMemoryError), TooLarge(4):
-            model(X[0], other)
+            model(xs()[0], other)
         assert reason in guard.changes[0].refusal
     with nbguard.survive(model) as guard, TooLarge(4):
-        model(X[0], other=torch.zeros(1, 9))
+        model(xs()[0], other=torch.zeros(1, 9))
     assert guard.changes[0].pieces == 2, "a tensor that leads with 1 is common to all pieces"
 
 
 def test_nothing_fits() -> None:
     model = net()
     with nbguard.survive(model) as guard, pytest.raises(torch.OutOfMemoryError), TooLarge(0):
-        model(X[0])
+        model(xs()[0])
     assert [bool(change.refusal) for change in guard.changes] == [True]
     with nbguard.survive(model) as guard:
-        model(X[0])
+        model(xs()[0])
     assert not guard.changes
 
 
@@ -272,7 +285,7 @@ def test_an_optimizer_that_runs_out_is_not_run_again() -> None:
 
     @guard
     def step() -> None:
-        model(X[0]).sum().backward()
+        model(xs()[0]).sum().backward()
         raise torch.OutOfMemoryError(MESSAGE)
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -285,7 +298,7 @@ def test_batch_norm_with_consent() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
         with nbguard.survive(model, piecewise_batch_norm=True, items=items) as guard, TooLarge(rows):
-            for x in X:
+            for x in xs():
                 model(x).square().sum().backward()
         return (model.state_dict(), [parameter.grad for parameter in model.parameters()]), guard.changes
 
@@ -300,7 +313,7 @@ def test_batch_norm_with_consent() -> None:
 def test_random_numbers_are_named() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
     with nbguard.survive(model) as guard, TooLarge(4):
-        model(X[0]).sum().backward()
+        model(xs()[0]).sum().backward()
     assert guard.changes[0].draws
     assert "random numbers" in guard.changes[0].sentence
 
@@ -312,7 +325,7 @@ def test_other_uses_of_a_guarded_model() -> None:
         assert inspect.signature(model.forward) == inspect.signature(net().forward)
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert other.forward.__self__ is other
-        x = X[0].clone().requires_grad_()
+        x = xs()[0].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         gradient.square().sum().backward()
         assert model[0].weight.grad is not None
@@ -320,7 +333,7 @@ def test_other_uses_of_a_guarded_model() -> None:
             model(torch.zeros(8, 5))
         kept = [parameter.grad for parameter in model.parameters()]
         with pytest.raises(RuntimeError, match="shape"):
-            model(X[0]).backward(torch.zeros(3))
+            model(xs()[0]).backward(torch.zeros(3))
         assert all(parameter.grad is one for parameter, one in zip(model.parameters(), kept, strict=True))
     assert not guard.changes
     with pytest.raises(NbguardError):

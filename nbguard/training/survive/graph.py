@@ -1,4 +1,4 @@
-"""Gradients and autograd graphs of a backward pass that failed: what led to them, what they keep, and how they are added."""
+"""Gradients and autograd graphs of a backward pass that failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_gradients(kept: list[tuple[Any, Any]], *, is_complete: bool) -> None:
-    """Put gradients that were put aside back, with those of a complete pass added in place, as autograd adds them."""
+    """Put gradients that were put aside back, with the gradients of a complete pass added in place, as autograd adds them."""
     torch: Any = sys.modules["torch"]
     olds, news = [], []
     for parameter, gradient in kept:
@@ -29,7 +29,7 @@ def add_gradients(kept: list[tuple[Any, Any]], *, is_complete: bool) -> None:
 def reached_outputs(tensors: Any, wanted: Container[tuple[int, int]]) -> dict[Any, Any]:
     """Return the nodes of a call's outputs that a loss leads to, by sequence and output number.
 
-    The key None is for any leaf that it leads to besides, by a way of its own.
+    The key None is for any leaf that it also leads to by another way.
     """
     found: dict[Any, Any] = {}
     seen: dict[int, Any] = {}
@@ -49,7 +49,7 @@ def reached_outputs(tensors: Any, wanted: Container[tuple[int, int]]) -> dict[An
 
 
 def drop_saved(nodes: list[Any]) -> None:
-    """Free the tensors that a graph has saved for its backward pass, from these nodes on: it can never run any more."""
+    """Free the tensors that a graph has saved for its backward pass, from these nodes on. It can never run any more."""
     seen = {id(node): node for node in nodes}
     while nodes:
         node = nodes.pop()

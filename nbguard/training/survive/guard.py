@@ -1,6 +1,6 @@
 """Watches the passes of a training, and runs one that ran out of memory again in pieces.
 
-Where nothing runs out, a call costs a copy of the generators' states, and a backward pass a look at each gradient.
+Where nothing runs out, a call costs a copy of the generators' states, and a backward pass reads all addresses of gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nbguard.training.survive.change import SurvivalChange
 from nbguard.training.survive.forward import GuardedForward
 from nbguard.training.survive.graph import add_gradients, drop_saved, reached_outputs
 from nbguard.training.survive.pieces import (
-    Batch,
+    DividableCall,
     UndividableError,
     batch_norms,
     divided,
@@ -63,7 +63,7 @@ class Guard:
     Args:
         modules: those whose calls are divided.
         piecewise_batch_norm: batch norms may take the statistics of a piece.
-        items: divide from the first call on, into pieces of so many items; None: only once memory ran out.
+        items: divide from the first call on, into pieces of this many items, and not only once memory ran out.
         redoes: also redo a backward pass on its own, for loops without a known step; keeps the outputs' gradients meanwhile.
         say: called with each sentence.
 
@@ -90,7 +90,7 @@ class Guard:
         self.modules, self._say = modules, say
         self._norms_allowed, self._redoes = piecewise_batch_norm, redoes
         self.sizes: dict[bool, int | None] = {True: items, False: items}  # items of a piece, with gradients and without
-        self._forwards = [GuardedForward(self, module) for module in modules]
+        self._forwards = [GuardedForward(self.call, module) for module in modules]
         self._thread = threading.get_ident()
         self._is_inside = self._is_in_backward = self._is_in_step = False
         self._last: _Call | None = None
@@ -178,7 +178,7 @@ class Guard:
         size = self.sizes[has_grad]
         if size is None:
             return forward.original(*args, **kwargs)
-        batch = Batch(args, kwargs)
+        batch = DividableCall(args, kwargs)
         if batch.items <= size:
             return forward.original(*args, **kwargs)
         if self._unsaid is not None:
@@ -230,7 +230,7 @@ class Guard:
         Raises:
             UndividableError: it cannot be done.
         """
-        batch, has_grad = Batch(args, kwargs), state.has_grad
+        batch, has_grad = DividableCall(args, kwargs), state.has_grad
         size = min(self.sizes[has_grad] or batch.items, batch.items)
         norms = bool(batch_norms(forward.module))
         least = _LEAST_WITH_NORM if norms else 1
@@ -330,7 +330,7 @@ class Guard:
         if not used or None in reached or any(place not in call.gradients for place in used):
             self._refuse("the loss cannot be computed again outside of a function that is given to `survive`")
             return False
-        if given[2] or Batch(call.args, call.kwargs).requires_grad:
+        if given[2] or DividableCall(call.args, call.kwargs).requires_grad:
             self._refuse("the graph is needed once more")
             return False
         drop_saved(list(reached.values()))
@@ -373,7 +373,7 @@ class Guard:
 
         Args:
             run: the step.
-            reset: lets go of everything that a failed try has left.
+            reset: lets go of everything that a failed try left.
         """
         torch: Any = sys.modules["torch"]
         if self._is_in_step or threading.get_ident() != self._thread or captures(torch) or not torch.is_grad_enabled():
@@ -393,7 +393,7 @@ class Guard:
             try:
                 return run()
             except Exception as error:
-                if not is_out_of_memory(error) or self._given_up:
+                if self._given_up or not is_out_of_memory(error):
                     raise
                 call = self._last
                 if self._passes != passes or call is None:

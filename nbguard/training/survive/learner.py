@@ -26,7 +26,7 @@ class SurviveOOM(Callback):  # type: ignore[misc]
 
     Args:
         piecewise_batch_norm: also divide models with batch norms, which then take the statistics of a piece: other weights.
-        items: divide from the first batch on, into pieces of so many items.
+        items: divide from the first batch on, into pieces of this many items.
 
     Attributes:
         changes: the changes and refusals so far, as `SurvivalChange`.
@@ -47,7 +47,7 @@ class SurviveOOM(Callback):  # type: ignore[misc]
         return {name: value for name, value in self.__dict__.items() if name not in ("_guard", "learn")}
 
     def before_train(self) -> None:
-        """Guard the batches that follow, and note the parameters, some of which may have been thawed."""
+        """Guard the batches that follow, and note the parameters, as some may have been thawed."""
         self._guard_of(self.learn).parameters = parameters_of((self.learn,))
         self.learn._do_one_batch = self._one_batch
 

@@ -28,10 +28,10 @@ class survive:  # noqa: N801 - used like a function
     Args:
         parts: models and optimizers; a Learner, or a Trainer of Transformers; a LightningModule, before `trainer.fit`.
         piecewise_batch_norm: also divide models with batch norms, which then take the statistics of a piece: other weights.
-        items: divide from the first batch on, into pieces of so many items.
+        items: divide from the first batch on, into pieces of this many items.
 
     Attributes:
-        changes: what was changed, and refused, so far, as `SurvivalChange`.
+        changes: the changes and refusals so far, as `SurvivalChange`.
 
     Raises:
         NbguardError: there is no model among the parts.
@@ -158,7 +158,7 @@ def _put_step(guard: Guard, owner: Any, step: StepMethod) -> Callable[[], None]:
 
 
 def resetter(owner: Any, step: StepMethod) -> Callable[[], None]:
-    """Return a function that makes an object forget what a step has computed, and have the batch as it is now."""
+    """Return a function that makes an object forget the results of a step, and have the batch as it is now."""
     given = [(name, getattr(owner, name, None)) for name in step.given]
 
     def reset() -> None:

@@ -1,6 +1,6 @@
 """A model's call divided along its batch, and the reasons why some calls cannot be divided.
 
-Each piece is checkpointed: its activations are computed again in the backward pass, one piece at a time. The loss, the
+Each piece is checkpointed, so its activations are computed again in the backward pass, one piece at a time. The loss, the
 optimizer and all callbacks see the outputs of the whole batch.
 """
 
@@ -27,7 +27,7 @@ class UndividableError(Exception):
     """A call cannot be divided; the text says why, after "the model's call cannot be divided, as"."""
 
 
-class Batch:
+class DividableCall:
     """The arguments of one call of a model, with the tensors that lead with the batch."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -65,12 +65,13 @@ class Batch:
         """Return the arguments of these items, copied."""
         return self._with(lambda tensor: tensor[list(rows)])
 
-    def _with(self, part: Callable[[Any], Any]) -> Any:
+    def _with(self, part: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         torch = _torch()
-        return _tree().tree_unflatten(
+        args, kwargs = _tree().tree_unflatten(
             [part(x) if isinstance(x, torch.Tensor) and x.ndim and x.shape[0] == self.items else x for x in self._leaves],
             self._spec,
         )
+        return args, kwargs
 
     def bounds(self, size: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of pieces of `size` items at most, as equal as they can be."""
@@ -78,7 +79,7 @@ class Batch:
         return pairwise(round(number * self.items / count) for number in range(count + 1))
 
 
-def divided(call: Callable[..., Any], batch: Batch, size: int, again: Callable[[], AbstractContextManager[Any]]) -> Any:
+def divided(call: Callable[..., Any], batch: DividableCall, size: int, again: Callable[[], AbstractContextManager[Any]]) -> Any:
     """Return the outputs of a call that runs in pieces of `size` items at most.
 
     Args:
@@ -105,7 +106,7 @@ def divided(call: Callable[..., Any], batch: Batch, size: int, again: Callable[[
 
 
 class _Reusable:
-    """A context that may be entered again once it was left: a graph that is kept runs backward more than once."""
+    """A context that may be entered again once it was left, as a graph that is kept runs backward more than once."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
@@ -201,7 +202,7 @@ def frozen_statistics(model: Any) -> Iterator[None]:
             norm.num_batches_tracked = tracked
 
 
-def try_small(model: Any, call: Callable[..., Any], batch: Batch, reset: Callable[[], bool]) -> bool:
+def try_small(model: Any, call: Callable[..., Any], batch: DividableCall, reset: Callable[[], bool]) -> bool:
     """Call a model with two items, three times, to see that no item changes the output of another and no state changes.
 
     Args:

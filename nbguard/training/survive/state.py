@@ -77,7 +77,7 @@ def captures(torch: Any) -> bool:
 
 
 def wait() -> None:
-    """Wait for the device, so that times are those of its work."""
+    """Wait for the device, so that a time is of its work."""
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
