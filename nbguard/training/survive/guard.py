@@ -389,7 +389,7 @@ class Guard:
         first: BaseException | None = None
         passes, former = self._passes, self.sizes[True]
         while True:
-            self._last = None
+            self._forget_call()
             try:
                 return run()
             except Exception as error:
@@ -414,6 +414,9 @@ class Guard:
                 self._refuse(f"the model's call cannot be divided, as {reason}")
                 raise first from None
             state.restore()
+
+    def _forget_call(self) -> None:
+        self._last = None
 
     # --- what both do --------------------------------------------------------------------------------------------------------
 
