@@ -8,8 +8,9 @@ before it starts: `predict`; whether this machine is set up for a fit, whether i
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
 `run_record` keeps the settings of a run, `compare` shows the differences of two, and `apply_record` sets one again.
 `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its
-last report. `watch_ranks` says which rank of a distributed job hangs, with the collective and the line; `load_ranks` says the
-same from dumps of PyTorch's flight recorder, `launch_errors` whose error came first when a launch failed. `engines` shows the
+last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a
+distributed job hangs, with the collective and the line; `load_ranks` says the same from dumps of PyTorch's flight recorder,
+`launch_errors` whose error came first when a launch failed. `engines` shows the
 memory of the engines of an ipyparallel cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from nbguard.training.runs.applying import apply_record
     from nbguard.training.runs.comparing import compare
     from nbguard.training.runs.run_record import run_record
+    from nbguard.training.survive.learner import SurviveOOM as SurviveOOM
+    from nbguard.training.survive.loops import survive
 
 __version__ = "0.1.0"
 _ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
@@ -70,6 +73,7 @@ _API = (
 _HOMES = {
     "FitMonitor": "nbguard.frontend.notebook.profile",
     "Sidebar": "nbguard.frontend.notebook.widget",
+    "SurviveOOM": "nbguard.training.survive.learner",
     "apply_record": "nbguard.training.runs.applying",
     "compare": "nbguard.training.runs.comparing",
     "deterministic": "nbguard.training.doctor.deterministic",
@@ -95,6 +99,7 @@ _HOMES = {
     "snapshot_map": "nbguard.memory.snapshots.report",
     "snapshot_report": "nbguard.memory.snapshots.report",
     "simulate": "nbguard.memory.simulation.simulation",
+    "survive": "nbguard.training.survive.loops",
     "watch": "nbguard.memory.cells.rounds",
     "watch_ranks": "nbguard.training.ranks.watch",
     "what_if": "nbguard.memory.allocator.replay.whatif",
@@ -102,7 +107,7 @@ _HOMES = {
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }
-__all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, nor widgets
+__all__ = [  # no FitMonitor, SurviveOOM and Sidebar: `import *` must import no library, nor widgets
     "NbguardError",
     "NoTorchError",
     "ParkedError",
@@ -145,6 +150,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must import no library, 
     "snapshot_diff",
     "snapshot_map",
     "snapshot_report",
+    "survive",
     "unpark",
     "watch",
     "watch_ranks",

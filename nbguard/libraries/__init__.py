@@ -25,6 +25,17 @@ class ExperimentPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepMethod:
+    """A method that runs the passes of one batch, from the model's call to its backward pass at least."""
+
+    module: str  # of its class
+    owner: str  # name of its class
+    name: str
+    computed: tuple[str, ...] = ()  # attributes of its object that have results of the batch
+    given: tuple[str, ...] = ()  # attributes of its object that have the batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentClass:
     """A class whose objects train a model, such as a Learner or a Trainer."""
 
@@ -40,6 +51,7 @@ class ExperimentClass:
     zero_gradients: str = "model.zero_grad()"  # its own call that frees the gradients between fits
     fit: str = ""  # name of its method that fits, in `loops`; empty where its memory cannot be predicted
     cancel: tuple[str, str] = ("", "")  # (module, name) of the exception that ends a fit, and that the library catches
+    step: StepMethod | None = None  # its own method that runs the passes of a batch
     is_learner: bool = False  # has a Learner's attributes and callbacks; the training wing copies and tries it by these
 
 
@@ -76,6 +88,11 @@ class Library:
     loop_packages: tuple[str, ...] = ()  # those of them that run the training loop, and call the user's code
     distributions: tuple[str, ...] = ()  # as pip names them: those that may change the results of a run
     experiments: tuple[ExperimentClass, ...] = ()
+    steps: tuple[StepMethod, ...] = ()  # methods of its other objects that run the passes of a batch
+    model_parts: Mapping[str, str] = field(default_factory=dict)
+    """Attribute with the part of a model whose outputs lead with the batch, by the name of the model's base class; `*` for
+    models whose parts are called one by one."""
+
     kinds: tuple[tuple[str, str, str], ...] = ()  # (module, class, kind of node) of its other classes
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
@@ -191,6 +208,18 @@ def variable_prefixes() -> tuple[str, ...]:
 def calling_modules() -> tuple[str, ...]:
     """Return the modules, each with those below it, that call the user's code in a fit."""
     return tuple(module for library in libraries() for module in library.calling_modules)
+
+
+@cache
+def steps() -> tuple[StepMethod, ...]:
+    """Return the methods of objects other than experiments that run the passes of a batch."""
+    return tuple(step for library in libraries() for step in library.steps)
+
+
+@cache
+def model_parts() -> dict[str, str]:
+    """Return the attributes with the parts of models that lead with the batch, by the names of the models' base classes."""
+    return {name: attribute for library in libraries() for name, attribute in library.model_parts.items()}
 
 
 def own_optimizers() -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork
+from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork, StepMethod
 
 _LEARNER = ExperimentClass(
     modules=("fastai.learner",),
@@ -20,6 +20,13 @@ _LEARNER = ExperimentClass(
     harmless=frozenset({"loss_grad", "progress.pbar", "progress.mbar"}),
     fit="fit",
     cancel=("fastai.callback.core", "CancelFitException"),
+    step=StepMethod(
+        module="fastai.learner",
+        owner="Learner",
+        name="_do_one_batch",
+        computed=("pred", "loss", "loss_grad"),
+        given=("xb", "yb"),
+    ),
     is_learner=True,
 )
 

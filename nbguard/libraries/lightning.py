@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, ExperimentPart, Library, LibraryWork
+from nbguard.libraries import ExperimentClass, ExperimentPart, Library, LibraryWork, StepMethod
 
 _PATHS = ("lightning/pytorch/", "pytorch_lightning/")
 
@@ -26,6 +26,11 @@ LIBRARY = Library(
     distributions=("lightning", "pytorch-lightning"),
     calling_modules=("lightning", "pytorch_lightning"),
     experiments=(_TRAINER,),
+    steps=tuple(
+        StepMethod(module=f"{package}.loops.optimization.automatic", owner="Closure", name="closure")
+        for package in ("lightning.pytorch", "pytorch_lightning")
+    ),
+    model_parts={"LightningModule": "*"},
     training_functions=frozenset({"manual_backward", "training_step"}),
     work=(
         LibraryWork(

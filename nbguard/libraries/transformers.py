@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork
+from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork, StepMethod
 
 _TRAINER = ExperimentClass(
     modules=("transformers.trainer",),
@@ -10,6 +10,7 @@ _TRAINER = ExperimentClass(
     parts=(ExperimentPart("model", "model"), ExperimentPart("optimizer", "optimizer")),
     loops=("transformers.trainer",),
     fit="train",
+    step=StepMethod(module="transformers.trainer", owner="Trainer", name="training_step"),
 )
 
 _CACHE = ExportRepair(
@@ -25,6 +26,7 @@ LIBRARY = Library(
     distributions=("transformers", "tokenizers", "datasets", "safetensors", "peft", "diffusers"),
     calling_modules=("transformers.trainer",),
     experiments=(_TRAINER,),
+    model_parts={"PreTrainedModel": "base_model"},
     training_functions=frozenset({"training_step"}),
     work=(
         LibraryWork(

@@ -54,9 +54,9 @@ class profile_fit:  # noqa: N801 - used like a function
 
     Args:
         show: show the report at the end.
-        options: those of `FitOptions`: `memory`, `ops`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `check_ranks` (a
-            number of steps), `trace`, `json` and `save` (files to write), `logs` (e.g. `("csv:fits.csv",)`), `code`
-            (False: the record that is logged has neither cells nor changes since the commit).
+        options: those of `FitOptions`: `memory`, `ops`, `tune_workers`, `stop_on_nan`, `survive`, `compare` (all bool),
+            `check_ranks` (a number of steps), `trace`, `json` and `save` (files to write), `logs` (e.g. `("csv:fits.csv",)`),
+            `code` (False: the record that is logged has neither cells nor changes since the commit).
     """
 
     def __init__(self, *, show: bool = True, **options: Any) -> None:

@@ -23,6 +23,7 @@ class FitOptions:
     ops: bool = False  # record the operators of some batches by torch.profiler
     tune_workers: bool = False  # after the fit, time its loader alone with other numbers of workers
     stop_on_nan: bool = False  # stop the fit before a NaN or infinite loss reaches the parameters
+    survive: bool = False  # run a batch of a Learner that runs out of memory again in pieces
     check_ranks: int = 0  # compare the ranks' parameters, gradients and buffers at each so-many-th step; 0 for never
     compare: bool = False  # with the last run of the same cell
     trace: str = ""  # file for the phases, in the format of Perfetto and Chrome; "": none

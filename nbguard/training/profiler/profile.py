@@ -155,6 +155,8 @@ class FitProfile:
         self._observations: FitObservations | None = None
         self._log: PhaseLog | None = None  # of the recording that ended
         self._report: FitReport | None = None
+        self._survivor: tuple[Any, Any] | None = None  # (Learner, callback) while its fit goes on
+        self._survived: list[str] = []  # changes that let a fit go on after it ran out of memory, in words
         self._mistakes: list[str] = []  # of steps after the fit, in words for the user
 
     def __repr__(self) -> str:
@@ -201,6 +203,9 @@ class FitProfile:
         except BaseException:  # an interrupt: nothing of ours stays up
             instruments.stop()
             raise
+        if self._options.survive:
+            instruments.recorder.subscribe("learner", self._survives)
+            instruments.recorder.subscribe("fit ends", self._survives_no_more)
         self._operations = operations_so_far()
         _running, self._instruments = self, instruments
 
@@ -209,6 +214,21 @@ class FitProfile:
         if self._instruments is not None:
             self._instruments.recorder.subscribe("fit ends", ended)
             self._instruments.learners.joins(learner)
+
+    def _survives(self, learner: Any) -> None:
+        """Add the callback that lets a fit go on after it ran out of memory, unless the Learner has one."""
+        from nbguard.training.survive.learner import SurviveOOM
+
+        if not any(type(callback) is SurviveOOM for callback in learner.cbs):
+            self._survivor = learner, SurviveOOM()
+            learner.add_cb(self._survivor[1])
+
+    def _survives_no_more(self, _error: BaseException | None) -> None:
+        """Take the callback out again, and keep its changes for the report."""
+        if self._survivor is not None:
+            (learner, callback), self._survivor = self._survivor, None
+            learner.remove_cb(callback)
+            self._survived += [change.sentence for change in callback.changes]
 
     def ends(self, error: BaseException | None) -> None:
         """End the recording now, with everything taken down; code from here until `finish` is no part of the fit."""
@@ -250,7 +270,9 @@ class FitProfile:
         self._attempt("the history of runs", lambda: _keep(analysis, key), None)
         none: tuple[str, ...] = ()
         written = self._attempt("files", lambda: self._write(report, instruments), none)
-        self._report = replace(report, files=written, notes=(*report.notes, *self._outputs.failed, *self._mistakes))
+        self._report = replace(
+            report, files=written, notes=(*report.notes, *self._survived, *self._outputs.failed, *self._mistakes)
+        )
         return self._report
 
     def _attempt(self, what: str, act: Callable[[], _T], otherwise: _T) -> _T:

@@ -39,6 +39,9 @@ def _options() -> MagicArgumentParser:
     options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
     options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
     options.add_argument(
+        "--survive", action="store_true", help="let a Learner's fit go on where it runs out of memory, in pieces"
+    )
+    options.add_argument(
         "--check-ranks", type=_steps, metavar="N", default=0, help="compare the ranks' models bit by bit at each Nth step"
     )
     options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
@@ -156,6 +159,7 @@ class ProfileFitMagics(Magics):
             ops=options.ops,
             tune_workers=options.tune_workers,
             stop_on_nan=options.stop_on_nan,
+            survive=options.survive,
             check_ranks=options.check_ranks,
             compare=options.compare is not None,
             trace=_unquoted(options.trace),

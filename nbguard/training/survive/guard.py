@@ -1,0 +1,449 @@
+"""Watches the passes of a training, and runs one that ran out of memory again in pieces.
+
+Where nothing runs out, a call costs a copy of the generators' states, and a backward pass reads all addresses of gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from nbguard.memory.scan.oom.chain import read
+from nbguard.training.survive.change import SurvivalChange
+from nbguard.training.survive.forward import GuardedForward
+from nbguard.training.survive.graph import add_gradients, drop_saved, reached_outputs
+from nbguard.training.survive.pieces import (
+    DividableCall,
+    UndividableError,
+    batch_norms,
+    divided,
+    frozen_statistics,
+    obstacle,
+    tensors_of,
+    try_small,
+)
+from nbguard.training.survive.state import StateBefore, autocast_now, captures, cleared, clock, room_for, set_autocast, wait
+
+_LEAST_WITH_NORM = 2
+"""Items of a piece that a batch norm needs."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an exception is PyTorch's own of memory that ran out, also one that a library has reworded."""
+    text = read(error)
+    return text is not None and (
+        text.kind in ("device", "library") or (text.kind == "host" and isinstance(error, RuntimeError))
+    )
+
+
+class _Call:
+    """The last call of a model in a step, from its arguments to its outputs' gradients."""
+
+    def __init__(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateBefore) -> None:
+        self.forward, self.args, self.kwargs, self.state = forward, args, kwargs, state
+        self.outputs: list[tuple[int, int]] = []  # (sequence number, output number) of each output's node
+        self.gradients: dict[int, Any] = {}  # of outputs, by their place among those
+
+    def watch(self, output: Any) -> None:
+        """Keep the gradients of the outputs once they are known."""
+        for tensor in tensors_of(output):
+            if tensor.requires_grad:
+                place = len(self.outputs)
+                self.outputs.append((tensor.grad_fn._sequence_nr(), tensor.output_nr))
+                tensor.register_hook(lambda gradient, place=place: self.gradients.__setitem__(place, gradient))
+
+
+class Guard:
+    """Guards the calls of modules, the backward passes and the steps of one training, on the thread that starts it.
+
+    Args:
+        modules: those whose calls are divided.
+        piecewise_batch_norm: batch norms may take the statistics of a piece.
+        items: divide from the first call on, into pieces of this many items, and not only once memory ran out.
+        redoes: also redo a backward pass on its own, for loops without a known step; keeps the outputs' gradients meanwhile.
+        say: called with each sentence.
+
+    Attributes:
+        changes: the changes and refusals so far.
+        parameters: all tensors whose gradients a backward pass may change.
+        where: returns the place of the batch that runs, in words.
+        is_zeroed: all gradients are zeros, where there are any, so that there is no need to keep them.
+    """
+
+    def __init__(
+        self,
+        modules: list[Any],
+        *,
+        say: Callable[[str], None],
+        piecewise_batch_norm: bool = False,
+        items: int | None = None,
+        redoes: bool = False,
+    ) -> None:
+        self.changes: list[SurvivalChange] = []
+        self.parameters: list[Any] = []
+        self.where: Callable[[], str] = lambda: f"batch {self._passes + 1}"
+        self.is_zeroed = False
+        self.modules, self._say = modules, say
+        self._norms_allowed, self._redoes = piecewise_batch_norm, redoes
+        self.sizes: dict[bool, int | None] = {True: items, False: items}  # items of a piece, with gradients and without
+        self._forwards = [GuardedForward(self.call, module) for module in modules]
+        self._thread = threading.get_ident()
+        self._is_inside = self._is_in_backward = self._is_in_step = False
+        self._last: _Call | None = None
+        self._passes = 0  # backward passes that are complete
+        self._given_up = False  # the error that is on its way was refused already
+        self._moved: set[bool] = set()
+        self._unsaid: SurvivalChange | None = None  # a change whose first batch is not over
+        self._begun = self._repeated = 0.0  # when that batch began, and the seconds of it that pieces were computed again
+        self._original: Any = None
+
+    def start(self) -> None:
+        """Put the guard around the modules and around `torch.autograd.backward`."""
+        autograd: Any = sys.modules["torch"].autograd
+        self._thread = threading.get_ident()
+        for forward in self._forwards:
+            forward.put()
+        self._original = autograd.backward
+        autograd.backward = self.backward
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Take everything out again; `error` is one that ran out of memory and ended the training."""
+        for forward in self._forwards:
+            forward.remove()
+        self._last = None
+        if error is not None and not self._given_up:
+            self._refuse("nothing is run again, as that was outside of the model's call and its backward pass")
+        self._say_measured(is_over=False)
+        autograd: Any = sys.modules["torch"].autograd
+        if getattr(autograd.backward, "__self__", None) is self:
+            autograd.backward = self._original
+
+    # --- a call of the model -------------------------------------------------------------------------------------------------
+
+    def call(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module; in pieces if it has to be."""
+        torch: Any = sys.modules["torch"]
+        if self._is_inside or threading.get_ident() != self._thread or captures(torch):
+            return forward.original(*args, **kwargs)
+        self._last = None
+        if not self._is_in_step:
+            self._given_up = False
+        has_grad = torch.is_grad_enabled()
+        state = StateBefore(self._statistics(forward.module) if has_grad else [])
+        if has_grad and (self._redoes or self._is_in_step):
+            self._last = _Call(forward, args, kwargs, state)
+        with self._inside():
+            output = self._tried(forward, args, kwargs, state)
+        if self._last is not None and not self._is_in_step:
+            self._last.watch(output)
+        return output
+
+    def _tried(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateBefore) -> Any:
+        """Call a module whole or in pieces, smaller ones each time that memory runs out."""
+        first: BaseException | None = None
+        has_grad = sys.modules["torch"].is_grad_enabled()
+        former = self.sizes[has_grad]
+        while True:
+            try:
+                return self._once(forward, args, kwargs, has_grad=has_grad)
+            except UndividableError as reason:
+                self.sizes[has_grad] = former if first is not None else None
+                if first is None:  # divided from the first call on: it runs as it is
+                    self._refuse(f"the model's call cannot be divided, as {reason}", raises=False)
+                    continue
+                self._refuse(f"the model's call cannot be divided, as {reason}")
+                raise first from None
+            except Exception as error:
+                if not self._may_retry(error, forward.module):
+                    raise
+                first, failed = first or error, error
+            nbytes = cleared(failed, state)
+            if has_grad not in self._moved and self._has_room(failed, nbytes):
+                self._moved.add(has_grad)
+                continue
+            self._moved.add(has_grad)
+            del failed
+            try:
+                self._take_smaller(forward, args, kwargs, state)
+            except UndividableError as reason:
+                self.sizes[has_grad] = former
+                self._refuse(f"the model's call cannot be divided, as {reason}")
+                raise first from None
+
+    def _once(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_grad: bool) -> Any:
+        size = self.sizes[has_grad]
+        if size is None:
+            return forward.original(*args, **kwargs)
+        batch = DividableCall(args, kwargs)
+        if batch.items <= size:
+            return forward.original(*args, **kwargs)
+        if self._unsaid is not None:
+            wait()
+            self._begun, self._repeated = clock(), 0.0
+        return divided(forward.original, batch, size, lambda: self._again(forward.module))
+
+    @contextmanager
+    def _again(self, module: Any) -> Iterator[None]:
+        """Be in a piece that is computed again, in a backward pass."""
+        begun = 0.0
+        if self._unsaid is not None:
+            wait()
+            begun = clock()
+        try:
+            with self._inside(), frozen_statistics(module):
+                yield
+        finally:
+            if begun:
+                wait()
+                self._repeated += clock() - begun
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        former, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = former
+
+    def _statistics(self, module: Any) -> list[Any]:
+        """Return the running statistics that a call changes and that have to be put back; none without consent to it."""
+        if not self._norms_allowed:
+            return []
+        return [buffer for norm in batch_norms(module) for buffer in norm.buffers(recurse=False)]
+
+    def _may_retry(self, error: BaseException, module: Any) -> bool:
+        """Say whether an error ran out of memory and may be survived; if only the latter is not so, say why."""
+        if self._given_up or not is_out_of_memory(error):
+            return False
+        reason = obstacle(module, piecewise_batch_norm=self._norms_allowed)
+        if reason:
+            self._refuse(f"the model's call cannot be divided, as {reason}")
+        return not reason
+
+    def _take_smaller(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateBefore) -> None:
+        """Halve the pieces.
+
+        Raises:
+            UndividableError: it cannot be done.
+        """
+        batch, has_grad = DividableCall(args, kwargs), state.has_grad
+        size = min(self.sizes[has_grad] or batch.items, batch.items)
+        norms = bool(batch_norms(forward.module))
+        least = _LEAST_WITH_NORM if norms else 1
+        if size <= least:
+            raise UndividableError(f"{'one item' if least == 1 else 'two items'} at a time does not fit either")
+        if not forward.is_tried:
+            with self._inside():
+                forward.draws = try_small(forward.module, forward.original, batch, state.restore_generators)
+            forward.is_tried = True
+        self.sizes[has_grad] = size = max(least, -(-size // 2))
+        change = SurvivalChange(
+            where=self.where(),
+            trains=has_grad,
+            batch=batch.items,
+            size=size,
+            pieces=-(-batch.items // size),
+            is_piecewise_norm=norms,
+            draws=forward.draws,
+        )
+        if has_grad:
+            self._unsaid, self._begun = change, 0.0
+        else:
+            self._tell(change)
+
+    # --- a backward pass -----------------------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        """Stand in for `torch.autograd.backward`, guarded where it fills the gradients of a training."""
+        given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+        if create_graph or inputs is not None or self._is_in_backward or threading.get_ident() != self._thread:
+            self._original(*given)
+        else:
+            self._guarded_backward(self._original, given)
+
+    def _guarded_backward(self, original: Callable[..., None], given: tuple[Any, ...]) -> None:
+        """Run a backward pass. Gradients from before it are put aside, so that they are untouched where it fails."""
+        kept = None if self.is_zeroed else self._put_aside()
+        self._is_in_backward, is_complete = True, False
+        try:
+            try:
+                original(*given)
+            except Exception as error:
+                if not self._is_redone(error, original, given, kept):
+                    raise
+            is_complete = True
+        finally:
+            self._is_in_backward = False
+            if not is_complete:
+                self._drop_new(kept)
+            if is_complete or not self._is_in_step:
+                self._last = None
+            add_gradients(kept or [], is_complete=is_complete)
+        self.is_zeroed = False
+        self._passes += 1
+        if self._unsaid is not None:
+            self._say_measured(is_over=True)
+
+    def _put_aside(self) -> list[tuple[Any, Any]]:
+        kept = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                kept.append((parameter, gradient))
+                parameter.grad = None
+        return kept
+
+    def _drop_new(self, kept: list[tuple[Any, Any]] | None) -> None:
+        """Forget the gradients of a pass that failed; `kept` is None where they were added to zeros."""
+        for parameter in self.parameters:
+            if kept is not None:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def _is_redone(
+        self,
+        error: BaseException,
+        original: Callable[..., None],
+        given: tuple[Any, ...],
+        kept: list[tuple[Any, Any]] | None,
+    ) -> bool:
+        """Run the call and its backward pass again in pieces, by the outputs' gradients; say whether it was possible."""
+        call = self._last
+        if call is None or not self._redoes or self._is_in_step or not self._may_retry(error, call.forward.module):
+            return False
+        torch: Any = sys.modules["torch"]
+        reached = reached_outputs(given[0], set(call.outputs))
+        used = [place for place, output in enumerate(call.outputs) if output in reached]
+        if not used or None in reached or any(place not in call.gradients for place in used):
+            self._refuse("the loss cannot be computed again outside of a function that is given to `survive`")
+            return False
+        if given[2] or DividableCall(call.args, call.kwargs).requires_grad:
+            self._refuse("the graph is needed once more")
+            return False
+        drop_saved(list(reached.values()))
+        reached.clear()
+        gradients, outer, failed, former = (
+            [call.gradients[place] for place in used],
+            autocast_now(torch),
+            error,
+            self.sizes[True],
+        )
+        try:
+            while True:
+                self._drop_new(kept)
+                cleared(failed, call.state)
+                try:
+                    self._take_smaller(call.forward, call.args, call.kwargs, call.state)
+                    with torch.enable_grad(), self._inside():
+                        output = self._once(call.forward, call.args, call.kwargs, has_grad=True)
+                    outputs = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+                    del output
+                    original([outputs[place] for place in used], gradients)
+                except UndividableError as reason:
+                    self.sizes[True] = former
+                    self._refuse(f"the model's call cannot be divided, as {reason}")
+                    return False
+                except Exception as again:
+                    if not is_out_of_memory(again):
+                        raise
+                    failed = again
+                else:
+                    return True
+                outputs = []
+        finally:
+            set_autocast(torch, outer)
+
+    # --- a step --------------------------------------------------------------------------------------------------------------
+
+    def step(self, run: Callable[[], Any], reset: Callable[[], None] = lambda: None) -> Any:
+        """Run one step, from the model's call to its first backward pass at least; again, in pieces, if memory runs out before.
+
+        Args:
+            run: the step.
+            reset: lets go of everything that a failed try left.
+        """
+        torch: Any = sys.modules["torch"]
+        if self._is_in_step or threading.get_ident() != self._thread or captures(torch) or not torch.is_grad_enabled():
+            return run()
+        self._is_in_step, self._given_up = True, False
+        try:
+            return self._stepped(run, reset)
+        finally:
+            self._is_in_step, self._last = False, None
+
+    def _stepped(self, run: Callable[[], Any], reset: Callable[[], None]) -> Any:
+        state = StateBefore([buffer for module in self.modules for buffer in self._statistics(module)])
+        first: BaseException | None = None
+        passes, former = self._passes, self.sizes[True]
+        while True:
+            self._forget_call()
+            try:
+                return run()
+            except Exception as error:
+                if self._given_up or not is_out_of_memory(error):
+                    raise
+                call = self._last
+                if self._passes != passes or call is None:
+                    where = "before the model's call" if call is None and self._passes == passes else "after the backward pass"
+                    self._refuse(f"nothing is run again, as that was {where}")
+                    raise
+                if not self._may_retry(error, call.forward.module):
+                    raise
+                first, failed = first or error, error
+            self._last = None
+            reset()
+            cleared(failed, state)
+            del failed
+            try:
+                self._take_smaller(call.forward, call.args, call.kwargs, call.state)
+            except UndividableError as reason:
+                self.sizes[True] = former
+                self._refuse(f"the model's call cannot be divided, as {reason}")
+                raise first from None
+            state.restore()
+
+    def _forget_call(self) -> None:
+        self._last = None
+
+    # --- what both do --------------------------------------------------------------------------------------------------------
+
+    def _has_room(self, failed: BaseException, nbytes: int) -> bool:
+        """Say whether there is room in one piece for all that a failed try had and asked for, also by moving tensors."""
+        made = room_for(failed, nbytes)
+        if made is not None and made.state == "made":
+            self._tell(SurvivalChange(where=self.where(), moved=made.nbytes))
+        return made is not None and made.state in ("made", "free")
+
+    def _refuse(self, reason: str, *, raises: bool = True) -> None:
+        """Say why nothing is done about an error, or why pieces that were asked for are not made."""
+        self._given_up = raises
+        self._unsaid = None
+        self._tell(SurvivalChange(where=self.where(), refusal=reason, is_raised=raises))
+
+    def _say_measured(self, *, is_over: bool) -> None:
+        """Tell of the change that is new, with the time that it takes if its first batch is over."""
+        if self._unsaid is None:
+            return
+        change, self._unsaid = self._unsaid, None
+        if is_over and self._begun:
+            wait()
+            once = clock() - self._begun - self._repeated
+            change = replace(change, extra=self._repeated / max(once, 1e-9))
+        self._tell(change)
+
+    def _tell(self, change: SurvivalChange) -> None:
+        self.changes.append(change)
+        self._say(f"nbguard: {change.sentence}")

@@ -1,0 +1,130 @@
+"""Before the next try of a batch: the state that the failed one changed is put back, and its memory is freed."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from nbguard.errors import NbguardError
+from nbguard.memory.room.make_room import make_room_in
+from nbguard.memory.room.plan import MadeRoom
+from nbguard.memory.scan.oom.chain import read
+from nbguard.memory.scan.scan import Notebook
+
+_KINDS = ("cuda", "cpu", "xpu", "mps")
+"""Devices that autocast has a setting of."""
+
+
+class StateBefore:
+    """The state that a try changes and that is put back before the next: generators, running statistics, autocast."""
+
+    def __init__(self, buffers: list[Any]) -> None:
+        torch: Any = sys.modules["torch"]
+        self.generators = [(torch.default_generator, torch.default_generator.get_state())]
+        for kind in ("cuda", "xpu"):
+            module = getattr(torch, kind, None)
+            if module is not None and module.is_initialized():
+                generator = module.default_generators[module.current_device()]
+                self.generators.append((generator, generator.get_state()))
+        self.has_grad = torch.is_grad_enabled()
+        self.autocast = autocast_now(torch)
+        self.buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+
+    def restore(self) -> None:
+        """Put all of it back."""
+        self.restore_generators()
+        set_autocast(sys.modules["torch"], self.autocast)
+        with sys.modules["torch"].no_grad():
+            for buffer, value in self.buffers:
+                buffer.copy_(value)
+
+    def restore_generators(self) -> bool:
+        """Put the generators back alone; say whether any had moved."""
+        has_moved = False
+        for generator, state in self.generators:
+            has_moved |= not bool((generator.get_state() == state).all())
+            generator.set_state(state)
+        return has_moved
+
+
+def autocast_now(torch: Any) -> tuple[int, list[tuple[str, bool, Any]]]:
+    """Return how deep autocast is nested, and its setting of each device."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return nesting, [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+
+
+def set_autocast(torch: Any, state: tuple[int, list[tuple[str, bool, Any]]]) -> None:
+    """Set autocast as it was, with an empty cache."""
+    nesting, settings = state
+    for kind, is_enabled, dtype in settings:
+        torch.set_autocast_enabled(kind, is_enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    while torch.autocast_increment_nesting() < nesting:
+        pass
+    while torch.autocast_decrement_nesting() > nesting:
+        pass
+    torch.clear_autocast_cache()
+
+
+def captures(torch: Any) -> bool:
+    """Say whether a CUDA graph is captured, where generators may not be asked."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def wait() -> None:
+    """Wait for the device, so that a time is of its work."""
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def clock() -> float:
+    """Return seconds of the device's work, once it was waited for; without one, of the process's, whatever else runs."""
+    return time.perf_counter() if sys.modules["torch"].cuda.is_initialized() else time.process_time()
+
+
+def cleared(failed: BaseException, before: StateBefore) -> int:
+    """Free all that a failed try holds and restore the state; return the bytes of it on the CUDA device."""
+    torch: Any = sys.modules["torch"]
+    allocated = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    error: BaseException | None = failed
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+    before.restore()
+    gc.collect()
+    if not torch.cuda.is_initialized():
+        return 0
+    torch.cuda.empty_cache()
+    return int(allocated - torch.cuda.memory_allocated())
+
+
+def room_for(failed: BaseException, nbytes: int) -> MadeRoom | None:
+    """Make room in one piece for all that a failed try had and asked for, if that can be enough.
+
+    Args:
+        failed: the error, which says how much was asked for.
+        nbytes: that the try had.
+
+    Returns:
+        The outcome; None where no move was considered.
+    """
+    torch: Any = sys.modules["torch"]
+    text = read(failed)
+    if not torch.cuda.is_initialized() or text is None or not text.requested:
+        return None
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    need = nbytes + text.requested
+    room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if need > room:
+        return None
+    try:
+        return make_room_in(Notebook.current(None), need, None, dry_run=False)
+    except NbguardError:  # another cleanup runs, or the host has no room either
+        return None
