@@ -76,6 +76,14 @@ calls(b, c, outer)
 out['stack'] = sorted(parked())
 calls(b, c)
 out['idle again'] = sorted(parked())
+e = Net().cuda()
+calls(b, c)
+e = None  # it is gone, parked as it was
+e = Net().cuda()
+f = Net().cuda()  # e has not been called at all
+out['bound anew'] = {str(each.device) for each in e.body._parameters.values()} == {'cpu'}
+del e, f
+calls(b, c)
 device = next(outer.parameters()).device
 out['asked'] = [device.type, 'outer' not in parked()]
 w = outer.inner.body.weight
@@ -131,6 +139,7 @@ def test_what_is_in_use_stays_and_the_least_recent_makes_way(on_device: Callable
     assert found["step"] == [True, True], "a step brings a model back, and the state that its optimizer makes is beside it"
     assert "outer" not in found["stack"]
     assert found["idle again"] == ["outer"]
+    assert found["bound anew"] is True
     assert found["asked"] == ["cuda", True], "inputs are placed by the device of the parameters"
     assert found["name"] == [False, True]
     assert "compiled" in found["compiled"]

@@ -30,7 +30,7 @@ from nbguard.memory.room.turns import COMPILED, BudgetState, ModelTurn, TakenTur
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.devices.reserve import device_counters
 from nbguard.memory.scan.heap.kinds import attribute_of
-from nbguard.memory.scan.parked import PARKED, Parked, fixed_storages, parked_storages
+from nbguard.memory.scan.parked import PARKED, Parked, fixed_storages, parked_facts, parked_storages
 from nbguard.memory.scan.roots.frames import OPTIMIZED, frame_locals, running_frames
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 from nbguard.units import MiB, parse_bytes
@@ -255,8 +255,8 @@ class Garage:
                 busy, fixed, settled = self._facts_for(scanned)
             if reason_to_stay(scanned.facts, taker, fixed, busy, settled):
                 continue
-            if any(each.label == taker.name for each in PARKED):
-                continue  # a former model of that name
+            if any(fact.label == taker.name for fact in parked_facts()):
+                continue  # a former model of that name lives on elsewhere
             if park(taker.name, taker.storages, scanned.tracker, _never, self._wake):
                 with contextlib.suppress(NbguardError):
                     unpark([taker.name], _never)  # a part of it could not be moved: all of it stays

@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.memory.scan.oom.chain import read
-from nbguard.training.survive.change import SurvivalChange
-from nbguard.training.survive.forward import GuardedForward
-from nbguard.training.survive.graph import add_gradients, drop_saved, reached_outputs
 from nbguard.training.survive.pieces import (
     DividableCall,
+    GuardedForward,
+    SurvivalChange,
     UndividableError,
     batch_norms,
     divided,
@@ -26,7 +25,19 @@ from nbguard.training.survive.pieces import (
     tensors_of,
     try_small,
 )
-from nbguard.training.survive.state import StateBefore, autocast_now, captures, cleared, clock, room_for, set_autocast, wait
+from nbguard.training.survive.state import (
+    StateBefore,
+    add_gradients,
+    autocast_now,
+    captures,
+    cleared,
+    clock,
+    drop_saved,
+    reached_outputs,
+    room_for,
+    set_autocast,
+    wait,
+)
 
 _LEAST_WITH_NORM = 2
 """Items of a piece that a batch norm needs."""
