@@ -247,10 +247,10 @@ AFTER_THE_FIT = [
         f"nbguard.training.profiler.{place}.{action}"
         for place in (
             "instruments.instruments.Subject",
-            "instruments.loader.loaders.LoaderWatch",
-            "instruments.gpu.GpuWatch",
-            "instruments.memory.memory.MemoryWatch",
-            "instruments.overhead.OverheadWatch",
+            "instruments.loader.tune.LoaderWatch",
+            "instruments.operators.GpuWatch",
+            "instruments.memory.timeline.MemoryWatch",
+            "instruments.stack_sampler.OverheadWatch",
             "nonfinite.nonfinite.FiniteWatch",
         )
         for action in ("stop", "observe")
