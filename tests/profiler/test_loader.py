@@ -390,7 +390,7 @@ def test_another_profiler_is_left_alone_and_counts_few_calls_of_ours() -> None:
     profiler.create_stats()
     stats = profiler.stats  # type: ignore[attr-defined]
     assert any(name == "fit" for _, _, name in stats)
-    ours = sum(calls for (file, *_), (calls, *_) in stats.items() if file.endswith(("loader/fetching.py", "loader/loaders.py")))
+    ours = sum(calls for (file, *_), (calls, *_) in stats.items() if file.endswith(("loader/fetching.py", "loader/tune.py")))
     assert ours <= 12 * BATCHES + 60  # a fetch costs a handful of calls, those told of phases and batches included
     (facts,) = watch.observe()
     assert facts.fetch.profiled == 0
