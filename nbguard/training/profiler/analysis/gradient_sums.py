@@ -104,8 +104,7 @@ def shards_finding(shards: tuple[ShardCalls, ...], hosts: Mapping[int, str]) -> 
     gathers = [each for each in shards if each.name == "all_gather"]
     sizes = [len(_hosts(each, hosts)) for each in gathers]
     ways = (
-        f"{counted(each.calls, each.name)} of {format_bytes(each.nbytes)} "
-        + (f"over {count} hosts" if (count := len(_hosts(each, hosts))) > 1 else "within one host")
+        f"{counted(each.calls, each.name)} of {format_bytes(each.nbytes)}{_reach(each, hosts)}"
         for each in sorted(shards, key=lambda each: -each.nbytes)
     )
     return FitFinding(
@@ -115,6 +114,14 @@ def shards_finding(shards: tuple[ShardCalls, ...], hosts: Mapping[int, str]) -> 
         evidence="; ".join(ways),
         change=_mesh(gathers[0], sizes[0]) if gathers and max(sizes) > 1 else "",
     )
+
+
+def _reach(shards: ShardCalls, hosts: Mapping[int, str]) -> str:
+    """Return over how many hosts a collective goes, in words; nothing where a rank that was not heard may be on another one."""
+    count = len(_hosts(shards, hosts))
+    if count > 1:
+        return f" over {count} hosts"
+    return " within one host" if all(rank in hosts for rank in shards.ranks) else ""
 
 
 def _hosts(shards: ShardCalls, hosts: Mapping[int, str]) -> set[str]:
