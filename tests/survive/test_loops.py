@@ -6,7 +6,9 @@ import copy
 import gc
 import inspect
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -128,6 +130,37 @@ def test_a_bare_loop_survives_its_model(capsys: pytest.CaptureFixture[str]) -> N
     assert set(outcomes[4:7]) == {"refused"}, "the loss is in no function"
     assert outcomes[count - 1] == "survived", "in the model's backward pass"
     assert "2 pieces of 4 items" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_an_error_that_was_survived_keeps_nothing(as_function: bool) -> None:
+    """Not even until the next collection: the frames of its traceback lead to the batch and to the graph that failed."""
+
+    def run(at: int) -> Planted:
+        model, planted = net(), Planted(at)
+        guard = nbguard.survive(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        x, y = torch.randn(8, 6), torch.randint(0, 4, (8,))
+        kept = [weakref.ref(x)]
+
+        def step(x: Any, y: Any) -> None:
+            loss = cross_entropy(model(x), y)
+            kept.append(weakref.ref(loss))
+            loss.backward()
+
+        step = guard(step) if as_function else step
+        with suppress(torch.OutOfMemoryError), guard, planted:  # a bare loop does not survive its loss
+            planted.is_armed = True
+            step(x, y)
+        if any(not change.refusal for change in guard.changes):
+            del x
+            assert [ref() for ref in kept] == [None] * len(kept), at
+        return planted
+
+    gc.disable()
+    try:
+        assert every_place(run, 60) > 10
+    finally:
+        gc.enable()
 
 
 def test_bits_are_those_of_a_run_in_pieces_from_the_start() -> None:

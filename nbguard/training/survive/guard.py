@@ -33,6 +33,7 @@ from nbguard.training.survive.state import (
     cleared,
     clock,
     drop_saved,
+    let_go,
     reached_outputs,
     room_for,
     set_autocast,
@@ -160,7 +161,9 @@ class Guard:
         former = self.sizes[has_grad]
         while True:
             try:
-                return self._once(forward, args, kwargs, has_grad=has_grad)
+                output = self._once(forward, args, kwargs, has_grad=has_grad)
+                let_go(first)
+                return output
             except UndividableError as reason:
                 self.sizes[has_grad] = former if first is not None else None
                 if first is None:  # divided from the first call on: it runs as it is
@@ -372,6 +375,8 @@ class Guard:
                         raise
                     failed = again
                 else:
+                    let_go(error)
+                    let_go(failed)
                     return True
                 outputs = []
         finally:
@@ -402,7 +407,9 @@ class Guard:
         while True:
             self._forget_call()
             try:
-                return run()
+                result = run()
+                let_go(first)
+                return result
             except Exception as error:
                 if self._given_up or not is_out_of_memory(error):
                     raise

@@ -173,6 +173,13 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
     return int(allocated - torch.cuda.memory_allocated())
 
 
+def let_go(survived: BaseException | None) -> None:
+    """Drop the tracebacks of an error that was survived. Their frames hold it and the failed try until the next collection."""
+    while survived is not None:
+        survived.__traceback__ = None
+        survived = survived.__context__
+
+
 def room_for(failed: BaseException, nbytes: int) -> MadeRoom | None:
     """Make room in one piece for all that a failed try had and asked for, if that can be enough.
 
