@@ -20,7 +20,7 @@ def notebook(kernel: Kernel) -> Kernel:
     """A kernel with the zoo's helpers, nbguard, and a line after each cell that changes memory."""
     kernel.run(PRELUDE).ok()
     kernel.run(
-        "%load_ext nbguard\nimport nbguard.memory.cells.name_watch\nnbguard.memory.cells.ledger._TOO_SLOW = 60"
+        "%load_ext nbguard\nimport nbguard.memory.cells.name_watch\nnbguard.memory.cells.name_watch._TOO_SLOW = 60"
     ).ok()  # also on a busy machine
     kernel.run("%gpumem cells on").ok()
     return kernel

@@ -109,7 +109,7 @@ def test_a_whatif_without_a_trace_says_that_there_is_none() -> None:
 
 
 def test_the_reading_of_a_file_is_reported_to_those_who_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause, "_PATIENCE", 0.0)
+    monkeypatch.setattr(pause, "_SECONDS_BEFORE_PROGRESS", 0.0)
     told: list[str] = []
 
     with pause.reported(told.append):

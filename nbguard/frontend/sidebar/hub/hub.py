@@ -17,7 +17,7 @@ from nbguard.frontend.sidebar.hub.jobs import Busy, Job, Jobs, Sampler, ScanBudg
 from nbguard.memory.cells.hooks import CellEnd, CellFact
 
 if TYPE_CHECKING:
-    from nbguard.frontend.sidebar.hub.comms import Outbox
+    from nbguard.frontend.sidebar.hub.outbox import Outbox
     from nbguard.frontend.sidebar.hub.plans import RequestHandler
     from nbguard.frontend.sidebar.hub.tick_source import TickSource
     from nbguard.frontend.sidebar.protocol import messages
@@ -284,7 +284,7 @@ class Hub:
     @cached_property
     def _outbox(self) -> Outbox:
         """Return the sender of messages, imported here alone, once there is somebody to send one to."""
-        from nbguard.frontend.sidebar.hub.comms import Outbox
+        from nbguard.frontend.sidebar.hub.outbox import Outbox
 
         return Outbox()
 
