@@ -25,7 +25,7 @@ def test_a_stage_is_reported_once_it_takes_long(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_waits_within_is_told_and_then_who_waited_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause, "_PATIENCE", -1.0)
+    monkeypatch.setattr(pause, "_SECONDS_BEFORE_PROGRESS", -1.0)
     outer, inner = list[str](), list[str]()
 
     with pause.reported(outer.append):

@@ -40,7 +40,7 @@ def test_each_public_name_has_its_entry() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"^<!-- api: nbguard\.(\w+) -->$", text, re.MULTILINE)
 
-    assert sorted(named) == sorted([*nbguard.__all__, "FitMonitor", "Sidebar"])
+    assert sorted(named) == sorted([*nbguard.__all__, "FitMonitor", "Sidebar", "SurviveOOM"])
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="argparse words its help otherwise")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.cli.arguments import command_parser, commands_of
-from nbguard.frontend.cli.commands import say
+from nbguard.frontend.cli.terminal import say
 from nbguard.spelling import did_you_mean, unknown_arguments
 
 __all__ = ["command_parser", "main"]

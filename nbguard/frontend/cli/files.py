@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
 from nbguard.files import write_file
-from nbguard.frontend.cli.commands import progress, say, show_blocks, show_json, show_result
+from nbguard.frontend.cli.terminal import progress, say, show_blocks, show_json, show_result
 from nbguard.memory.reports.memory_map import MemoryMap
 from nbguard.render.html import blocks_html
 from nbguard.render.markup import Html, join, style_sheet, tag
