@@ -72,7 +72,9 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
     recorder = Recorder()
     loop = TorchLoop(recorder)
     parts = [loop, LearnerLoop(recorder, loop)]
-    watch = RankWatch(WAIT, patience=1.0, check_ranks=2 if name in CHECKED else 0)
+    watch = RankWatch(
+        10 * WAIT if name in ("sharded", "meshed") else WAIT, patience=1.0, check_ranks=2 if name in CHECKED else 0
+    )
     for part in parts:
         part.start()
     watch.start(recorder)
