@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from nbguard.training.runs.applying import apply_record
     from nbguard.training.runs.comparing import compare
     from nbguard.training.runs.run_record import run_record
-    from nbguard.training.survive.loops import SurviveOOM as SurviveOOM
+    from nbguard.training.survive.learner import SurviveOOM as SurviveOOM
     from nbguard.training.survive.loops import survive
 
 __version__ = "0.1.0"
@@ -73,7 +73,7 @@ _API = (
 _HOMES = {
     "FitMonitor": "nbguard.frontend.notebook.profile",
     "Sidebar": "nbguard.frontend.notebook.widget",
-    "SurviveOOM": "nbguard.training.survive.loops",
+    "SurviveOOM": "nbguard.training.survive.learner",
     "apply_record": "nbguard.training.runs.applying",
     "compare": "nbguard.training.runs.comparing",
     "deterministic": "nbguard.training.doctor.deterministic",

@@ -6,6 +6,8 @@ import copy
 import gc
 import inspect
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -373,3 +375,11 @@ def test_other_uses_of_a_guarded_model() -> None:
         nbguard.survive(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(NbguardError):
         nbguard.survive(model, items=0)
+
+
+def test_a_plain_loop_imports_no_fastai() -> None:
+    code = "import sys, torch, nbguard; nbguard.survive(torch.nn.Linear(1, 1)); print('fastai' in sys.modules)"
+
+    printed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    assert printed == "False\n"

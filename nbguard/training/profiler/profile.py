@@ -217,7 +217,7 @@ class FitProfile:
 
     def _survives(self, learner: Any) -> None:
         """Add the callback that lets a fit go on after it ran out of memory, unless the Learner has one."""
-        from nbguard.training.survive.loops import SurviveOOM
+        from nbguard.training.survive.learner import SurviveOOM
 
         if not any(type(callback) is SurviveOOM for callback in learner.cbs):
             self._survivor = learner, SurviveOOM()
