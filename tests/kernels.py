@@ -40,7 +40,7 @@ import nbguard.memory.cells.name_watch, nbguard.memory.cells.notices, nbguard.me
 import nbguard.memory.reports.report, nbguard.memory.scan.devices.counters, nbguard.render.html, nbguard.render.text
 import nbguard.training.doctor.cuda_start, nbguard.training.ranks.errors
 import nbguard.frontend.notebook.predictions, nbguard.frontend.notebook.listeners.cuda_start
-import nbguard.frontend.notebook.listeners.oom_card, nbguard.frontend.notebook.listeners.oom_card
+import nbguard.frontend.notebook.listeners.oom_card
 import nbguard.frontend.notebook.magics.command_line, nbguard.frontend.sidebar.hub.hub
 del os.environ["PYDEVD_DISABLE_FILE_VALIDATION"]
 from ipykernel.kernelapp import IPKernelApp

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import pickle
 from collections.abc import Callable, Iterator
@@ -32,18 +31,6 @@ def ys() -> Any:
 
 
 EVERY = 1 if THOROUGH else 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections() -> Iterator[None]:
-    """Leave the libraries' objects out of the collections after each error, and small operations on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 def _places(fit: Callable[[int], tuple[Any, Planted]], least: int) -> None:

@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -45,18 +45,6 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda p, y: cross_entropy(p, y, reduction="sum"),
     "contrastive": lambda p, y: cross_entropy(p @ p.T / len(p), torch.arange(len(p))),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections() -> Iterator[None]:
-    """Leave the libraries' objects out of the collections after each error, and small operations on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 def _fit(

@@ -248,15 +248,17 @@ class Garage:
         """Park idle models, those used longest ago first, until `is_enough(bytes of the parked)`; return them."""
         parked: list[Taker] = []
         busy = fixed = settled = None
+        former: set[str] = set()  # names of models that are parked already, and live on elsewhere
         for taker in sorted(takers, key=self._last_use):
             if is_enough(sum(each.nbytes for each in parked)) or self._interrupts.happened:
                 break
             if fixed is None or busy is None or settled is None:
                 busy, fixed, settled = self._facts_for(scanned)
+                former = {fact.label for fact in parked_facts()}
             if reason_to_stay(scanned.facts, taker, fixed, busy, settled):
                 continue
-            if any(fact.label == taker.name for fact in parked_facts()):
-                continue  # a former model of that name lives on elsewhere
+            if taker.name in former:
+                continue
             if park(taker.name, taker.storages, scanned.tracker, _never, self._wake):
                 with contextlib.suppress(NbguardError):
                     unpark([taker.name], _never)  # a part of it could not be moved: all of it stays

@@ -30,7 +30,7 @@ _PATIENCE = 2.0
 _MOST = 20_000
 """Characters of the changes."""
 
-_FILES_of_git = 20
+_FILES_NAMED = 20
 _LARGEST = 200_000
 """Bytes of a file whose changes are on record."""
 
@@ -80,7 +80,7 @@ def _changes(folder: Path, top: Path) -> str:
     deadline = time.monotonic() + _PATIENCE
     names = [name for name in (_ask(folder, *_CHANGED) or "").split("\0") if name]
     parts = []
-    for name in names[:_FILES_of_git]:
+    for name in names[:_FILES_NAMED]:
         if time.monotonic() > deadline:
             break
         before = _ask(folder, "cat-file", "blob", f"HEAD:{name}") or ""

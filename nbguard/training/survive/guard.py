@@ -167,25 +167,25 @@ class Guard:
             except UndividableError as reason:
                 self.sizes[has_grad] = former if first is not None else None
                 if first is None:  # divided from the first call on: it runs as it is
-                    self._refuse(f"the model's call cannot be divided, as {reason}", raises=False)
+                    self._refuse_to_divide(reason, raises=False)
                     continue
-                self._refuse(f"the model's call cannot be divided, as {reason}")
+                self._refuse_to_divide(reason)
                 raise first from None
             except Exception as error:
                 if not self._may_retry(error, forward.module):
                     raise
                 first, failed = first or error, error
             nbytes = cleared(failed, state)
-            if has_grad not in self._moved and self._has_room(failed, nbytes):
-                self._moved.add(has_grad)
-                continue
+            may_move = has_grad not in self._moved
             self._moved.add(has_grad)
+            if may_move and self._has_room(failed, nbytes):
+                continue
             del failed
             try:
                 self._take_smaller(forward, args, kwargs, state)
             except UndividableError as reason:
                 self.sizes[has_grad] = former
-                self._refuse(f"the model's call cannot be divided, as {reason}")
+                self._refuse_to_divide(reason)
                 raise first from None
 
     def _once(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_grad: bool) -> Any:
@@ -235,7 +235,7 @@ class Guard:
             return False
         reason = obstacle(module, piecewise_batch_norm=self._norms_allowed)
         if reason:
-            self._refuse(f"the model's call cannot be divided, as {reason}")
+            self._refuse_to_divide(reason)
         return not reason
 
     def _take_smaller(self, forward: GuardedForward, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateBefore) -> None:
@@ -368,7 +368,7 @@ class Guard:
                     original([outputs[place] for place in used], gradients)
                 except UndividableError as reason:
                     self.sizes[True] = former
-                    self._refuse(f"the model's call cannot be divided, as {reason}")
+                    self._refuse_to_divide(reason)
                     return False
                 except Exception as again:
                     if not is_out_of_memory(again):
@@ -429,12 +429,12 @@ class Guard:
                 self._take_smaller(call.forward, call.args, call.kwargs, call.state)
             except UndividableError as reason:
                 self.sizes[True] = former
-                self._refuse(f"the model's call cannot be divided, as {reason}")
+                self._refuse_to_divide(reason)
                 raise first from None
             state.restore()
 
     def _forget_call(self) -> None:
-        self._last = None
+        self._last = None  # not in place: a type checker would take it for None after the step, which sets it
 
     # --- what both do --------------------------------------------------------------------------------------------------------
 
@@ -444,6 +444,9 @@ class Guard:
         if made is not None and made.state == "made":
             self._tell(SurvivalChange(where=self.where(), moved=made.nbytes))
         return made is not None and made.state in ("made", "free")
+
+    def _refuse_to_divide(self, reason: object, *, raises: bool = True) -> None:
+        self._refuse(f"the model's call cannot be divided, as {reason}", raises=raises)
 
     def _refuse(self, reason: str, *, raises: bool = True) -> None:
         """Say why nothing is done about an error, or why pieces that were asked for are not made."""

@@ -41,7 +41,7 @@ _KINDS: tuple[PieceKind, ...] = ("allocated", "releasable", "stranded", "kept")
 _STRIPS = 40
 """So many strips are drawn in all; few kinds of segments stand for the rest, each added up to one strip."""
 _GROUPS = 8
-_SENTENCE_of_segments = 400
+_SEGMENTS_SENTENCE = 400
 _PIECES = 8
 """A segment in more pieces than this is drawn as its sums."""
 
@@ -61,7 +61,7 @@ def _device(device: DeviceAnalysis, singles: int) -> DeviceSegments:
         strips=strips(segments, device.analysis.pools_in_use, singles),
         largest_now=device.largest.now,
         largest_flushed=device.largest.flushed,
-        sentence=truncate_utf8(_sentence(device), _SENTENCE_of_segments),
+        sentence=truncate_utf8(_sentence(device), _SEGMENTS_SENTENCE),
     )
 
 

@@ -337,7 +337,7 @@ def _process_rows(gpus: Gpus) -> Iterator[TableRow]:
         for process in sorted(gpu.processes, key=lambda process: -(process.used or 0)):
             listed.add(process.pid)
             used = "?" if process.used is None else format_bytes(process.used)
-            since, who, diagnosis = _words_on_of_gpus(diagnosed.get(process.pid), process)
+            since, who, diagnosis = _process_words(diagnosed.get(process.pid), process)
             yield TableRow(cells=(str(gpu.index), str(process.pid), since, who, used, diagnosis))
     for each in gpus.processes:
         if each.found.process.pid not in listed:
@@ -345,7 +345,7 @@ def _process_rows(gpus: Gpus) -> Iterator[TableRow]:
             yield TableRow(cells=("?", str(each.found.process.pid), since.removeprefix("since "), who, used, diagnosis))
 
 
-def _words_on_of_gpus(diagnosed: DiagnosedProcess | None, process: ProcessFact) -> tuple[str, str, str]:
+def _process_words(diagnosed: DiagnosedProcess | None, process: ProcessFact) -> tuple[str, str, str]:
     """Return (since when it runs, whose it is, the diagnosis) of a process; it may be one that this user cannot see."""
     if diagnosed is not None:
         _, since, who, _, diagnosis = process_row(diagnosed).cells

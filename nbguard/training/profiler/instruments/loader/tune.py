@@ -293,7 +293,7 @@ class LoaderWatch:
 _SLOW = 10**9  # ns that workers may take to start one after the other
 _DEPTH = 6  # most levels of a dataset that are searched
 _OBJECTS = 20_000
-_SHARED_of_trial = {
+_SHARED_STATE = {
     ("h5py", "File"): "an open HDF5 file",
     ("h5py", "Dataset"): "an open HDF5 file",
     ("h5py", "Group"): "an open HDF5 file",
@@ -331,7 +331,7 @@ def _unsafe(dataset: Any) -> Iterator[str]:
         if id(obj) in visited:
             continue
         visited.add(id(obj))
-        shared = _SHARED_of_trial.get((cls.__module__.split(".")[0], cls.__name__))
+        shared = _SHARED_STATE.get((cls.__module__.split(".")[0], cls.__name__))
         if shared:
             yield f"{shared} ({cls.__name__}): worker processes must open their own"
         elif issubclass(cls, torch.Tensor):
