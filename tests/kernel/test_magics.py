@@ -490,9 +490,7 @@ def test_a_second_thread_is_refused_while_a_cleanup_runs(notebook: Kernel) -> No
 
 def test_the_result_takes_the_place_of_the_line_of_progress(plain_kernel: Kernel) -> None:
     """A line on standard error would stay as an empty red bar in the notebook."""
-    plain_kernel.run(
-        "import torch, nbguard.memory.scan.pause as progress\n%load_ext nbguard\nprogress._SECONDS_BEFORE_PROGRESS = 0.0"
-    ).ok()
+    plain_kernel.run("import torch, nbguard.memory.scan.progress as progress\n%load_ext nbguard\nprogress._PATIENCE = 0.0").ok()
     plain_kernel.run("many = [[torch.ones(1)] for _ in range(2_000)]").ok()
     plain_kernel.run("from nbguard.frontend.notebook.display import ProgressLine\nformer, said = ProgressLine.say, []").ok()
     plain_kernel.run("ProgressLine.say = lambda line, words: (said.append(words), former(line, words))").ok()

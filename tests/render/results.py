@@ -45,7 +45,7 @@ from nbguard.training.profiler.analysis.nonfinite import NanRepair, Origin
 from nbguard.training.profiler.analysis.operations import Float32Trial
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError
-from nbguard.training.runs.analysis.cell_seeds import AppliedFact, AppliedRecord
+from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord
 from nbguard.training.runs.analysis.comparison import compare_records
 from tests.profiler.fit_reports import rich
 from tests.render.test_history import _afternoon as _history

@@ -10,7 +10,7 @@ from nbguard import what_if
 from nbguard.frontend.notebook.magics import snapshots
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.memory.core.finding import Recording
-from nbguard.memory.scan import pause
+from nbguard.memory.scan import progress
 from nbguard.memory.snapshots.diagnosis_view import WhatIfs
 from nbguard.memory.snapshots.save import SnapshotFiles
 
@@ -109,10 +109,10 @@ def test_a_whatif_without_a_trace_says_that_there_is_none() -> None:
 
 
 def test_the_reading_of_a_file_is_reported_to_those_who_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause, "_SECONDS_BEFORE_PROGRESS", 0.0)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     told: list[str] = []
 
-    with pause.reported(told.append):
+    with progress.reported(told.append):
         snapshots._progress()(50, 100)
     snapshots._progress()(100, 100)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.training.runs.analysis.cell_seeds import AppliedFact, AppliedRecord
+from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord
 from nbguard.training.runs.analysis.record import NEVER_SET
 from nbguard.training.runs.applying import _called
 from tests.runs.records import run

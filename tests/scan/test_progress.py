@@ -6,35 +6,35 @@ import threading
 
 import pytest
 
-from nbguard.memory.scan import pause
+from nbguard.memory.scan import progress
 
 
 def test_a_stage_is_reported_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = [0.0], list[str]()
-    monkeypatch.setattr(pause.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
 
-    with pause.reported(said.append):
-        pause.stage("quick")
+    with progress.reported(said.append):
+        progress.stage("quick")
         now[0] = 1.5
-        pause.stage("tracing")
-        pause.report(12_000)  # just told
+        progress.stage("tracing")
+        progress.report(12_000)  # just told
         now[0] = 3.0
-        pause.report(12_000)
+        progress.report(12_000)
 
     assert said == ["nbguard is tracing…", "nbguard is scanning: 12,000 objects…"]
 
 
 def test_who_waits_within_is_told_and_then_who_waited_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause, "_SECONDS_BEFORE_PROGRESS", -1.0)
+    monkeypatch.setattr(progress, "_PATIENCE", -1.0)
     outer, inner = list[str](), list[str]()
 
-    with pause.reported(outer.append):
-        with pause.reported(inner.append):
-            pause.stage("one")
-        pause.stage("two")
-        thread = threading.Thread(target=pause.stage, args=("three",))
+    with progress.reported(outer.append):
+        with progress.reported(inner.append):
+            progress.stage("one")
+        progress.stage("two")
+        thread = threading.Thread(target=progress.stage, args=("three",))
         thread.start()
         thread.join()
-    pause.stage("four")
+    progress.stage("four")
 
     assert (inner, outer) == (["nbguard is one…"], ["nbguard is two…"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbguard.memory.scan.pause import reported
+from nbguard.memory.scan.progress import reported
 from nbguard.render.html import Block
 from nbguard.render.result import Result
 from nbguard.texts import Host, printable

@@ -13,7 +13,7 @@ from typing import Any
 from nbguard.errors import UndiagnosableError
 from nbguard.memory.core import advice
 from nbguard.memory.scan.heap.kinds import attribute_of
-from nbguard.memory.scan.pause import stage
+from nbguard.memory.scan.progress import stage
 from nbguard.training.doctor.analysis.diagnosis import Check, Diagnosis, EnvironmentFacts, not_checked, variable_checks
 from nbguard.training.doctor.analysis.export import export_checks, no_export
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks, toolkit_checks

@@ -15,7 +15,7 @@ from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.advice import ON_A_GPU
 from nbguard.memory.scan.devices.generators import kept_generators
-from nbguard.memory.scan.pause import stage
+from nbguard.memory.scan.progress import stage
 from nbguard.training.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
 from nbguard.training.prediction.emulation.recorder import RecordingDevice, line_of, names_of
 from nbguard.training.prediction.fits.batches import MOST, made, made_on_host

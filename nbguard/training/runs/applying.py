@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.errors import RunRecordError
 from nbguard.memory.scan.heap.kinds import attribute_of
-from nbguard.training.runs.analysis.cell_seeds import AppliedFact, AppliedRecord, left_over
+from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord, left_over
 from nbguard.training.runs.analysis.comparison import NOT_THERE, RunDifference, compare_records
 from nbguard.training.runs.analysis.record import NEVER_SET, RunRecord, Topic
 from nbguard.training.runs.comparing import record_of

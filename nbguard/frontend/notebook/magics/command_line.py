@@ -178,7 +178,7 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
 def showing_progress() -> Iterator[None]:
     """Show a stage that takes longer than a second in one line under the cell; the line goes with its end."""
     from nbguard.frontend.notebook.display import ProgressLine
-    from nbguard.memory.scan.pause import reported
+    from nbguard.memory.scan.progress import reported
 
     line = ProgressLine()
     with reported(line.say):

@@ -368,7 +368,7 @@ def _with_times(prediction: Prediction | GpuComparison, prices: list[str]) -> Pr
 def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     """Run code in the notebook so many times and return each run's leftovers. Errors of the code are the user's."""
     from nbguard.memory.cells.rounds import Watch
-    from nbguard.memory.scan.pause import stage
+    from nbguard.memory.scan.progress import stage
 
     __tracebackhide__ = True
     linecache.cache["<leak>"] = len(code), None, [code], "<leak>"  # a traceback shows the line

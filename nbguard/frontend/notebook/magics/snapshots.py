@@ -198,6 +198,6 @@ def _unquoted(word: str) -> str:
 
 def _progress() -> Callable[[int, int], None]:
     """Return a function that reports how far the reading of a file is."""
-    from nbguard.memory.scan.pause import stage
+    from nbguard.memory.scan.progress import stage
 
     return lambda done, total: stage(f"reading: {format_bytes(done)} of {format_bytes(total)}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nbguard.frontend.notebook.recording import CellRecording
     from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
-    from nbguard.training.runs.analysis.cell_seeds import AppliedRecord
+    from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
 
@@ -155,7 +155,7 @@ if TYPE_CHECKING:
     from nbguard.training.doctor.analysis.step_trace import Deterministic
     from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
     from nbguard.training.profiler.analysis.nonfinite import NanRepair
-    from nbguard.training.runs.analysis.cell_seeds import AppliedRecord
+    from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
 

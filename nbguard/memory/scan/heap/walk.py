@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from nbguard.memory.core.facts import KEPT_KINDS, StorageFact, UnreadFact
 from nbguard.memory.core.references.graph import upwards
-from nbguard.memory.scan import pause
+from nbguard.memory.scan import progress
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graphs import Graphs
 from nbguard.memory.scan.heap.kinds import (
@@ -298,7 +298,7 @@ class Walk:
         at = len(self.children)
         while at < len(objects) or self._walk_graphs():
             if at % _OFTEN == 0:
-                pause.report(len(objects))
+                progress.report(len(objects))
             obj, kind = objects[at], kinds[at]
             children = self._later.pop(at, [])
             try:

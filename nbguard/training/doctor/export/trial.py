@@ -24,7 +24,7 @@ from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.libraries import ExportRepair
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
-from nbguard.memory.scan.pause import stage
+from nbguard.memory.scan.progress import stage
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure
 from nbguard.training.doctor.analysis.serving import EAGER, CallTimes
 from nbguard.training.doctor.determinism.batch import TrialBatch
