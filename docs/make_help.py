@@ -59,8 +59,7 @@ def magic_help(line: str) -> str:
         if word:
             grammar = {"%gpumem": GPUMEM, "%nbguard": NBGUARD}[name]
             return _printed(grammar.parse, f"{word} --help")
-        magic = magics[name]
-        text: str = magic.getdoc() if hasattr(magic, "getdoc") else cleandoc(magic.__doc__ or "")
+        text: str = magics[name].getdoc()
         return text.strip()
 
 

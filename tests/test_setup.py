@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from nbguard.frontend.cli import command_parser
+from nbguard.frontend.cli import TERMINAL
 from nbguard.frontend.notebook.startup import FILE
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def test_nbguard_reads_each_command_of_the_role_and_of_the_image() -> None:
 
     assert (len(role), len(image), len(written)) == (3, 3, 2)
     for line in (*role, *image, *written):
-        command_parser().parse_args(shlex.split(line.partition(">")[0]))
+        TERMINAL.read(shlex.split(line.partition(">")[0]))
 
 
 def test_the_service_runs_what_the_environment_has_and_the_readme_reaches_it() -> None:

@@ -359,7 +359,7 @@ def test_without_torch_nothing_is_recorded(plain_kernel: Kernel) -> None:
         ("%gpumem history", "nothing is recorded yet; `%nbguard on`"),
         ("%gpumem cells", "say on or off"),
         ("%gpumem cells of", "say on or off"),
-        ("%nbguard onn", "unknown word 'onn': did you mean on?"),
+        ("%nbguard onn", "there is no word 'onn': did you mean on?"),
         ("%nbguard off --auto-clean-errors", "belongs to on"),
         ("%nbguard --auto", "unrecognized arguments"),
     ],

@@ -9,19 +9,19 @@ import sys
 import pytest
 
 import nbguard
-from nbguard.frontend.cli import command_parser
+from nbguard.frontend.cli import TERMINAL
 from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
-from nbguard.frontend.notebook.magics.grammar import Grammar
+from nbguard.frontend.notebook.magics.grammar import MagicGrammar
 from nbguard.frontend.notebook.magics.switch import GRAMMAR as NBGUARD
 from tests.programs import docs_program
 from tests.site.pages import DOCS, ROOT, blocks, files
 
 
 @pytest.mark.parametrize(("page", "grammar"), [("gpumem", GPUMEM), ("nbguard", NBGUARD)])
-def test_each_word_of_a_magic_has_its_section(page: str, grammar: Grammar) -> None:
+def test_each_word_of_a_magic_has_its_section(page: str, grammar: MagicGrammar) -> None:
     text = (DOCS / "magics" / f"{page}.md").read_text(encoding="utf-8")
 
-    assert re.findall(rf"^<!-- help: {grammar.magic} ([\w-]+) -->$", text, re.MULTILINE) == list(grammar.words)
+    assert re.findall(rf"^<!-- help: {grammar.name} ([\w-]+) -->$", text, re.MULTILINE) == list(grammar.words)
 
 
 def test_each_command_has_its_section() -> None:
@@ -31,9 +31,7 @@ def test_each_command_has_its_section() -> None:
 
 
 def commands() -> list[str]:
-    action = next(action for action in command_parser()._actions if action.dest == "command")
-    assert isinstance(action.choices, dict)
-    return list(action.choices)
+    return list(TERMINAL.words)
 
 
 def test_each_public_name_has_its_entry() -> None:
@@ -58,6 +56,6 @@ def test_each_command_line_is_one_that_nbguard_reads(page) -> None:  # type: ign
     for line in re.findall(r"^(?:\$ )?nbguard (.*)$", text, re.MULTILINE):
         words = shlex.split(line.partition(" > ")[0], comments=True)
         try:
-            command_parser().parse_args(words)
+            TERMINAL.read(words)
         except SystemExit as error:
             raise AssertionError(f"{page}: nbguard {line}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -10,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.cli.arguments import command_parser, commands_of
+from nbguard.frontend.cli.arguments import TERMINAL
 from nbguard.frontend.cli.terminal import say
-from nbguard.spelling import did_you_mean, unknown_arguments
+from nbguard.frontend.grammar import LineError
+from nbguard.texts import printable
 
-__all__ = ["command_parser", "main"]
-
+__all__ = ["TERMINAL", "main"]
 
 _BROKEN_PIPE = 128 + 13
 """The exit status that a shell gives to a program that SIGPIPE ended."""
@@ -65,9 +64,12 @@ def _write_no_more() -> None:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Run a command; say in one line why it cannot be run."""
-    options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     try:
+        options = TERMINAL.read(sys.argv[1:] if arguments is None else arguments)
         return int(options.run(options))
+    except LineError as error:
+        print(printable(str(error)), file=sys.stderr, flush=True)
+        return 2
     except NbguardError as error:
         say(error)
         return 2
@@ -77,23 +79,3 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-
-
-def _parsed(arguments: list[str]) -> argparse.Namespace:
-    """Return the options of a command; words after `--` in `predict` are the script's."""
-    parser, of_script = command_parser(), list[str]()
-    known = commands_of(parser)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
-        question = did_you_mean(arguments[0], known)
-        parser.error(f"there is no command {arguments[0]}" + (f": {question}" if question else ""))
-    is_prediction = arguments[:1] == ["predict"]
-    if is_prediction and "--" in arguments:
-        place = arguments.index("--")
-        arguments, of_script = arguments[:place], arguments[place + 1 :]
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        hint = "; write the script's own after --" if is_prediction else ""
-        command = known[options.command]
-        command.error(f"{unknown_arguments(unknown, command._option_string_actions)}{hint}")
-    options.arguments = of_script
-    return options

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from nbguard.errors import NbguardError, ProfileFileError, SnapshotError, line_of
 from nbguard.files import write_file
 from nbguard.frontend.cli.terminal import progress, say, show_blocks, show_json, show_result
-from nbguard.memory.reports.memory_map import MemoryMap
-from nbguard.render.html import blocks_html
 from nbguard.render.markup import Html, join, style_sheet, tag
 from nbguard.render.result import Result
 
 if TYPE_CHECKING:
+    from nbguard.memory.reports.memory_map import MemoryMap
     from nbguard.training.profiler.analysis.report import FitReport
 
 _LARGE = 32 * 1024**2
@@ -210,6 +209,8 @@ body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; font: 14px/1.5 syst
 
 def page(result: Result, **details: int) -> str:
     """Return the HTML document; `details` as in `Result.blocks`."""
+    from nbguard.render.html import blocks_html
+
     title = f"nbguard: {result.label}"
     head = tag("head", Html('<meta charset="utf-8">'), tag("title", title), _STYLE)
     body = tag("body", tag("main", tag("h1", title), blocks_html(result.blocks(**details), result.label)))

@@ -6,13 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbguard.memory.scan.progress import reported
-from nbguard.render.html import Block
-from nbguard.render.result import Result
 from nbguard.texts import Host, printable
 from nbguard.units import format_bytes
+
+if TYPE_CHECKING:
+    from nbguard.render.html import Block
+    from nbguard.render.result import Result
 
 # --- Progress in a terminal, as one line that goes with the end of the work.
 

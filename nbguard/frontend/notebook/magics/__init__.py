@@ -5,18 +5,16 @@ from __future__ import annotations
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbguard.frontend.notebook.listeners.completion import add_completion, remove_completion
-from nbguard.frontend.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.frontend.notebook.magics.gpumem import GpuMemMagics
 from nbguard.frontend.notebook.magics.grammar import help_of_word
 from nbguard.frontend.notebook.magics.profile_fit import ProfileFitMagics, as_line
 from nbguard.frontend.notebook.magics.reset_gpu import ResetGpuMagics
-from nbguard.frontend.notebook.magics.switch import GRAMMAR as SWITCH
 from nbguard.frontend.notebook.magics.switch import SwitchMagics
 from nbguard.frontend.notebook.session import close, session_of
 
 _CLASSES = (GpuMemMagics, ProfileFitMagics, ResetGpuMagics, SwitchMagics)
 _KINDS = ("line", "cell")
-_TRANSFORMERS = (as_line, help_of_word(GPUMEM, SWITCH))
+_TRANSFORMERS = (as_line, help_of_word)
 
 
 def load(shell: InteractiveShell) -> None:

@@ -1,4 +1,4 @@
-"""Reading a magic's line and showing its result."""
+"""The words of a magic's line, calls on its behalf, and its result, shown once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import dis
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import cleandoc
 from types import FrameType
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import MagicArgumentParser
 
 from nbguard.errors import NbguardError, line_of
 from nbguard.render.result import Result
-from nbguard.spelling import none_of, unknown_arguments
 from nbguard.texts import printable
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
@@ -56,91 +53,9 @@ def split(line: str) -> list[str]:
     return [text for text in (*words, word) if text]
 
 
-def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumentParser:
-    """Return a parser whose errors are one line; the options that every magic has are in it (`--json` if `as_json`)."""
-    style = argparse.HelpFormatter
-    options = MagicParser(prog=prog, description=description, formatter_class=style, add_help=False)
-    add_common(options, as_json=as_json)
-    return options
-
-
-class MagicParser(MagicArgumentParser):
-    """The parser of a magic or of one of its words. An argument that cannot be read is an `argparse.ArgumentError`."""
-
-    def __init__(self, **options: Any) -> None:
-        options.pop("color", None)  # of Python 3.14, which IPython's parser does not know
-        super().__init__(**options)  # type: ignore[no-untyped-call]
-        self.exit_on_error = False
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, none_of(value, action.choices))
-
-
-def is_of_option(error: Exception) -> bool:
-    """Say whether a complaint of a parser is about an option, and not about a word that stands by its place."""
-    return isinstance(error, argparse.ArgumentError) and str(error.argument_name).startswith("-")
-
-
-def complaint_of(error: Exception) -> str:
-    """Return the complaint of a parser; that about a word that stands by its place without its name, which nobody types."""
-    return error.message if isinstance(error, argparse.ArgumentError) and not is_of_option(error) else str(error)
-
-
-def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:
-    """Add the options that every magic has."""
-    options.allow_abbrev = False  # a mistyped option must not become another one
-    # Since Python 3.14 help is coloured by escape sequences otherwise: a kernel asks for them, whoever reads the text.
-    options.color = False  # type: ignore[attr-defined]
-    if as_json:
-        options.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
-    options.add_argument(
-        "-o", metavar="NAME", dest="output", type=_variable, help="also put the result object into the variable NAME"
-    )
-
-
-def _variable(name: str) -> str:
-    if not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{name} is not the name of a variable: write it as in  -o report")
-    return name
-
-
-def with_options(options: Callable[[], MagicArgumentParser]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that shows a parser's options in the magic's help (`%reset_gpu?`).
-
-    IPython asks a magic for its help by `getdoc()` where it has one: so the parser is built when somebody first asks.
-    """
-
-    def decorate(magic: Any) -> Any:
-        magic.getdoc = lambda: f"{cleandoc(magic.__doc__ or '')}\n\n{options().format_help()}"
-        return magic
-
-    return decorate
-
-
 def asks_for_help(texts: Sequence[str]) -> bool:
     """Say whether a line asks for the options: `--help`, `-h`, or a `?` apart."""
     return any(text in ("--help", "-h", "?", "??") for text in texts)
-
-
-def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace | None:
-    """Return the parsed line; None if it asked for help, which is shown.
-
-    Raises:
-        UsageError: the line cannot be read; one line says why.
-    """
-    texts = split(line)
-    if asks_for_help(texts):
-        sys.stdout.write(options.format_help())
-        return None
-    try:
-        known, unknown = options.parse_known_args(texts)
-    except (UsageError, argparse.ArgumentError) as error:
-        raise UsageError(f"{options.prog}: {complaint_of(error)} ({options.prog}? shows the options)") from None
-    if unknown:
-        complaint = unknown_arguments(unknown, options._option_string_actions)
-        raise UsageError(f"{options.prog}: {complaint} ({options.prog}? shows the options)")
-    return known
 
 
 _UP_TO_THE_CELL = 3

@@ -6,10 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import UndiagnosableError
+from nbguard.frontend.arguments import add_diagnosis
 
 if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
-
     from nbguard.frontend.notebook.session import Session
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
     from nbguard.training.doctor.analysis.serving import RepairedModel
@@ -18,20 +17,12 @@ if TYPE_CHECKING:
     from nbguard.training.profiler.analysis.nonfinite import NanRepair
 
 
-def add_doctor(options: MagicArgumentParser) -> None:
+def add_doctor(options: argparse.ArgumentParser) -> None:
     """Add the arguments of `%nbguard doctor`."""
-    from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
-
     options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model (default: only check the environment)")
     options.add_argument("--batch", metavar="NAME", help="a batch to try, as the training loader yields it")
-    options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
-    options.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
     options.add_argument("--loss", metavar="NAME", help="the loss function of a model without a Learner")
-    options.add_argument("--all", action="store_true", help="show each check with its figures")
-    options.add_argument("--golden", metavar="FILE", help="compare the model's outputs with those in FILE, or write it")
-    options.add_argument("--max-latency", metavar="TIME", help="the p95 that an exported model may have: 20ms")
-    for topic in DIAGNOSE_TOPICS:
-        options.add_argument(f"--{topic}", action="store_true", help=f"check {topic}; without any of these, all are checked")
+    add_diagnosis(options)
 
 
 def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
@@ -40,20 +31,19 @@ def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
     Raises:
         NbguardError: a name does not exist, or stands for nothing that can be tried.
     """
-    from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS, chosen
+    from nbguard.training.doctor.analysis.diagnosis import chosen
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.launch import diagnose_launch
 
     if options.ranks or options.self_test:
         return diagnose_launch(self_test=options.self_test)
     learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
-    topics = [topic for topic in DIAGNOSE_TOPICS if getattr(options, topic)]
     cells, name = shell.user_ns.get("In", ()), options.name or "learn"
-    asked = chosen(topics, options.golden and options.golden.strip("'\""), options.max_latency)
+    asked = chosen(options.topics, options.golden, options.max_latency)
     return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, batch_name=options.batch or "", **asked)
 
 
-def add_fix(options: MagicArgumentParser) -> None:
+def add_fix(options: argparse.ArgumentParser) -> None:
     """Add the arguments of `%nbguard fix`."""
     options.add_argument(
         "fault",

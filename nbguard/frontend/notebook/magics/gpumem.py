@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import argparse
 import linecache
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from nbguard.errors import NbguardError
+from nbguard.frontend.arguments import add_device, add_fit, add_rows, number
+from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import show_sentence
 from nbguard.frontend.notebook.magics import snapshots
 from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
-from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
+from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.magics.predict import prediction_on
 from nbguard.frontend.notebook.magics.reset_gpu import engines_report
 from nbguard.frontend.notebook.session import history, session_of
 from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
-
     from nbguard.frontend.notebook.session_memory import SessionMemory
     from nbguard.memory.core.simulated import SimulationState
     from nbguard.memory.reports.cell_ledger import History
@@ -74,52 +74,36 @@ def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, 
 Shown = TypeVar("Shown", "Report", "History", "MemoryMap")
 
 
-def _add_device(options: argparse._ActionsContainer) -> None:
-    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
-
-
-def _add_rows(options: argparse._ActionsContainer, rows: str = "holders per device") -> None:
-    options.add_argument("-n", type=_rows, default=12, metavar="ROWS", help=f"show at most this many {rows} (12)")
-
-
-def _rows(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows to show, as in  -n 20")
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("it takes the number of rows to show, 1 or more")
-    return int(text)
-
-
-def _add_report(options: MagicArgumentParser) -> None:
+def _add_report(options: argparse.ArgumentParser) -> None:
     of = options.add_mutually_exclusive_group()
-    _add_device(of)
+    add_device(of)
     of.add_argument("--engines", action="store_true", help="of the engines of an ipyparallel cluster, in one table")
     rows = options.add_mutually_exclusive_group()
-    _add_rows(rows)
+    add_rows(rows)
     rows.add_argument("--all", action="store_true", help="show every holder, the small ones too")
 
 
-def _add_why(options: MagicArgumentParser) -> None:
+def _add_why(options: argparse.ArgumentParser) -> None:
     shown = "a name, a displayed result (Out[3]), an attribute or item of one, or a path as a report shows it"
     options.add_argument("name", metavar="NAME", nargs="+", help=shown)
 
 
-def _add_map(options: MagicArgumentParser) -> None:
+def _add_map(options: argparse.ArgumentParser) -> None:
     source = options.add_mutually_exclusive_group()
     source.add_argument("--request", metavar="SIZE", help="names to release so that a request of 2GiB in one piece succeeds")
     source.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
-    _add_device(options)
-    _add_rows(options, "segments per pool")
+    add_device(options)
+    add_rows(options, "segments per pool")
 
 
-def _add_make_room(options: MagicArgumentParser) -> None:
+def _add_make_room(options: argparse.ArgumentParser) -> None:
     options.add_argument("size", type=_size, metavar="SIZE", help="bytes of the request in one piece, such as 256MiB")
     options.add_argument("--dry-run", action="store_true", help="show what would move, and touch nothing")
-    _add_device(options)
+    add_device(options)
 
 
-def _add_leak(options: MagicArgumentParser) -> None:
-    rounds = _number("a number of runs")
+def _add_leak(options: argparse.ArgumentParser) -> None:
+    rounds = number("a number of runs")
     options.add_argument("rounds", type=rounds, metavar="N", help="number of runs; three or more say most")
     options.add_argument("code", nargs="+", metavar="CODE", help="the code to run, such as predict(x)")
 
@@ -131,56 +115,38 @@ def _size(text: str) -> str:
     return text
 
 
-def _number(of: str) -> Callable[[str], int]:
-    """Return a function that reads a number above 0; a mistake is told with the kind of number, such as "a number of runs"."""
-
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and int(text)):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {of}")
-        return int(text)
-
-    return read
+def _add_history(options: argparse.ArgumentParser) -> None:
+    add_device(options)
+    add_rows(options, "cells")
 
 
-def _add_history(options: MagicArgumentParser) -> None:
-    _add_device(options)
-    _add_rows(options, "cells")
-
-
-def _add_cells(options: MagicArgumentParser) -> None:
+def _add_cells(options: argparse.ArgumentParser) -> None:
     options.add_argument("state", choices=["on", "off"], metavar="on|off", help="show the line after each cell, or stop")
 
 
-def _add_simulate(options: MagicArgumentParser) -> None:
+def _add_simulate(options: argparse.ArgumentParser) -> None:
     options.add_argument("size", nargs="*", metavar="GPU|SIZE|off", help="the device, such as T4 or 16GiB; off ends it")
     options.add_argument("--all", action="store_true", help="show the assumptions of the simulation")
     options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
     options.add_argument("--context", metavar="SIZE", help="the device memory that CUDA itself takes (0)")
 
 
-def _add_airbag(options: argparse._ActionsContainer) -> None:
+def _add_airbag(options: argparse.ArgumentParser) -> None:
     options.add_argument("size", nargs="*", metavar="SIZE|off", help="host memory to set aside, such as 4GiB; off ends it")
 
 
-def _add_budget(options: argparse._ActionsContainer) -> None:
+def _add_budget(options: argparse.ArgumentParser) -> None:
     options.add_argument("size", nargs="*", metavar="SIZE|off", help="bytes for all models together, such as 14GiB")
 
 
-def _add_predict(options: MagicArgumentParser) -> None:
+def _add_predict(options: argparse.ArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
-    items = _number("a number of items, as in  --bs 32")
-    options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
-    gpu = "say whether it fits on this GPU: T4, A100, H100, … or 16GiB; given more than once, in a table"
-    options.add_argument("--gpu", action="append", default=[], metavar="NAME|SIZE", help=gpu)
-    options.add_argument("--settings", metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
-    options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
+    add_fit(options)
     options.add_argument("--savings", action="store_true", help="also list changes that save memory, with their code")
     options.add_argument("--time", action="store_true", help="also the time of an epoch, from the last profile")
-    price = "with --time: of an hour, as T4=0.35, or 0.35 for one GPU, for the price of an epoch"
-    options.add_argument("--price", action="append", default=[], metavar="GPU=PRICE", help=price)
 
 
-GRAMMAR = Grammar(
+GRAMMAR = MagicGrammar(
     "%gpumem",
     Word(
         usage="[--device N | --engines] [-n ROWS | --all]",
@@ -267,7 +233,7 @@ class GpuMemMagics(Magics):
 
     @no_var_expand
     @line_magic
-    @with_words(GRAMMAR)
+    @documented(GRAMMAR)
     def gpumem(self, line: str) -> Any:
         """Show who holds the device's memory: per device its parts, and the holders in columns that add up.
 
@@ -289,11 +255,11 @@ class GpuMemMagics(Magics):
             return None
         session = session_of(self.shell)
         match options.word:
-            case None if options.engines:
+            case "" if options.engines:
                 return show(
                     self.shell, options, guarded("%gpumem --engines", engines_report, getattr(self.shell, "user_ns", {}))
                 )
-            case None:
+            case "":
                 report = guarded("%gpumem", session.memory.report)
                 if options.device is not None:
                     devices = [device.device for device in report.devices]

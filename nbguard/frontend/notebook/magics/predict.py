@@ -28,18 +28,17 @@ def prediction_of(
         namespace: the user's names.
         name: of the Learner, or an expression such as `runs[0]`.
         size: items of a batch, instead of the loader's.
-        gpu: a GPU's name or size, also in quotes.
-        settings: of the allocator, also in quotes.
+        gpu: a GPU's name or size.
+        settings: of the allocator.
         largest: also the largest batch that fits.
         savings: also changes that would save memory.
 
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be predicted; the message says why.
     """
-    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
     with _needing_torch():
         from nbguard.training.prediction.predict import predict
-    return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+    return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings or "", largest=largest, savings=savings)
 
 
 def prediction_on(
@@ -57,16 +56,15 @@ def prediction_on(
     Raises:
         NbguardError: as of `prediction_of`; or savings are asked for of several GPUs.
     """
-    named = _unquoted(gpus)
+    named = _each_once(gpus)
     if len(named) < 2:
         gpu = named[0] if named else None
         return prediction_of(namespace, name, size, gpu, settings, largest=largest, savings=savings)
     if savings:
         raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
-    settings = (settings or "").strip("'\"")
     with _needing_torch():
         from nbguard.training.prediction.predict import compare_gpus
-    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings, largest=largest)
+    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings or "", largest=largest)
 
 
 @contextmanager
@@ -84,9 +82,8 @@ def _named(namespace: dict[str, Any], name: str) -> Any:
     return lookup(parse_target(name), namespace)
 
 
-def _unquoted(gpus: Sequence[str]) -> list[str]:
-    """Return the names of the GPUs without quotes, each once."""
-    return list(dict.fromkeys(gpu.strip("'\"") for gpu in gpus))
+def _each_once(gpus: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(gpus))
 
 
 def prediction_of_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPrediction | GpuComparison:
@@ -95,11 +92,11 @@ def prediction_of_cell(shell: Any, cell: str, gpus: Sequence[str]) -> CellPredic
     Args:
         shell: IPython's, whose names are read.
         cell: the cell's text below the line of the magic.
-        gpus: names or sizes, also in quotes; by default this kernel's device; several give a table.
+        gpus: names or sizes; by default this kernel's device; several give a table.
 
     Raises:
         NbguardError: the cell starts no fit, or one that cannot be predicted; the message says why.
     """
     with _needing_torch():
         from nbguard.training.prediction.predict import predict_cell
-    return predict_cell(shell.transform_cell(cell), shell.user_ns, _unquoted(gpus) or [None])
+    return predict_cell(shell.transform_cell(cell), shell.user_ns, _each_once(gpus) or [None])

@@ -7,27 +7,24 @@ becomes a line magic that starts the profile, the rest is IPython's as without i
 from __future__ import annotations
 
 import argparse
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic, leading_indent
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic import line_cell_magic as line_and_cell_magic
 
+from nbguard.frontend.arguments import gpu, number, unquoted
+from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import display_bundle
-from nbguard.frontend.notebook.magics.command_line import guarded, keep, parse, parser, split, with_options
+from nbguard.frontend.notebook.magics.command_line import guarded, keep, split
+from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.session import session_of
-
-if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
 
 _NAME = "%%profile_fit"
 
 
-@cache
-def _options() -> MagicArgumentParser:
-    options = parser(_NAME, "Run the cell as it is, and report where a fit's time and memory go.", as_json=False)
+def _add(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--memory", action="store_true", help="record the allocator's history of two batches, to explain the peak"
     )
@@ -41,52 +38,45 @@ def _options() -> MagicArgumentParser:
     options.add_argument(
         "--survive", action="store_true", help="let a Learner's fit go on where it runs out of memory, in pieces"
     )
-    options.add_argument(
-        "--check-ranks", type=_steps, metavar="N", default=0, help="compare the ranks' models bit by bit at each Nth step"
-    )
+    steps = number("a number of steps", "--check-ranks 100")
+    ranks = "compare the ranks' models bit by bit at each Nth step"
+    options.add_argument("--check-ranks", type=steps, metavar="N", default=0, help=ranks)
     options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
     options.add_argument(
-        "--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
+        "--trace", type=unquoted, metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
     )
     options.add_argument(
-        "--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
+        "--json", type=unquoted, metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
     )
-    options.add_argument(
-        "--save", metavar="FILE", default="", help="save the profile; `nbguard profile FILE` shows its report again"
-    )
+    saved = "save the profile; `nbguard profile FILE` shows its report again"
+    options.add_argument("--save", type=unquoted, metavar="FILE", default="", help=saved)
     options.add_argument(
         "--predict", action="store_true", help="do not run the cell; predict the memory that its fits will take"
     )
-    gpu = "with --predict: on this GPU, empty, instead of this kernel's; given more than once, in a table"
-    options.add_argument("--gpu", action="append", default=[], metavar="NAME|SIZE", help=gpu)
+    named = "with --predict: on this GPU, empty, instead of this kernel's; given more than once, in a table"
+    options.add_argument("--gpu", type=gpu, action="append", default=[], metavar="NAME|SIZE", help=named)
     options.add_argument(
         "--log",
         action="append",
+        type=unquoted,
         metavar="LOG",
         default=[],
         help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
     )
     options.add_argument("--no-code", action="store_true", help="with --log: leave cells and changes since the commit out")
-    return options
 
 
-def _steps(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: it takes a number of steps, as in  --check-ranks 100")
-    return int(text)
-
-
-def _unquoted(path: str) -> str:
-    """Return a path without the quotes that one with blanks is written in."""
-    return path.strip("'\"")
+GRAMMAR = MagicGrammar(
+    _NAME, Word(help="Run the cell as it is, and report where a fit's time and memory go.", add=_add), {}, as_json=False
+)
 
 
 def _refuse_code(line: str) -> None:
     """Raise UsageError where the code to profile stands in the line itself, as with `%time`, with the cell to write."""
     words = split(line)
     try:
-        _, unknown = _options().parse_known_args(words)
-    except (UsageError, argparse.ArgumentError):
+        _, unknown = GRAMMAR.parser().parse_known_args(words)
+    except argparse.ArgumentError:
         return  # told by who reads the options
     if unknown and not unknown[0].startswith("-"):
         place = line.index(unknown[0])
@@ -118,7 +108,7 @@ class ProfileFitMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_and_cell_magic
-    @with_options(_options)
+    @documented(GRAMMAR)
     def profile_fit(self, line: str, cell: str | None = None) -> None:
         """Run the cell as it is and report where the time and the memory of its fits go, and what to change first.
 
@@ -131,7 +121,7 @@ class ProfileFitMagics(Magics):
             if not cell.strip():
                 raise UsageError(f"{_NAME}: the cell has nothing to run: write the fit below the first line")
             shell: Any = self.shell
-            asked = parse(_options(), line)
+            asked = GRAMMAR.parse(line)
             if asked is not None and asked.predict:
                 from nbguard.frontend.notebook.magics.predict import prediction_of_cell
 
@@ -144,7 +134,7 @@ class ProfileFitMagics(Magics):
         from nbguard.training.profiler.files import FitOptions
 
         _refuse_code(line)
-        options = parse(_options(), line)
+        options = GRAMMAR.parse(line)
         if options is None:
             return
         if options.last:
@@ -162,10 +152,10 @@ class ProfileFitMagics(Magics):
             survive=options.survive,
             check_ranks=options.check_ranks,
             compare=options.compare is not None,
-            trace=_unquoted(options.trace),
-            json=_unquoted(options.json),
-            save=_unquoted(options.save),
-            logs=tuple(map(_unquoted, options.log)),
+            trace=options.trace,
+            json=options.json,
+            save=options.save,
+            logs=tuple(options.log),
             code=not options.no_code,
         )
         profile = session_of(self.shell).profile

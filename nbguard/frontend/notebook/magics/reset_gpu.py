@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.errors import NbguardError
+from nbguard.frontend.grammar import Add, Word
 from nbguard.frontend.notebook.display import display_bundle
-from nbguard.frontend.notebook.magics.command_line import (
-    asks_for_help,
-    complaint_of,
-    guarded,
-    parser,
-    show,
-    split,
-    with_options,
-)
-from nbguard.frontend.notebook.magics.grammar import MagicOfOptions, of_another_magic, option_of_another_magic
+from nbguard.frontend.notebook.magics.command_line import guarded, show
+from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.session import session_of
-from nbguard.spelling import unknown_arguments
 
 if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
-
     from nbguard.frontend.cluster.analysis import EnginesCleanup, EnginesReport
     from nbguard.memory.cleanup.plan.parking import Unparked
     from nbguard.memory.cleanup.plan.plan import Outcome, Plan
@@ -80,13 +67,12 @@ def _client(namespace: Mapping[str, object]) -> Any:
     return next(iter(clients.values()))
 
 
-NAME = "%reset_gpu"
-"""The magic."""
+_NAME = "%reset_gpu"
 
 
 def _pid(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"--zombies takes pids only, not {text} ({NAME} {text} frees a name)")
+        raise argparse.ArgumentTypeError(f"--zombies takes pids only, not {text} ({_NAME} {text} frees a name)")
     return int(text)
 
 
@@ -137,99 +123,47 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """The settings of each argument for argparse."""
 
-OPTIONS = frozenset(name for name in _ARGUMENTS if name.startswith("--"))
-"""The options of the magic, in any form."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """One way to use the magic: the option that stands for it, and the arguments that go with it."""
-
-    option: str  # that chooses this form; empty if none
-    arguments: tuple[str | tuple[str, ...], ...]  # that go together; of those in a tuple of their own, one at a time
-    advice: str  # the next step after an option that goes with another form
-
-
 _MORE = ("--keep", "--errors", "--compiled", "--caches", "--workers")
 _ALONE = "--park NAMES and --unpark NAMES go alone, one of them at a time"
-_FORMS = (
-    Form(option="--park", arguments=("--park", "--dry-run"), advice=_ALONE),
-    Form(option="--unpark", arguments=("--unpark",), advice=f"{_ALONE}; %gpumem says what is parked"),
-    Form(
-        option="--zombies",
-        arguments=("--zombies", "pids", ("--yes", "--dry-run")),
-        advice="--zombies takes no other option (--hard lists the same and also cleans up)",
-    ),
-    Form(
-        option="--engines",
-        arguments=("--engines", ("targets", "--all"), *_MORE, "--dry-run"),
-        advice="--engines cleans up in every engine; --park, --zombies and --hard are of this kernel alone",
-    ),
-    Form(
-        option="--hard",
-        arguments=("--hard", "--all", *_MORE, ("--yes", "--dry-run")),
-        advice=f"--hard takes no targets: free them first, with  {NAME} TARGETS",
-    ),
-    Form(
-        option="",
-        arguments=(("targets", "--all"), *_MORE, "--dry-run"),
+
+
+def _adding(*groups: str | tuple[str, ...]) -> Add:
+    """Return a function that adds arguments by name; of those in one tuple a line may have one."""
+
+    def add(options: argparse.ArgumentParser) -> None:
+        for group in groups:
+            to = options if isinstance(group, str) else options.add_mutually_exclusive_group()
+            for name in (group,) if isinstance(group, str) else group:
+                to.add_argument(name, **_ARGUMENTS[name])
+
+    return add
+
+
+GRAMMAR = MagicGrammar(
+    _NAME,
+    Word(
+        help="Free stale memory, or just the targets.",
         advice="--yes works with --zombies or --hard and ends processes that a dead program left on the GPUs",
+        add=_adding(("targets", "--all"), *_MORE, "--dry-run"),
     ),
+    {
+        "--park": Word(advice=_ALONE, add=_adding("--park", "--dry-run")),
+        "--unpark": Word(advice=f"{_ALONE}; %gpumem says what is parked", add=_adding("--unpark")),
+        "--zombies": Word(
+            advice="--zombies takes no other option (--hard lists the same and also cleans up)",
+            add=_adding("--zombies", "pids", ("--yes", "--dry-run")),
+        ),
+        "--engines": Word(
+            advice="--engines cleans up in every engine; --park, --zombies and --hard are of this kernel alone",
+            add=_adding("--engines", ("targets", "--all"), *_MORE, "--dry-run"),
+        ),
+        "--hard": Word(
+            advice="--hard takes no targets: free them first, with  %reset_gpu TARGETS",
+            add=_adding("--hard", "--all", *_MORE, ("--yes", "--dry-run")),
+        ),
+    },
+    add_all=_adding(*_ARGUMENTS),
 )
-
-
-@cache
-def _parser(form: Form) -> MagicArgumentParser:
-    options = parser(NAME, "Free stale memory, or just the targets.")
-    for argument in form.arguments:
-        group = options if isinstance(argument, str) else options.add_mutually_exclusive_group()
-        for name in (argument,) if isinstance(argument, str) else argument:
-            group.add_argument(name, **_ARGUMENTS[name])
-    return options
-
-
-@cache
-def _help() -> MagicArgumentParser:
-    """Return a parser with the arguments of all forms, for the help: their usage line by line, each argument once."""
-    options = _parser(Form(option="", arguments=tuple(_ARGUMENTS), advice=""))
-    usages = [_parser(form).format_usage().partition(": ")[2].rstrip() for form in reversed(_FORMS)]
-    options.usage = "\n       ".join(usages).replace("%", "%%")
-    return options
-
-
-def _parse(line: str) -> argparse.Namespace | None:
-    """Return the parsed line; None if it asked for help, which is shown.
-
-    Raises:
-        UsageError: the line cannot be read, or options do not go together; one line says why, and what to do next.
-    """
-    texts = split(line)
-    if asks_for_help(texts):
-        sys.stdout.write(_help().format_help())
-        return None
-    return options_of(texts)
-
-
-def options_of(texts: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a line's words.
-
-    Raises:
-        UsageError: they cannot be read, or options do not go together; one line says why, and what to do next.
-    """
-    form = next(form for form in _FORMS if form.option in ("", *(text.partition("=")[0] for text in texts)))
-    try:
-        options, unknown = _parser(form).parse_known_args([*texts])
-    except (UsageError, argparse.ArgumentError) as error:
-        raise UsageError(f"{NAME}: {complaint_of(error)} ({NAME}? shows the options)") from None
-    if unknown:
-        if elsewhere := option_of_another_magic(NAME, unknown, texts):
-            raise UsageError(f"{NAME}: {elsewhere}")
-        advice = f": {form.advice}" if form.option or unknown[0].partition("=")[0] in _ARGUMENTS else ""
-        raise UsageError(f"{NAME}: {unknown_arguments(unknown, OPTIONS)}{advice} ({NAME}? shows the options)")
-    return options
-
-
-MagicOfOptions(NAME, OPTIONS, options_of)
 
 
 @magics_class
@@ -239,7 +173,7 @@ class ResetGpuMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_magic
-    @with_options(_help)
+    @documented(GRAMMAR)
     def reset_gpu(self, line: str) -> Plan | Outcome | Unparked | Zombies | EnginesCleanup | None:
         """Free stale memory, which only the last error, displayed results, unreachable cycles and the like still hold.
 
@@ -255,19 +189,14 @@ class ResetGpuMagics(Magics):
         from nbguard import api
         from nbguard.memory.cleanup.plan.plan import Outcome
 
-        options = _parse(line)
+        names = getattr(self.shell, "user_ns", {})
+        options = GRAMMAR.parse(line, names)
         if options is None:
             return None
-        names = getattr(self.shell, "user_ns", {})
-        first = next(iter(getattr(options, "targets", ())), "")
-        if first and first not in names:
-            others = [text for text in split(line) if text != first]
-            if elsewhere := of_another_magic(NAME, [first, *others]):
-                raise UsageError(f"{NAME}: {elsewhere}")
-        if "engines" in options:
+        if options.word == "--engines":
             choices = {**_choices(options), "everything": options.all}
             call = partial(engines_cleanup, names, options.targets, choices, dry_run=options.dry_run)
-            return show(self.shell, options, guarded(f"{NAME} --engines", call))
+            return show(self.shell, options, guarded(f"{_NAME} --engines", call))
         session = session_of(self.shell)
         session.notices.expect_cleanup()
         done = self._done(api, options)
@@ -279,22 +208,23 @@ class ResetGpuMagics(Magics):
     @staticmethod
     def _done(api: Any, options: argparse.Namespace) -> Plan | Outcome | Unparked | Zombies:
         """Carry out the options and return the result."""
-        if "park" in options:
-            parked: Plan | Outcome = guarded("%reset_gpu --park", api.park, *options.park, dry_run=options.dry_run)
-            return parked
-        if "unpark" in options:
-            unparked: Unparked = guarded("%reset_gpu --unpark", api.unpark, *options.unpark)
-            return unparked
-        if "zombies" in options:
-            zombies: Callable[..., Zombies] = api.end_zombies if options.yes else api.zombies
-            return guarded(NAME, zombies, *options.pids)
+        match options.word:
+            case "--park":
+                parked: Plan | Outcome = guarded("%reset_gpu --park", api.park, *options.park, dry_run=options.dry_run)
+                return parked
+            case "--unpark":
+                unparked: Unparked = guarded("%reset_gpu --unpark", api.unpark, *options.unpark)
+                return unparked
+            case "--zombies":
+                zombies: Callable[..., Zombies] = api.end_zombies if options.yes else api.zombies
+                return guarded(_NAME, zombies, *options.pids)
         call: Callable[..., Plan | Outcome] = api.plan if options.dry_run else api.release
         choices = _choices(options)
-        is_hard = "hard" in options
+        is_hard = options.word == "--hard"
         if is_hard and options.yes:
             choices["orphans"] = True
         targets = () if is_hard else options.targets
-        return guarded(NAME, call, *targets, everything=options.all, hard=is_hard, **choices)
+        return guarded(_NAME, call, *targets, everything=options.all, hard=is_hard, **choices)
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:

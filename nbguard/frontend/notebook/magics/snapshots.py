@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from nbguard.frontend.arguments import add_device, add_rows, add_trials, add_two_snapshots, unquoted
+from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.magics.command_line import guarded, show
-from nbguard.frontend.notebook.magics.grammar import Word
+from nbguard.frontend.notebook.magics.grammar import MagicGrammar
 from nbguard.frontend.notebook.session import session_of
 from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
-
-    from nbguard.frontend.notebook.magics.grammar import Grammar
     from nbguard.memory.reports.memory_map import MemoryMap
     from nbguard.memory.simulation.simulation import Simulation
 
 
-def _add_record(options: MagicArgumentParser) -> None:
+def _add_record(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "state",
         nargs="?",
@@ -32,31 +31,20 @@ def _add_record(options: MagicArgumentParser) -> None:
     options.add_argument("--entries", type=int, metavar="N", help="with on: entries to keep of each device (100000)")
 
 
-def _add_file(options: MagicArgumentParser) -> None:
-    options.add_argument("file", metavar="FILE", help="the file, in quotes where its name has blanks")
+def _add_file(options: argparse.ArgumentParser) -> None:
+    options.add_argument("file", metavar="FILE", type=unquoted, help="the file, in quotes where its name has blanks")
 
 
-def _add_load(options: MagicArgumentParser) -> None:
+def _add_load(options: argparse.ArgumentParser) -> None:
     _add_file(options)
-    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
-    options.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many holders per device (12)")
+    add_device(options)
+    add_rows(options)
 
 
-def _add_diff(options: MagicArgumentParser) -> None:
-    options.add_argument("before", metavar="BEFORE", help="the earlier file")
-    options.add_argument("after", metavar="AFTER", help="the later file")
-    options.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many rows (12)")
-
-
-def _add_whatif(options: MagicArgumentParser) -> None:
-    options.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
-    options.add_argument(
-        "--set", action="append", nargs="+", metavar="CONF", help="settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
-    )
-    options.add_argument("--torch", metavar="VERSION", help="with --file: the PyTorch that recorded it, such as 2.13")
-    options.add_argument("--capacity", metavar="SIZE", help="memory to try it on, such as 16GiB")
-    options.add_argument("--fraction", type=float, metavar="X", help="share of it that the process may take")
-    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+def _add_whatif(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--file", metavar="FILE", type=unquoted, help="of this snapshot instead of this kernel")
+    add_trials(options, nargs="+")  # a line's words end at commas
+    add_device(options)
 
 
 WORDS = {
@@ -79,7 +67,7 @@ WORDS = {
         usage="diff BEFORE AFTER",
         help="growth between two snapshots",
         advice="give two files, the earlier one first, as in  %gpumem diff before.pickle after.pickle",
-        add=_add_diff,
+        add=add_two_snapshots,
     ),
     "whatif": Word(
         usage="whatif",
@@ -90,7 +78,7 @@ WORDS = {
 }
 
 
-def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
+def run(shell: Any, options: argparse.Namespace, grammar: MagicGrammar) -> Any:
     """Carry out the line, and show the result."""
     simulation = session_of(shell).memory.simulation
     match options.word:
@@ -101,18 +89,16 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
         case "snapshot":
             from nbguard.memory.snapshots.save import save_snapshot
 
-            return show(
-                shell, options, guarded("%gpumem snapshot", save_snapshot, _unquoted(options.file), simulation=simulation)
-            )
+            return show(shell, options, guarded("%gpumem snapshot", save_snapshot, options.file, simulation=simulation))
         case "load":
             from nbguard.memory.snapshots.report import snapshot_report
 
-            saved = guarded("%gpumem load", snapshot_report, _unquoted(options.file), _progress())
+            saved = guarded("%gpumem load", snapshot_report, options.file, _progress())
             return show(shell, options, _only(saved, options), limit=options.n)
         case "diff":
             from nbguard.memory.snapshots.report import snapshot_diff
 
-            before, after = _unquoted(options.before), _unquoted(options.after)
+            before, after = options.before, options.after
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
         case _:
             return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options), simulation=simulation))
@@ -122,7 +108,7 @@ def map_of(file: str) -> MemoryMap:
     """Return the map of a snapshot file, whose reading shows how far it is."""
     from nbguard.memory.snapshots.report import snapshot_map
 
-    return snapshot_map(_unquoted(file), _progress())
+    return snapshot_map(file, _progress())
 
 
 def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
@@ -148,23 +134,12 @@ def _whatif(**what: Any) -> Any:
 
 def _what_to_try(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of whatif as `whatif_report` takes them; UsageError for one that means nothing."""
-    from nbguard.memory.allocator.model.settings import parse_version
-    from nbguard.units import parse_bytes
-
-    try:
-        capacity = None if options.capacity is None else parse_bytes(options.capacity)
-        if options.torch is not None:
-            parse_version(options.torch)
-    except ValueError as error:
-        raise UsageError(f"%gpumem whatif: {error}") from None
-    if options.fraction is not None and not 0 < options.fraction <= 1:
-        raise UsageError(f"%gpumem whatif: {options.fraction} is not a fraction; write it as 0.5")
     return {
-        "path": None if options.file is None else _unquoted(options.file),
-        "confs": [",".join(map(_unquoted, conf)) for conf in options.set or ()],
+        "path": options.file,
+        "confs": [",".join(conf) for conf in options.set],
         "device": _number(options.device),
         "torch_version": options.torch,
-        "capacity": capacity,
+        "capacity": options.capacity,
         "fraction": options.fraction,
     }
 
@@ -189,11 +164,6 @@ def _only(saved: Any, options: argparse.Namespace) -> Any:
         have = ", ".join(device.device for device in saved.report.devices) or "none"
         raise UsageError(f"%gpumem load: no device {options.device} in {saved.file}; there is: {have}")
     return replace(saved, report=report)
-
-
-def _unquoted(word: str) -> str:
-    """Return a word without the quotes around it, which the line's reader leaves in place."""
-    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
 def _progress() -> Callable[[int, int], None]:

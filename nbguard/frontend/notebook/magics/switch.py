@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.errors import NbguardError
+from nbguard.frontend.arguments import add_two_runs, unquoted
+from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.magics.command_line import guarded, show
 from nbguard.frontend.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed, named
-from nbguard.frontend.notebook.magics.grammar import Grammar, Word, with_words
+from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.session import session_of
 
 if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
-
     from nbguard.frontend.notebook.recording import CellRecording
     from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
     from nbguard.training.runs.analysis.applied import AppliedRecord
@@ -26,26 +26,21 @@ if TYPE_CHECKING:
 # --- `%nbguard record`, `compare` and `apply`: what a run is made of, what differs between two, and one set again.
 
 
-def add_record(options: MagicArgumentParser) -> None:
+def add_record(options: argparse.ArgumentParser) -> None:
     """Add the arguments of `%nbguard record`."""
     options.add_argument(
         "name", nargs="?", metavar="LEARN", help="a Learner or a model (default: only the environment of a run)"
     )
-    options.add_argument("--save", metavar="FILE", help="write the record as JSON, too")
+    options.add_argument("--save", metavar="FILE", type=unquoted, help="write the record as JSON, too")
     options.add_argument("--no-code", action="store_true", help="leave cells and changes since the commit out of the record")
 
 
-def add_compare(options: MagicArgumentParser) -> None:
+def add_compare(options: argparse.ArgumentParser) -> None:
     """Add the arguments of `%nbguard compare`."""
-    for name in ("before", "after"):
-        options.add_argument(
-            name,
-            metavar=name.upper(),
-            help="a variable with a record or a report, a JSON file, a notebook, or the id of a run of MLflow's",
-        )
+    add_two_runs(options, "a variable with a record or a report, a JSON file, a notebook, or the id of a run of MLflow's")
 
 
-def add_apply(options: MagicArgumentParser) -> None:
+def add_apply(options: argparse.ArgumentParser) -> None:
     """Add the arguments of `%nbguard apply`."""
     options.add_argument(
         "run", metavar="RUN", help="a variable with a record or a report, a JSON file, a notebook, or an id of MLflow's"
@@ -77,7 +72,7 @@ def recorded(shell: Any, options: argparse.Namespace) -> RunRecord:
 
     record = run_record(named(shell, options.name), code=not options.no_code)
     if options.save:
-        save_record(record, options.save.strip("'\""))
+        save_record(record, options.save)
     return record
 
 
@@ -110,12 +105,13 @@ _EVERY = 15.0
 """Seconds between two writings of a file for Prometheus, which is usually read every 15 to 60 seconds."""
 
 
-def add_log(options: MagicArgumentParser) -> None:
+def add_log(options: argparse.ArgumentParser) -> None:
     """Add the arguments of `%nbguard log`."""
     options.add_argument(
         "logs",
         nargs="*",
         metavar="LOG",
+        type=unquoted,
         help="csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE (also several), or off (default: say what is logged)",
     )
     options.add_argument(
@@ -133,7 +129,7 @@ def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogSt
     Raises:
         NbguardError: a log cannot be written to; then the earlier log goes on.
     """
-    logs = tuple(text.strip("'\"") for text in options.logs)
+    logs = tuple(options.logs)
     if not logs:
         return recording.log_state
     if "off" in logs:
@@ -146,8 +142,6 @@ def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogSt
 
 
 if TYPE_CHECKING:
-    from IPython.core.magic_arguments import MagicArgumentParser
-
     from nbguard.memory.reports.notices.notice import Notices
     from nbguard.memory.reports.switches import Switches
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
@@ -173,23 +167,23 @@ if TYPE_CHECKING:
     )
 
 
-def _add_on(options: MagicArgumentParser) -> None:
+def _add_on(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--auto-clean-errors", action="store_true", help="free memory held by a failed cell's error as soon as it fails"
     )
 
 
-def _add_notices(options: MagicArgumentParser) -> None:
+def _add_notices(options: argparse.ArgumentParser) -> None:
     options.add_argument("state", nargs="?", choices=["on", "off"], metavar="on|off", help="switch notices on or off")
 
 
-def _add_quiet(options: MagicArgumentParser) -> None:
+def _add_quiet(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "names", nargs="*", metavar="NAME", help="a name that may stay in memory (default: show no notice at all)"
     )
 
 
-GRAMMAR = Grammar(
+GRAMMAR = MagicGrammar(
     "%nbguard",
     Word(usage="", help="Say what is on.", advice=""),
     {
@@ -263,7 +257,7 @@ class SwitchMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_magic
-    @with_words(GRAMMAR)
+    @documented(GRAMMAR)
     def nbguard(self, line: str) -> Shown | None:
         """Switch on and off what nbguard does around the cells, say what is on, show the sidebar, or check a Learner.
 

@@ -1,0 +1,157 @@
+"""Arguments that words of magics and commands of the terminal share, and the values that they are read as."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeVar
+
+from nbguard.errors import SettingsError
+
+Value = TypeVar("Value")
+Options = argparse._ActionsContainer
+"""A parser, or a group of arguments that exclude each other."""
+
+
+# --- values: each reader returns a value or raises `argparse.ArgumentTypeError`, whose message says what to write
+
+
+def unquoted(text: str) -> str:
+    """Return a text without the quotes around it: a magic's line leaves them in place, a shell has taken them away."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def number(of: str, example: str = "") -> Callable[[str], int]:
+    """Return a function that reads a whole number above 0; its complaint names its kind, such as "a number of runs"."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {of}{example and f', as in  {example}'}")
+        return int(text)
+
+    return read
+
+
+def size(text: str) -> int:
+    """Read bytes, such as 16GiB."""
+    from nbguard.units import parse_bytes
+
+    return _read(parse_bytes, text)
+
+
+def time(text: str) -> str:
+    """Read a time, such as 20ms; it is returned as typed."""
+    from nbguard.units import parse_time
+
+    _read(parse_time, text)
+    return text
+
+
+def version(text: str) -> str:
+    """Read a version of PyTorch; it is returned as typed."""
+    from nbguard.memory.allocator.model.settings import parse_version
+
+    _read(parse_version, text)
+    return text
+
+
+def gpu(text: str) -> str:
+    """Read the name or size of a GPU; it is returned as typed."""
+    from nbguard.memory.core.gpu_models import gpu_size
+
+    _read(gpu_size, unquoted(text))
+    return unquoted(text)
+
+
+def settings(text: str) -> str:
+    """Read settings of the allocator; they are returned as typed."""
+    from nbguard.memory.allocator.model.settings import AllocatorSettings
+
+    _read(AllocatorSettings.parse, unquoted(text))
+    return unquoted(text)
+
+
+def fraction(text: str) -> float:
+    """Read a share above 0 and of at most 1."""
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; write it as 0.5")
+
+
+def _read(read: Callable[[str], Value], text: str) -> Value:
+    try:
+        return read(text)
+    except (ValueError, SettingsError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+# --- arguments
+
+
+def add_rows(options: Options, of: str = "holders per device") -> None:
+    """Add `-n`: rows of a table."""
+    rows = number("a number of rows to show, 1 or more", "-n 20")
+    options.add_argument("-n", type=rows, default=12, metavar="ROWS", help=f"show at most this many {of} (12)")
+
+
+def add_device(options: Options) -> None:
+    """Add `--device`."""
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+
+
+def add_two_snapshots(options: Options) -> None:
+    """Add two files to compare, and rows."""
+    options.add_argument("before", metavar="BEFORE", type=unquoted, help="the earlier file")
+    options.add_argument("after", metavar="AFTER", type=unquoted, help="the later file")
+    add_rows(options, "rows of a table")
+
+
+def add_recorded_by(options: Options) -> None:
+    """Add the facts that a snapshot recorded by others lacks."""
+    options.add_argument("--torch", type=version, metavar="VERSION", help="the PyTorch that recorded it, such as 2.13")
+    options.add_argument("--fraction", type=fraction, metavar="X", help="the share that the process may take, such as 0.5")
+    options.add_argument("--capacity", type=size, metavar="SIZE", help="memory of the device, such as 16GiB")
+
+
+def add_trials(options: Options, nargs: str | None = None) -> None:
+    """Add settings of the allocator to try, in `nargs` words each, and the facts that a file lacks."""
+    conf = "settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
+    options.add_argument("--set", action="append", nargs=nargs, default=[], type=unquoted, metavar="CONF", help=conf)
+    add_recorded_by(options)
+
+
+def add_fit(options: Options) -> None:
+    """Add the arguments of a prediction of a fit."""
+    items = number("a number of items", "--bs 32")
+    options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
+    named = "say whether it fits on this GPU: T4, RTX3060, H100, … or 16GiB; given more than once, in a table"
+    options.add_argument("--gpu", type=gpu, action="append", default=[], metavar="NAME|SIZE", help=named)
+    options.add_argument("--settings", type=settings, metavar="CONF", help="settings as in PYTORCH_ALLOC_CONF, in quotes")
+    options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
+    price = "with --time: of an hour, as T4=0.35, or 0.35 for one GPU, for the price of an epoch"
+    options.add_argument("--price", action="append", default=[], metavar="GPU=PRICE", help=price)
+
+
+def add_diagnosis(options: Options) -> None:
+    """Add the arguments of the doctor."""
+    from nbguard.training.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
+
+    for topic in DIAGNOSE_TOPICS:
+        options.add_argument(
+            f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
+        )
+    golden = "compare the model's outputs with those in FILE, or write it"
+    options.add_argument("--golden", type=unquoted, metavar="FILE", help=golden)
+    options.add_argument("--max-latency", type=time, metavar="TIME", help="the p95 that an exported model may have: 20ms")
+    options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
+    options.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")
+    options.add_argument("--all", action="store_true", help="show each check with its figures")
+
+
+def add_two_runs(options: Options, run: str) -> None:
+    """Add two runs to compare; `run` says what stands for one."""
+    for name in ("before", "after"):
+        options.add_argument(name, metavar=name.upper(), help=run)
