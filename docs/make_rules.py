@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from nbguard.training.prediction import rules
-from nbguard.training.prediction.rules import attention, composed, convolutions, layers, losses, recurrent, reductions
+from nbguard.training.prediction.rules import attention, composed, convolutions, indexing, layers, losses, recurrent, reductions
 
 PAGE = Path(__file__).resolve().parent / "rules.md"
-MODULES = (reductions, convolutions, layers, attention, recurrent, losses, attention, recurrent)
+MODULES = (reductions, convolutions, layers, attention, recurrent, losses, indexing)
 
 _HEAD = """# Rules of predictions
 

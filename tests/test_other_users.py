@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.training.ranks.meeting_point import job_folder, leave
+from nbguard.training.ranks.job_folder import job_folder, leave
 from nbguard.training.ranks.rank_file import RankFile
 from tests.other_users import ATTACKER, ROOT, VICTIM, file_of, folder_of, link_of, needs_root, run_as
 
@@ -116,7 +116,7 @@ def test_a_folder_that_is_squatted_is_not_used(
     assert names_in(runtime) == []
 
 
-_FOLDER = "from nbguard.training.ranks.meeting_point import job_folder, leave"
+_FOLDER = "from nbguard.training.ranks.job_folder import job_folder, leave"
 _TRIED = """
 try:
     open_board(Rank(0, 2)).release()

@@ -36,7 +36,7 @@ from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 from nbguard.training.ranks.job_board import open_board
-from nbguard.training.ranks.meeting_point import job_folder
+from nbguard.training.ranks.job_folder import job_folder
 from nbguard.training.ranks.rank import current_rank
 
 WORLD = 2

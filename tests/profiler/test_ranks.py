@@ -290,7 +290,7 @@ def test_a_beat_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.training.ranks.meeting_point import job_folder, leave
+    from nbguard.training.ranks.job_folder import job_folder, leave
     from nbguard.training.ranks.rank_file import RankFile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

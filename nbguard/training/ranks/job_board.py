@@ -17,7 +17,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.render.words import clean, line_words
 from nbguard.training.ranks.analysis.facts import Caller
 from nbguard.training.ranks.analysis.flight_dump import caller_of
-from nbguard.training.ranks.meeting_point import RANK, job_folder, leave
+from nbguard.training.ranks.job_folder import RANK, job_folder, leave
 from nbguard.training.ranks.rank import Rank
 from nbguard.training.ranks.rank_file import RankFile
 

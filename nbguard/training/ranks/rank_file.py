@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from nbguard.memory.core.processes import Process
 from nbguard.memory.scan.devices.processes import is_alive
 from nbguard.training.ranks.call_hook import CALLS_SIZE, CallLog
-from nbguard.training.ranks.meeting_point import FRESH, OWNER, opened, owner, owner_of
+from nbguard.training.ranks.job_folder import FRESH, OWNER, opened, owner, owner_of
 
 WatchState: TypeAlias = Literal["running", "ended", "raised"]
 TextKind: TypeAlias = Literal["facts", "message"]

@@ -24,7 +24,7 @@ from nbguard.render.words import clean, line_words
 from nbguard.training.doctor.analysis.export import ExportFailure, ValueDifference
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.export.branches import cond_call, where_statement
-from nbguard.training.doctor.export.onnx import shared_copy
+from nbguard.training.doctor.export.copies import shared_copy
 from nbguard.training.doctor.subject import TrialSubject
 
 # --- A call that would write into the user's parameters is stopped before it does, and the model is then tried on a copy.

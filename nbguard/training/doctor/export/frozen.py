@@ -27,8 +27,8 @@ from nbguard.training.doctor.analysis.serving import TOLERANCE
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.operations import digest, tensors_in
 from nbguard.training.doctor.export.branches import where_statement
+from nbguard.training.doctor.export.copies import shared_copy
 from nbguard.training.doctor.export.failures import Line, code_at, difference, failure_at, is_inner, words_of
-from nbguard.training.doctor.export.onnx import shared_copy
 from nbguard.training.doctor.subject import TrialSubject
 
 # --- All failures of an export in one go, since PyTorch's draft of an export goes on where an export would end.

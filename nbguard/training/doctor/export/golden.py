@@ -15,8 +15,8 @@ from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.doctor.analysis.serving import GoldenFacts
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.operations import tensors_in
+from nbguard.training.doctor.export.copies import shared_copy
 from nbguard.training.doctor.export.failures import difference, own_if_written, plain
-from nbguard.training.doctor.export.onnx import shared_copy
 from nbguard.training.doctor.export.trial import exportable, repeats, untouched
 from nbguard.training.doctor.subject import TrialSubject
 from nbguard.training.runs.fingerprint import tensors_hash

@@ -16,9 +16,9 @@ from nbguard.training.doctor.analysis.export import refusal
 from nbguard.training.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.training.doctor.determinism.kept_state import KeptState
 from nbguard.training.doctor.export.branches import with_branches_rewritten
+from nbguard.training.doctor.export.copies import apply_repair, shared_copy
 from nbguard.training.doctor.export.failures import difference, own_if_written, plain
 from nbguard.training.doctor.export.frozen import other_batches
-from nbguard.training.doctor.export.onnx import apply_repair, shared_copy
 from nbguard.training.doctor.export.trial import exported_statically, unknown_output
 from nbguard.training.doctor.fit_device import on_fit_device
 from nbguard.training.doctor.subject import TrialSubject, subject_of

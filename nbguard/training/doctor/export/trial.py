@@ -30,9 +30,10 @@ from nbguard.training.doctor.analysis.serving import EAGER, CallTimes
 from nbguard.training.doctor.determinism.batch import TrialBatch
 from nbguard.training.doctor.determinism.kept_state import KeptState
 from nbguard.training.doctor.determinism.operations import tensors_in
+from nbguard.training.doctor.export.copies import apply_repair, shared_copy
 from nbguard.training.doctor.export.failures import difference, failure_in, failure_of, own_if_written, plain
 from nbguard.training.doctor.export.frozen import drafted_failures, tracer_warnings, with_frozen
-from nbguard.training.doctor.export.onnx import apply_repair, onnx_attempt, shared_copy
+from nbguard.training.doctor.export.onnx import onnx_attempt
 from nbguard.training.doctor.export.surroundings import batch_changes, inputs_of, pickled_by_name, preprocessing
 from nbguard.training.doctor.subject import TrialSubject
 

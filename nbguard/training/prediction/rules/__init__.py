@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-from nbguard.training.prediction.rules import attention, convolutions, layers, losses, recurrent, reductions
+from nbguard.training.prediction.rules import attention, convolutions, indexing, layers, losses, recurrent, reductions
 from nbguard.training.prediction.rules.rule import Replacement, Temporaries
 
 TEMPORARIES: Mapping[Any, Temporaries] = {
     **reductions.TEMPORARIES,
     **losses.TEMPORARIES,
-    **attention.TEMPORARIES,
+    **indexing.TEMPORARIES,
     **layers.TEMPORARIES,
-    **recurrent.TEMPORARIES,
 }
 REPLACED: Mapping[Any, Replacement] = {
     **attention.REPLACED,
