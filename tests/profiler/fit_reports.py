@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard.memory.core.facts import Unavailable
+from nbguard.training.profiler.analysis.loader.slowest import StoragePace
 from nbguard.training.profiler.analysis.report import (
     Category,
     Comparison,
@@ -169,6 +170,7 @@ def rich() -> FitReport:
             WorkerTrial(2, 48_800 * US, 511 * MS, "now"),
             WorkerTrial(8, 13_310 * US, 902 * MS),
         ),
+        storage=StoragePace(per_second=1.2 * 1024**3, nbytes=700 * 1024**2, files=4096, readers=8),
         best=8,
         tuning="8 workers deliver a batch in 13.3 ms, the step without waiting takes 31.2 ms: `num_workers=8` ends the waiting",
     )

@@ -247,7 +247,7 @@ AFTER_THE_FIT = [
         f"nbguard.training.profiler.{place}.{action}"
         for place in (
             "instruments.instruments.Subject",
-            "instruments.loader.tune.LoaderWatch",
+            "instruments.loader.watch.LoaderWatch",
             "instruments.operators.GpuWatch",
             "instruments.memory.timeline.MemoryWatch",
             "instruments.stack_sampler.OverheadWatch",

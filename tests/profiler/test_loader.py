@@ -29,7 +29,7 @@ from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.loader.slowest import PythonRows, reading, slowest, training_loader
 from nbguard.training.profiler.instruments.loader import workers as own_memory
 from nbguard.training.profiler.instruments.loader.fetching import BytesRead, FetchTimer, ReadMeter
-from nbguard.training.profiler.instruments.loader.tune import LoaderWatch
+from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
 from nbguard.units import MiB
 from tests.profiler.recording import recording
 from tests.profiler.sleepy_rows import SLEEP, SleepyRows

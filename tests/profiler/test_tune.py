@@ -172,3 +172,36 @@ def test_what_cannot_be_shared_with_a_fork_is_refused(tmp_path: Path) -> None:
         assert "an open file" in refusal(inner=Rows, file=file)
     assert tune(DataLoader(Stream()), MS).sentence == "not tuned: its dataset is a stream, which trials could use up"
     assert tune(None, MS).sentence.startswith("not tuned: the loader of the training batches is gone")
+
+
+class Files(Dataset):  # type: ignore[type-arg]
+    """Each item is a file's bytes."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> int:
+        return len(self.paths[i].read_bytes())
+
+
+def test_the_storage_of_its_files_is_measured_past_the_page_cache(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.bin" for i in range(12)]
+    for path in paths:
+        path.write_bytes(bytes(10_000))
+    try:
+        os.close(os.open(paths[0], os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no direct reads")
+
+    found = tune(DataLoader(Files(paths), batch_size=4), 50 * MS, seconds=SHORT)
+
+    assert found.storage is not None
+    assert (found.storage.files, found.storage.nbytes) == (12, 120_000)
+    assert found.storage.per_second > 0
+
+
+def test_a_loader_without_files_has_no_storage() -> None:
+    assert tune(LOADERS["torch"](), 50 * MS, seconds=SHORT).storage is None

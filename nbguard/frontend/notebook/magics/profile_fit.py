@@ -33,7 +33,11 @@ def _add(options: argparse.ArgumentParser) -> None:
     )
     options.add_argument("--all", action="store_true", help="show all figures instead of one screen")
     options.add_argument("--last", action="store_true", help="as %%profile_fit --last: show all figures of the last profile")
-    options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
+    options.add_argument(
+        "--tune-workers",
+        action="store_true",
+        help="then time the loader alone with other numbers of workers, and the storage of its files",
+    )
     options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
     options.add_argument(
         "--survive", action="store_true", help="let a Learner's fit go on where it runs out of memory, in pieces"
@@ -123,7 +127,7 @@ class ProfileFitMagics(Magics):
             shell: Any = self.shell
             asked = GRAMMAR.parse(line)
             if asked is not None and asked.predict:
-                from nbguard.frontend.notebook.magics.predict import prediction_of_cell
+                from nbguard.frontend.notebook.predictions import prediction_of_cell
 
                 prediction = guarded(_NAME, prediction_of_cell, shell, cell, asked.gpu)
                 keep(shell, asked, prediction)

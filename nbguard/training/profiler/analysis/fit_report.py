@@ -148,7 +148,9 @@ class FitAnalysis:
         if tuning is None:
             return sentence
         advice = _with_trials(sentence.advice, tuning, training_loader(observed.loaders))
-        return replace(sentence, trials=tuning.trials, best=tuning.best, tuning=tuning.sentence, advice=advice)
+        return replace(
+            sentence, trials=tuning.trials, best=tuning.best, tuning=tuning.sentence, storage=tuning.storage, advice=advice
+        )
 
     @cached_property
     def growth_finding(self) -> FitFinding | None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
-from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart
+from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart, StoragePace
 from nbguard.training.profiler.analysis.operators import OperatorTable
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.runs.analysis.record import RunRecord
@@ -119,6 +119,7 @@ class LoaderVerdict:
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`
     best: int | None = None  # the number of workers that the trials speak for
     tuning: str = ""  # the result of the trials in a sentence, or why there are none
+    storage: StoragePace | None = None  # of its files, measured with the trials; None if not measured
 
 
 Severity = Literal["problem", "advice", "note"]

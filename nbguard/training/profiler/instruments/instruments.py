@@ -21,7 +21,7 @@ from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.check import Instrument
 from nbguard.training.profiler.distributed.ranks import RankWatch
 from nbguard.training.profiler.files import FitOptions
-from nbguard.training.profiler.instruments.loader.tune import LoaderWatch
+from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
 from nbguard.training.profiler.instruments.operators import GpuWatch, OperatorWatch

@@ -9,7 +9,7 @@ from nbguard.memory.core import advice
 from nbguard.render.html import Block, FactLines, Fold, Head, Line, Listing, Picture, Point, Points, Table, TableRow
 from nbguard.render.words import NAME, clean
 from nbguard.texts import joined
-from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart
+from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart, StoragePace
 from nbguard.training.profiler.analysis.operators import OperatorTable
 from nbguard.training.profiler.analysis.report import (
     Comparison,
@@ -84,6 +84,8 @@ def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
         yield FactLines((("a batch", _parts(loader.parts)),))
     if loader.reading is not None and loader.reading.per_batch >= _READ_SHOWN:
         yield FactLines((("reading", _reading(loader.reading)),))
+    if loader.storage is not None:
+        yield FactLines((("storage", _storage(loader.storage, loader.reading)),))
     if loader.trials:
         yield _trials(loader.trials, loader.best)
     if loader.tuning:
@@ -102,6 +104,15 @@ def _reading(reading: FileReading) -> str:
     share = round(100 * reading.from_storage)
     words = where.get(share, f"{share} % of it from storage, the rest was in the page cache")
     return f"{format_bytes(reading.per_batch)} of files a batch, {format_bytes(round(reading.per_second))} a second: {words}"
+
+
+def _storage(storage: StoragePace, reading: FileReading | None) -> str:
+    """Return the pace of a loader's storage in words, and the share of it that the loader took."""
+    by = f"{counted(storage.readers, 'reader')} of {counted(storage.files, 'file')}"
+    gave = f"{format_bytes(round(storage.per_second))} a second past the page cache, by {by} ({format_bytes(storage.nbytes)})"
+    if reading is None or not reading.from_storage:
+        return gave
+    return f"{gave}; the loader took {reading.per_second * reading.from_storage / storage.per_second:.0%} of that"
 
 
 def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:

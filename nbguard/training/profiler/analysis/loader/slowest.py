@@ -308,6 +308,16 @@ class FileReading:
     from_storage: float  # share that came from a storage device; the rest was in memory, in the page cache
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoragePace:
+    """The pace at which storage gave a loader's files, read past the page cache."""
+
+    per_second: float  # bytes
+    nbytes: int  # that were read
+    files: int  # that they came from
+    readers: int  # files that were read at the same time
+
+
 def reading(loader: LoaderFacts, step: int) -> FileReading | None:
     """Return the reads of a loader, with batches taken every `step` nanoseconds, or None if there are none or unknown."""
     fetch = loader.fetch

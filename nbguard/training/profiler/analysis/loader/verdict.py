@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from nbguard.training.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
 from nbguard.training.profiler.analysis.loader.slowest import (
     LoaderFacts,
+    StoragePace,
     items_per_second,
     loader_parts,
     reading,
@@ -37,6 +38,7 @@ class WorkerTuning:
     trials: tuple[WorkerTrial, ...] = ()  # in the order of making
     best: int | None = None  # the number of workers that they speak for; None if none was made
     sentence: str = ""  # the result in words, or the reason why there is none
+    storage: StoragePace | None = None  # of the files that the trials opened; None if unknown or there were none
 
 
 def candidates(current: int, cores: int) -> tuple[int, ...]:
