@@ -155,3 +155,35 @@ def add_two_runs(options: Options, run: str) -> None:
     """Add two runs to compare; `run` says what stands for one."""
     for name in ("before", "after"):
         options.add_argument(name, metavar=name.upper(), help=run)
+
+
+# --- the terminal
+
+
+COMMANDS = {
+    "A recorded run, by its snapshot (needs no PyTorch and no GPU)": {
+        "diagnose": "say who held a snapshot's memory and why it ran out",
+        "map": "show a snapshot's segments, blocks and pins",
+        "diff": "show growth between two snapshots",
+        "replay": "replay a recorded trace by the model of the allocator",
+        "whatif": "replay a trace under other allocator settings",
+    },
+    "This machine, and the model of a script": {
+        "gpus": "list the GPUs and the processes on them",
+        "doctor": "check this machine, or the model of a script",
+    },
+    "A fit, before it runs and afterwards": {
+        "predict": "predict the memory of a script's first fit",
+        "profile": "show a fit's report again, from %%profile_fit --save",
+        "compare": "show differences between two runs, those that can change bits first",
+    },
+    "nbguard itself": {
+        "enable": "load nbguard in every notebook (a file in IPython's folder)",
+        "disable": "no longer load it there; the file is removed",
+        "status": "say whether notebooks load it by that file",
+        "lock": "write the versions of a notebook's imports",
+        "schema": "print the JSON Schema of what --json writes",
+        "completion": "print completion for bash, zsh or tcsh",
+    },
+}
+"""The commands of the terminal by purpose, with their help: magics send lines there, too."""

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.notebook.magics.predict import prediction_of, prediction_on
 from nbguard.frontend.notebook.magics.profile_fit import as_line
+from nbguard.frontend.notebook.predictions import prediction_of, prediction_on
 from nbguard.training.prediction.predict import predict, predict_cell
 from nbguard.training.prediction.prediction import GpuComparison
 from tests.prediction.fits import make

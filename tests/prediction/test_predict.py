@@ -19,7 +19,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.frontend.notebook.magics.predict import prediction_of
+from nbguard.frontend.notebook.predictions import prediction_of
 from nbguard.training.prediction.predict import predict
 from tests.prediction.fits import fit, make
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import nbguard
 from nbguard.frontend.arguments import (
+    COMMANDS,
     Options,
     add_diagnosis,
     add_fit,
@@ -18,7 +19,7 @@ from nbguard.frontend.arguments import (
     add_two_snapshots,
 )
 from nbguard.frontend.cli import commands, files
-from nbguard.frontend.grammar import Grammar, LineParser, Word
+from nbguard.frontend.grammar import Add, Grammar, LineParser, Word
 
 _EPILOG = """nbguard COMMAND --help shows the options of one, nbguard --version the version.
 Exit status: 0 done; 1 there is something to do, as a fit that may not fit; 2 a file or an option cannot be used;
@@ -31,10 +32,10 @@ class Terminal(Grammar):
     noun = "command"
     has_help = True
 
-    def __init__(self, purposes: dict[str, dict[str, Word]]) -> None:
-        words = {name: word for words in purposes.values() for name, word in words.items()}
+    def __init__(self, added: Mapping[str, Add]) -> None:
+        helps = {name: purpose for commands in COMMANDS.values() for name, purpose in commands.items()}
+        words = {name: Word(help=purpose, add=added[name]) for name, purpose in helps.items()}
         super().__init__("nbguard", Word(add=_add_version), words)
-        self._purposes = purposes
 
     def read(self, texts: Sequence[str]) -> argparse.Namespace:
         """Return the options of a line; what stands behind `--` in `predict` are the arguments of its script.
@@ -68,8 +69,8 @@ class Terminal(Grammar):
         """Return the commands by purpose, a line for each."""
         width = max(map(len, self.words))
         parts = ["usage: nbguard [-h] [--version] COMMAND ...\n"]
-        for purpose, words in self._purposes.items():
-            parts += [f"{purpose}:", *(f"  {name:<{width}}  {word.help}" for name, word in words.items()), ""]
+        for purpose, helps in COMMANDS.items():
+            parts += [f"{purpose}:", *(f"  {name:<{width}}  {text}" for name, text in helps.items()), ""]
         return "\n".join([*parts, _EPILOG, ""])
 
     def whole(self) -> argparse.ArgumentParser:
@@ -173,19 +174,12 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=files.compare)
 
 
-def _changing(change: str) -> Word:
-    """Return a command on the file in IPython's folder that loads nbguard."""
-
+def _changing(change: str) -> Add:
     def add(command: argparse.ArgumentParser) -> None:
         command.add_argument("--profile", default="default", metavar="NAME", help="the IPython profile (default)")
         command.set_defaults(run=commands.startup, change=change)
 
-    purpose = {
-        "enable": "load nbguard in every notebook (a file in IPython's folder)",
-        "disable": "no longer load it there; the file is removed",
-        "startup": "say whether notebooks load it by that file",
-    }
-    return Word(help=purpose[change], add=add)
+    return add
 
 
 def _add_lock(command: argparse.ArgumentParser) -> None:
@@ -207,29 +201,21 @@ def _add_completion(command: argparse.ArgumentParser) -> None:
 
 TERMINAL = Terminal(
     {
-        "A recorded run, by its snapshot (needs no PyTorch and no GPU)": {
-            "diagnose": Word(help="say who held a snapshot's memory and why it ran out", add=_add_diagnose),
-            "map": Word(help="show a snapshot's segments, blocks and pins", add=_add_map),
-            "diff": Word(help="show growth between two snapshots", add=_add_diff),
-            "replay": Word(help="replay a recorded trace by the model of the allocator", add=_add_replay),
-            "whatif": Word(help="replay a trace under other allocator settings", add=_add_whatif),
-        },
-        "This machine, and the model of a script": {
-            "gpus": Word(help="list the GPUs and the processes on them", add=_add_gpus),
-            "doctor": Word(help="check this machine, or the model of a script", add=_add_doctor),
-        },
-        "A fit, before it runs and afterwards": {
-            "predict": Word(help="predict the memory of a script's first fit", add=_add_predict),
-            "profile": Word(help="show a fit's report again, from %%profile_fit --save", add=_add_profile),
-            "compare": Word(help="show differences between two runs, those that can change bits first", add=_add_compare),
-        },
-        "nbguard itself": {
-            "enable": _changing("enable"),
-            "disable": _changing("disable"),
-            "status": _changing("startup"),
-            "lock": Word(help="write the versions of a notebook's imports", add=_add_lock),
-            "schema": Word(help="print the JSON Schema of what --json writes", add=_add_schema),
-            "completion": Word(help="print completion for bash, zsh or tcsh", add=_add_completion),
-        },
+        "diagnose": _add_diagnose,
+        "map": _add_map,
+        "diff": _add_diff,
+        "replay": _add_replay,
+        "whatif": _add_whatif,
+        "gpus": _add_gpus,
+        "doctor": _add_doctor,
+        "predict": _add_predict,
+        "profile": _add_profile,
+        "compare": _add_compare,
+        "enable": _changing("enable"),
+        "disable": _changing("disable"),
+        "status": _changing("startup"),
+        "lock": _add_lock,
+        "schema": _add_schema,
+        "completion": _add_completion,
     }
 )

@@ -17,8 +17,8 @@ from nbguard.frontend.notebook.display import show_sentence
 from nbguard.frontend.notebook.magics import snapshots
 from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
-from nbguard.frontend.notebook.magics.predict import prediction_on
 from nbguard.frontend.notebook.magics.reset_gpu import engines_report
+from nbguard.frontend.notebook.predictions import prediction_on
 from nbguard.frontend.notebook.session import history, session_of
 from nbguard.units import format_bytes
 
@@ -44,6 +44,7 @@ def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, 
     Raises:
         NbguardError: the words, the size or the settings cannot be used; nothing has been changed.
     """
+    from nbguard.memory.core.gpu_models import gpu_size
     from nbguard.memory.core.simulated import SimulationState
 
     if (settings or context) and (not words or words[0] == "off"):
@@ -56,11 +57,15 @@ def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, 
             simulation = memory.stop_simulating()
             head = "off: cells run without simulation again. Final state of the simulated device"
         case _:
+            size = "".join(words)  # `16 GiB` is two words
+            try:
+                gpu_size(size)  # before PyTorch is imported, which takes seconds
+            except ValueError as error:
+                raise NbguardError(str(error)) from None
             try:
                 from nbguard.memory.simulation.simulation import simulate
             except ImportError:
                 raise NbguardError("PyTorch is not installed here, so there is nothing to simulate") from None
-            size = "".join(words)  # `16 GiB` is two words
             simulation = simulate(size, (settings or "").strip("'\""), context=context or 0)
             memory.simulate(simulation)
             head = "from the next cell on your code runs on a simulated device"
@@ -196,7 +201,7 @@ GRAMMAR = MagicGrammar(
             add=_add_leak,
         ),
         "predict": Word(
-            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE … [--largest]] [--savings] [--time]",
+            usage="predict LEARNER [--gpu T4 …]",
             help="the peak memory of the next fit, before it starts, and whether it fits",
             advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
             add=_add_predict,

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
+from nbguard.frontend.arguments import COMMANDS
 from nbguard.frontend.grammar import Add, Grammar, LineError, LineParser, Word
 from nbguard.frontend.notebook.magics.command_line import asks_for_help, split
 
@@ -145,11 +146,8 @@ class MagicGrammar(Grammar):
             if (word := texts[0]) in grammar.words and not word.startswith("-"):
                 advice = f"run  {grammar.name} {' '.join(texts)}" if grammar.reads(texts) else grammar.words[word].advice
                 return f"{word} is a word of {grammar.name}: {advice}"
-        if texts[0].isalpha():
-            from nbguard.frontend.cli.arguments import TERMINAL
-
-            if texts[0] in TERMINAL.words:
-                return f"{texts[0]} is a command of the terminal: run  !nbguard {' '.join(texts)}"
+        if any(texts[0] in commands for commands in COMMANDS.values()):
+            return f"{texts[0]} is a command of the terminal: run  !nbguard {' '.join(texts)}"
         return ""
 
     def _of_option(self, option: str, rest: list[str]) -> str:
