@@ -217,7 +217,8 @@ def test_commands_are_made_in_one_place() -> None:
     """A magic, or its option, in a sentence elsewhere would be shown where there are no magics. Only a notebook may say one."""
     said = re.compile(r"%(?:gpumem|reset_gpu|nbguard|%?profile_fit)\b|-n shows more|Jupyter starts")
     makers = {"nbguard.memory.core.advice", "nbguard.texts"}
-    rooms = ("nbguard.frontend.notebook", "nbguard.frontend.cli")  # of a terminal, which names files that magics have written
+    terminal = ("nbguard.frontend.arguments", "nbguard.frontend.cli")  # it names files that magics have written
+    rooms = ("nbguard.frontend.notebook", *terminal)
     docstrings = {id(node.value) for _, node in nodes(ast.Expr) if isinstance(node, ast.Expr)}
     found = {
         (module, node.value)

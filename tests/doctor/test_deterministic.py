@@ -17,7 +17,7 @@ import nbguard
 from nbguard.errors import NbguardError
 from nbguard.training.doctor.analysis.seed_checks import SwitchStates, seed_checks
 from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
-from nbguard.training.doctor.determinism.operations import loader_seeds, sampler_of, switch_states
+from nbguard.training.doctor.determinism.seeds import loader_seeds, sampler_of, switch_states
 from nbguard.training.runs.analysis.cell_seeds import seeds_in
 from tests.doctor import learners, planted
 from tests.doctor.untouched import fingerprint

@@ -64,7 +64,7 @@ def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> N
     names = _names()
     gpus = ["A100", "RTX 2070", "610MiB"]
     alone = [prediction_of(names, "learn", 64, gpu, None, largest=True) for gpu in gpus]
-    found = prediction_on(names, "learn", 64, ["'A100'", *gpus], None, largest=True)
+    found = prediction_on(names, "learn", 64, ["A100", *gpus], None, largest=True)
 
     assert isinstance(found, GpuComparison)
     assert [replace(fit.prediction, seconds=0, import_seconds=0) for fit in found.fits] == [

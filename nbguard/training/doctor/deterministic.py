@@ -27,7 +27,7 @@ class DeterministicSwitch:
         refuse_unsettable(seed)
         torch: Any = sys.modules["torch"]
         from nbguard.memory.scan.devices.generators import LibraryGenerators
-        from nbguard.training.doctor.determinism.operations import loaders_of
+        from nbguard.training.doctor.determinism.seeds import loaders_of
         from nbguard.training.doctor.subject import subject_of
 
         self.seed = seed
@@ -60,7 +60,7 @@ class DeterministicSwitch:
 
     def undo(self) -> Deterministic:
         """Put everything back that was set, the last first."""
-        from nbguard.training.doctor.determinism.generators import SEEDED
+        from nbguard.training.doctor.determinism.seeds import SEEDED
 
         SEEDED.pop(self, None)
         while self._undo:
@@ -89,8 +89,8 @@ class DeterministicSwitch:
 
     def _seed_own(self, learn: Any, subject_of: Callable[[Any], Any]) -> list[str]:
         """Seed the generators that the model has of its own; return their names."""
-        from nbguard.training.doctor.determinism.generators import SEEDED, seed_generator, state_of
         from nbguard.training.doctor.determinism.kept_state import KeptState
+        from nbguard.training.doctor.determinism.seeds import SEEDED, seed_generator, state_of
 
         model = subject_of(learn).model
         names: list[str] = []
@@ -106,7 +106,7 @@ class DeterministicSwitch:
 
     def _seed_loader(self, torch: Any, loader: Any, number: int) -> list[str]:
         """Give a loader a generator with a seed: fastai's has one that it made, torch's takes one."""
-        from nbguard.training.doctor.determinism.operations import has_generator, sampler_of
+        from nbguard.training.doctor.determinism.seeds import has_generator, sampler_of
 
         reference = weakref.ref(loader)
         inner = attribute_of(loader, "fake_l")

@@ -191,7 +191,7 @@ def _determinism(
     if subject is None:
         return (not_checked("determinism", "one step", _NOTHING),), ()
     from nbguard.training.doctor.determinism.batch import trial_batch
-    from nbguard.training.doctor.determinism.operations import loader_seeds, switch_states
+    from nbguard.training.doctor.determinism.seeds import loader_seeds, switch_states
     from nbguard.training.doctor.determinism.trial import tried
     from nbguard.training.doctor.fit_device import on_fit_device
 

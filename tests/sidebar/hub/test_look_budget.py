@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.frontend.sidebar.hub.jobs import SHARE, ScanBudget
+from nbguard.frontend.sidebar.hub.sampler import SHARE, ScanBudget
 
 
 @given(

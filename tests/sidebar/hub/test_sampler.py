@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nbguard.frontend.sidebar.hub.jobs import Sampler
+from nbguard.frontend.sidebar.hub.sampler import Sampler
 
 
 def _until(true: Callable[[], bool], within: float = 20.0) -> bool:

@@ -12,8 +12,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError, OldHeapError
+from nbguard.frontend.sidebar.hub.busy import Busy, is_in_cell
 from nbguard.frontend.sidebar.hub.comms import Channel, Leases, PanelChannel
-from nbguard.frontend.sidebar.hub.jobs import Busy, Job, Jobs, Sampler, ScanBudget, is_in_cell
+from nbguard.frontend.sidebar.hub.jobs import Job, Jobs
+from nbguard.frontend.sidebar.hub.sampler import Sampler, ScanBudget
 from nbguard.memory.cells.hooks import CellEnd, CellFact
 
 if TYPE_CHECKING:

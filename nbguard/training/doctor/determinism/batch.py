@@ -14,8 +14,8 @@ from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.memory.core.advice import diagnose
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.heap.kinds import mro_of
+from nbguard.training.doctor.determinism.digests import tensors_in
 from nbguard.training.doctor.determinism.kept_state import KeptState
-from nbguard.training.doctor.determinism.operations import tensors_in
 from nbguard.training.doctor.subject import TrialSubject, fit_device
 
 

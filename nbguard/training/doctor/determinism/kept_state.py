@@ -17,8 +17,8 @@ from typing import Any
 
 from nbguard.memory.scan.heap.kinds import attributes_of, mro_of, name_of
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.training.doctor.determinism.generators import state_of
-from nbguard.training.doctor.determinism.operations import flat_bytes
+from nbguard.training.doctor.determinism.digests import flat_bytes
+from nbguard.training.doctor.determinism.seeds import state_of
 
 _MOST = 50_000
 """Most objects that are examined; a model with its hooks has some hundreds."""

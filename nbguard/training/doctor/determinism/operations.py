@@ -1,14 +1,12 @@
-"""The operations of a step, the nondeterministic ones among them, the seeds of loaders, and the switches."""
+"""The operations of a step, the nondeterministic ones among them, and the modes of deterministic computing."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -18,62 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.heap.kinds import attribute_of, attributes_of, mro_of
 from nbguard.memory.scan.libraries import library_paths
-from nbguard.training.doctor.analysis.seed_checks import LoaderSeeds, SwitchStates
 from nbguard.training.doctor.analysis.step_trace import Mode, OperationFact
-from nbguard.training.doctor.subject import TrialSubject
-
-# --- Hashes of tensors by their bytes: NaN equals NaN, and −0 is not 0. A sum could not tell a permutation.
-
-
-def digest(tensor: torch.Tensor) -> bytes:
-    """Return 16 bytes that stand for the bytes of a tensor, its shape and its type."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        plain = tensor.detach()
-        if plain.is_quantized:
-            plain = plain.int_repr()
-        parts = _dense(plain)
-        header = f"{plain.dtype} {tuple(plain.shape)}".encode()
-        result = hashlib.sha1(header, usedforsecurity=False)  # processors have instructions for it: the quickest of hashlib's
-        for part in parts:
-            result.update(flat_bytes(part).cpu().numpy() if part.numel() else b"")
-    return result.digest()[:16]
-
-
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a plain tensor one behind the other, without a copy where they lie so."""
-    flat = tensor.contiguous().reshape(-1)
-    if flat.stride() != (1,):  # one element that was expanded counts as contiguous
-        flat = flat.new_empty(flat.shape).copy_(flat)
-    return flat.view(torch.uint8)
-
-
-def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that a tensor consists of; its own conjugation is carried out."""
-    if tensor.layout is torch.sparse_coo:
-        whole = tensor.coalesce()
-        return [whole.indices(), whole.values()]
-    if tensor.layout is not torch.strided:
-        return [tensor.to_dense()]
-    return [tensor.resolve_conj().resolve_neg()]
-
-
-def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a module's inputs or outputs: tuples, lists, dicts, objects with attributes."""
-    bases = mro_of(type(value))
-    if torch.Tensor in bases:
-        yield value
-    elif depth and (tuple in bases or list in bases):
-        for part in value:
-            yield from tensors_in(part, depth - 1)
-    elif depth and dict in bases:
-        for part in dict.values(value):
-            yield from tensors_in(part, depth - 1)
-    elif depth and type(value).__module__ != "builtins" and (attributes := attributes_of(value)) is not None:
-        for part in list(attributes.values()):
-            yield from tensors_in(part, depth - 1)
-
+from nbguard.training.doctor.determinism.digests import digest, tensors_in
 
 _NAME = re.compile(r"(\S+) does not have a deterministic implementation")
 _DEFAULT = re.compile(r"(.+?) defaults to a non-deterministic algorithm")
@@ -250,124 +195,3 @@ def _users_line() -> str:
             return ""
         frame = frame.f_back
     return ""
-
-
-# --- The seeds of loaders and the switches of deterministic computing, read from attributes.
-
-
-_NAMES = ("the training loader", "the validation loader")
-
-
-def loaders_of(subject: TrialSubject) -> list[Any]:
-    """Return the loaders of a subject, the training one first."""
-    if subject.learn is None:
-        return [] if subject.loader is None else [subject.loader]
-    loaders = attribute_of(attribute_of(subject.learn, "dls"), "loaders")
-    return list(loaders) if type(loaders) is list else []
-
-
-def loader_seeds(subject: TrialSubject) -> tuple[LoaderSeeds, ...]:
-    """Return where the random numbers of each loader come from."""
-    return tuple(_seeds(loader, name) for loader, name in zip(loaders_of(subject), _NAMES, strict=False))
-
-
-def _seeds(loader: Any, name: str) -> LoaderSeeds:
-    inner = attribute_of(loader, "fake_l")
-    if inner is not None:
-        return LoaderSeeds(
-            name=name,
-            is_learners=True,
-            shuffles=attribute_of(loader, "shuffle") is True,
-            workers=_workers(inner),
-            has_generator=attribute_of(inner, "generator") is not None,
-        )
-    sampler = sampler_of(loader)
-    own = has_generator(sampler)
-    source = _drawn_by(sampler)
-    return LoaderSeeds(
-        name=name,
-        shuffles=own is not None,
-        workers=_workers(loader),
-        has_generator=attribute_of(loader, "generator") is not None,
-        sampler=type(sampler).__name__ if source or (own is False and not _is_shuffles(sampler, loader)) else "",
-        source=source,
-    )
-
-
-_TORCHS = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
-"""Samplers of torch's that draw the order: from a generator of their own, or from the global one."""
-_DRAWS = frozenset(("choice", "choices", "permutation", "rand", "randint", "randperm", "sample", "shuffle"))
-"""Functions that draw, of random, numpy.random and torch."""
-_OWN = frozenset(("Generator", "Random", "RandomState", "default_rng", "generator", "manual_seed", "rng", "seed"))
-"""Names in the code of a sampler with a seed or generator of its own."""
-
-
-def sampler_of(loader: Any) -> Any:
-    """Return the sampler that gives a loader of torch's its order: also the one of batches, or the one inside of that."""
-    batches = attribute_of(loader, "batch_sampler")
-    inner = attribute_of(batches, "sampler")
-    return inner if inner is not None else batches if batches is not None else attribute_of(loader, "sampler")
-
-
-def has_generator(sampler: Any) -> bool | None:
-    """Say whether a sampler of torch's that draws has a generator of its own; None for any other sampler."""
-    if not any(getattr(torch.utils.data, name) in mro_of(type(sampler)) for name in _TORCHS):
-        return None
-    return attribute_of(sampler, "generator") is not None
-
-
-def _is_shuffles(sampler: Any, loader: Any) -> bool:
-    """Say whether a sampler may be the one that `shuffle=True` made, which has the loader's generator."""
-    return type(sampler) is torch.utils.data.RandomSampler and attribute_of(loader, "generator") is None
-
-
-def _drawn_by(sampler: Any) -> str:
-    """Return the function of a global generator by which a class that is not torch's draws; empty if none is seen."""
-    kind = type(sampler)
-    if kind.__module__.partition(".")[0] == "torch":
-        return ""
-    code = getattr(vars(kind).get("__iter__"), "__code__", None)
-    names = () if code is None else code.co_names
-    if _OWN.intersection(names):
-        return ""
-    at = next((at for at, name in enumerate(names) if name in _DRAWS), None)
-    return "" if at is None else ".".join(names[max(0, at - 1) : at + 1])
-
-
-def _workers(loader: Any) -> int:
-    workers = attribute_of(loader, "num_workers")
-    return workers if type(workers) is int else 0
-
-
-def switch_states(subject: TrialSubject) -> SwitchStates:
-    """Return the switches as they are."""
-    return SwitchStates(
-        mode=mode_now(),
-        benchmark=bool(torch._C._get_cudnn_benchmark()),
-        uses_gpu=any(parameter.device.type == "cuda" for parameter in subject.model.parameters()),
-        tf32=_tf32(),
-        needs_cublas=_CUBLAS in (torch.use_deterministic_algorithms.__doc__ or "") and _CUBLAS not in os.environ,
-        hash_seed=os.environ.get("PYTHONHASHSEED", "") if not sys.flags.hash_randomization else "",
-        threads=torch.get_num_threads(),
-    )
-
-
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-"""A variable that deterministic mode asked for, as its help says, until each stream had a workspace of its own."""
-
-
-def _tf32() -> tuple[str, ...]:
-    """Return the switches that are on for TensorFloat-32, as one writes them."""
-    backends = torch.backends
-    switches = {
-        "torch.backends.cuda.matmul.allow_tf32": lambda: backends.cuda.matmul.allow_tf32,
-        "torch.backends.cudnn.allow_tf32": lambda: backends.cudnn.allow_tf32,
-    }
-    return tuple(name for name, read in switches.items() if _is_on(read))
-
-
-def _is_on(read: Callable[[], object]) -> bool:
-    try:
-        return read() is True
-    except RuntimeError:  # set through the newer `fp32_precision`, which this one does not show
-        return False

@@ -15,7 +15,7 @@ from nbguard.errors import UndiagnosableError
 from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.training.doctor.analysis.step_trace import StepEvent
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.operations import digest, tensors_in
+from nbguard.training.doctor.determinism.digests import digest, tensors_in
 from nbguard.training.doctor.subject import TrialSubject
 
 

@@ -27,7 +27,6 @@ from nbguard.training.doctor.analysis.step_trace import (
     first_difference,
 )
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.generators import is_seeded
 from nbguard.training.doctor.determinism.kept_state import KeptState, Place
 from nbguard.training.doctor.determinism.operations import (
     OperationTrace,
@@ -38,6 +37,7 @@ from nbguard.training.doctor.determinism.operations import (
     unrefused,
     warned_operations,
 )
+from nbguard.training.doctor.determinism.seeds import is_seeded
 from nbguard.training.doctor.determinism.step import StepRunner
 from nbguard.training.doctor.subject import TrialSubject
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFailure, FrozenValue
 from nbguard.training.doctor.analysis.serving import TOLERANCE
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.operations import digest, tensors_in
+from nbguard.training.doctor.determinism.digests import digest, tensors_in
 from nbguard.training.doctor.export.branches import where_statement
 from nbguard.training.doctor.export.copies import shared_copy
 from nbguard.training.doctor.export.failures import Line, code_at, difference, failure_at, is_inner, words_of

@@ -14,7 +14,7 @@ from nbguard.files import read_file, unreadable, write_file
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.doctor.analysis.serving import GoldenFacts
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.operations import tensors_in
+from nbguard.training.doctor.determinism.digests import tensors_in
 from nbguard.training.doctor.export.copies import shared_copy
 from nbguard.training.doctor.export.failures import difference, own_if_written, plain
 from nbguard.training.doctor.export.trial import exportable, repeats, untouched

@@ -17,7 +17,7 @@ import torch
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFailure, ValueDifference
 from nbguard.training.doctor.analysis.serving import CallTimes
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.operations import tensors_in
+from nbguard.training.doctor.determinism.digests import tensors_in
 from nbguard.units import GiB
 
 _SECONDS = 180

@@ -19,7 +19,8 @@ from nbguard.memory.scan.heap.kinds import attribute_of, attributes_of, mro_of, 
 from nbguard.render.words import line_words
 from nbguard.training.doctor.analysis.export import BatchChange
 from nbguard.training.doctor.determinism.batch import TrialBatch
-from nbguard.training.doctor.determinism.operations import loaders_of, tensors_in
+from nbguard.training.doctor.determinism.digests import tensors_in
+from nbguard.training.doctor.determinism.seeds import loaders_of
 from nbguard.training.doctor.export.failures import words_of
 from nbguard.training.doctor.subject import TrialSubject
 

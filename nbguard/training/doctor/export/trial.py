@@ -28,8 +28,8 @@ from nbguard.memory.scan.progress import stage
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure
 from nbguard.training.doctor.analysis.serving import EAGER, CallTimes
 from nbguard.training.doctor.determinism.batch import TrialBatch
+from nbguard.training.doctor.determinism.digests import tensors_in
 from nbguard.training.doctor.determinism.kept_state import KeptState
-from nbguard.training.doctor.determinism.operations import tensors_in
 from nbguard.training.doctor.export.copies import apply_repair, shared_copy
 from nbguard.training.doctor.export.failures import difference, failure_in, failure_of, own_if_written, plain
 from nbguard.training.doctor.export.frozen import drafted_failures, tracer_warnings, with_frozen
