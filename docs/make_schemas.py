@@ -143,10 +143,12 @@ def text(result: type[Result]) -> str:
 def main() -> None:
     """Write all schemas, and remove those of kinds that are no more."""
     FOLDER.mkdir(exist_ok=True)
+    texts = {f"{result.kind}.json": text(result) for result in results()}
     for file in FOLDER.glob("*.json"):
-        file.unlink()
-    for result in results():
-        (FOLDER / f"{result.kind}.json").write_text(text(result), encoding="utf-8")
+        if file.name not in texts:
+            file.unlink()
+    for name, written in texts.items():
+        (FOLDER / name).write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":
