@@ -5,7 +5,6 @@ Fits run in notebooks of other processes, one for each framework. `python -m tes
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -17,16 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, NONFINITE, Case, cases_of
+from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, NONFINITE, cases_of
 from tests.thorough import THOROUGH, spread
 
 pytestmark = pytest.mark.usefixtures("torch_process")
 
 REPOSITORY = Path(__file__).parents[2]
-CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)[1], 8)]
 
 
-@functools.cache
 def said_of(framework: str, names: tuple[str, ...], path: str = "", option: str = "") -> dict[str, tuple[str, str]]:
     """Run cases in one process; return the verdict and the first sentence of each.
 
@@ -65,22 +62,20 @@ def test_a_fastai_from_a_checkout_is_a_library_there_too(tmp_path: Path) -> None
     assert said_of("fastai", (name,), str(tmp_path))[name][0] == "named"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.framework}: {case.name}")
-def test_the_first_sentence(case: Case) -> None:
-    if importlib.util.find_spec(NEEDS[case.framework]) is None:
-        pytest.skip(f"{NEEDS[case.framework]} is not installed here")
-    if case.misses and not THOROUGH:
-        pytest.skip(f"known not to be named: {case.misses}")
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_first_sentences(framework: str) -> None:
+    """In one test, as all cases are run by one process. Those known not to be named are tried in a thorough run."""
+    if importlib.util.find_spec(NEEDS[framework]) is None:
+        pytest.skip(f"{NEEDS[framework]} is not installed here")
+    cases = [case for case in spread(cases_of(framework)[1], 8) if THOROUGH or not case.misses]
+    said = said_of(framework, tuple(case.name for case in cases))
 
-    verdict, sentence = said_of(case.framework, tuple(each.name for each in CASES if each.framework == case.framework))[
-        case.name
-    ]
-    if case.misses:
-        assert verdict not in ("named", "healthy"), "it is named now: take `misses` off the case"
-        pytest.xfail(f"{case.misses}: {sentence}")
-    assert verdict in ("named", "healthy"), sentence
+    wrong = {name: sentence for name, (verdict, sentence) in said.items() if verdict not in ("named", "healthy")}
+    assert wrong.keys() == {case.name for case in cases if case.misses}, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", ["", pytest.param("--stop-on-nan", marks=pytest.mark.skipif(not THOROUGH, reason="it takes another process"))]
 )
