@@ -31,7 +31,7 @@ class Panel:
         self.client.start_channels()
         self.name = uuid.uuid4().hex
         self.heard: list[tuple[float, Message]] = []
-        self._hello: Callable[[], object] | None = None
+        self._hello: Callable[..., object] | None = None
         self._hello_at = 0.0
         self._new = threading.Condition()
         self._stopped = False
@@ -73,14 +73,21 @@ class Panel:
         getattr(self.client, f"{channel}_channel").send(message)
         return str(message["header"]["msg_id"])
 
-    def hello(self, *, visible: bool = True, **way: Any) -> None:
-        self._hello = lambda: self.tell({"op": "hello", "client": self.name, "visible": visible}, **way)
+    def hello(self, *, visible: bool = True, again: bool = True, **way: Any) -> None:
+        """Say that it looks; `again`: every few seconds, with the heap that it has by then, as a view does."""
+        self._hello = lambda **has: self.tell({"op": "hello", "client": self.name, "visible": visible, **has}, **way)
         self._say_hello()
+        if not again:
+            self._hello = None
 
-    def _say_hello(self) -> None:
+    def _say_hello(self, **has: Any) -> None:
         if self._hello is not None:
             self._hello_at = time.monotonic()
-            self._hello()
+            self._hello(**has)
+
+    def _last_heap(self) -> dict[str, Any]:
+        """Return what a view says of the last heap that it has heard."""
+        return next(({key: each["heap"][key] for key in ("boot", "heap")} for each in self.data("heap")[::-1]), {})
 
     def bye(self) -> None:
         self._hello = None
@@ -177,7 +184,7 @@ class Panel:
         with self._new:
             while (found := find()) is None and (left := until - time.monotonic()) > 0:
                 if time.monotonic() > self._hello_at + _HELLO_EVERY:
-                    self._say_hello()
+                    self._say_hello(**self._last_heap())
                 self._new.wait(min(left, _HELLO_EVERY))
         return found
 

@@ -29,6 +29,7 @@ PROCESSES = frozenset(
         "plain_kernel",
         "plain_zygote",
         "torch_process",
+        "torch_zygote",
     }
 )
 """Fixtures that start kernels and other processes in which PyTorch is imported."""

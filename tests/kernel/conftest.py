@@ -18,7 +18,7 @@ from torch import nn
 from fastai.basics import *
 torch.manual_seed(0)
 x, y = torch.randn(1024, 64), torch.randint(0, 3, (1024,))
-def loader(n): return DataLoader(list(zip(x[:n], y[:n])), bs=32, num_workers=0)
+def loader(n): return DataLoader(torch.utils.data.TensorDataset(x[:n], y[:n]), bs=32, num_workers=0)  # two tensors to look at
 def learner(*layers): return Learner(DataLoaders(loader(1024), loader(128)), nn.Sequential(*(layers or net())), loss_func=CrossEntropyLossFlat())
 def net(): return nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 3)
 class UntilTold(Callback):

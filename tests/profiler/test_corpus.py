@@ -1,93 +1,81 @@
 """The corpus of planted problems and healthy fits: the first sentence names the cause, and nothing where there is none.
 
-Fits run in notebooks of other processes, one for each framework. `python -m tests.profiler.corpus.run` shows all that is said.
+Fits run in notebooks of other processes, one for each framework, all forked from one that has imported PyTorch.
+`python -m tests.profiler.corpus.run` shows all that is said.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.kernels import Zygote
 from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, NONFINITE, Case, cases_of
 from tests.thorough import THOROUGH, spread
 
 pytestmark = pytest.mark.usefixtures("torch_process")
 
 REPOSITORY = Path(__file__).parents[2]
-CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)[1], 8)]
 
 
-@functools.cache
-def said_of(framework: str, names: tuple[str, ...], path: str = "", option: str = "") -> dict[str, tuple[str, str]]:
+def said_of(
+    zygote: Zygote, framework: str, cases: Iterable[Case], path: str = "", option: str = ""
+) -> dict[str, tuple[str, str]]:
     """Run cases in one process; return the verdict and the first sentence of each.
 
     `path`: a folder to import from first. `option`: of the profiles.
     """
-    arguments = [*filter(None, (option,)), *(f"{framework}:={name}" for name in names)]
-    command = [sys.executable, "-m", "tests.profiler.corpus.run", "--json", *arguments]
+    names = [case.name for case in cases]
+    arguments = ["--json", *filter(None, (option,)), *(f"{framework}:={name}" for name in names)]
+    program = f"""
+import sys
+sys.path[:0], sys.argv[1:] = {[*filter(None, (path,)), str(REPOSITORY)]!r}, {arguments!r}
+from tests.profiler.corpus.run import main
+main(sys.argv[1:])
+"""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (path, str(REPOSITORY)))),
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": folder,
-            "IPYTHONDIR": folder,
-        }
-        ran = subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=3600 if option else 600,
-            check=False,
-        )
-    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"framework"')]
-    assert len(lines) == len(names), ran.stdout + ran.stderr
+        out, errors = zygote.run(program, {"IPYTHONDIR": folder}, 3600 if THOROUGH else 280)
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith('{"framework"')]
+    assert len(lines) == len(names), out + errors
     return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}
 
 
-def test_a_fastai_from_a_checkout_is_a_library_there_too(tmp_path: Path) -> None:
+def test_a_fastai_from_a_checkout_is_a_library_there_too(torch_zygote: Zygote, tmp_path: Path) -> None:
     """As its developers have it: `pip install -e`, or a folder of PYTHONPATH."""
     fastai = Path(str(importlib.util.find_spec("fastai").origin)).parent  # type: ignore[union-attr]
     (tmp_path / "fastai").symlink_to(fastai)
-    name = "a slow hook by fastai's HookCallback"
+    (case,) = [case for case in cases_of("fastai")[1] if case.name == "a slow hook by fastai's HookCallback"]
 
-    assert said_of("fastai", (name,), str(tmp_path))[name][0] == "named"
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.framework}: {case.name}")
-def test_the_first_sentence(case: Case) -> None:
-    if importlib.util.find_spec(NEEDS[case.framework]) is None:
-        pytest.skip(f"{NEEDS[case.framework]} is not installed here")
-    if case.misses and not THOROUGH:
-        pytest.skip(f"known not to be named: {case.misses}")
-
-    verdict, sentence = said_of(case.framework, tuple(each.name for each in CASES if each.framework == case.framework))[
-        case.name
-    ]
-    if case.misses:
-        assert verdict not in ("named", "healthy"), "it is named now: take `misses` off the case"
-        pytest.xfail(f"{case.misses}: {sentence}")
-    assert verdict in ("named", "healthy"), sentence
+    assert said_of(torch_zygote, "fastai", [case], str(tmp_path))[case.name][0] == "named"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_first_sentences(torch_zygote: Zygote, framework: str) -> None:
+    """In one test, as all cases are run by one process. Those known not to be named are tried in a thorough run."""
+    if importlib.util.find_spec(NEEDS[framework]) is None:
+        pytest.skip(f"{NEEDS[framework]} is not installed here")
+    cases = [case for case in spread(cases_of(framework)[1], 8) if THOROUGH or not case.misses]
+    said = said_of(torch_zygote, framework, cases)
+
+    wrong = {name: sentence for name, (verdict, sentence) in said.items() if verdict not in ("named", "healthy")}
+    assert wrong.keys() == {case.name for case in cases if case.misses}, wrong
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", ["", pytest.param("--stop-on-nan", marks=pytest.mark.skipif(not THOROUGH, reason="it takes another process"))]
 )
-def test_a_value_that_is_not_finite_is_laid_to_its_operation_and_line(option: str) -> None:
+def test_a_value_that_is_not_finite_is_laid_to_its_operation_and_line(torch_zygote: Zygote, option: str) -> None:
     every = cases_of(NONFINITE)[1]
     cases = [case for case in spread(every, 8) if all(map(importlib.util.find_spec, case.imports))]
-    said = said_of(NONFINITE, tuple(case.name for case in cases), option=option)
+    said = said_of(torch_zygote, NONFINITE, cases, option=option)
 
     wrong = {case.name: said[case.name][1] for case in cases if said[case.name][0] != "named"}
     known = {case.name for case in cases if case.misses}

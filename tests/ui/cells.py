@@ -8,8 +8,8 @@ from fastai.callback.all import *
 import weakref
 set_seed(7)
 inputs = torch.randn(2048, 256)
-pairs = list(zip(inputs, inputs.sum(1, keepdim=True)))
-dls = DataLoaders.from_dsets(pairs[:1792], pairs[1792:], bs=64, device="DEVICE", num_workers=0)
+train, valid = (torch.utils.data.TensorDataset(rows, rows.sum(1, keepdim=True)) for rows in inputs.split([1792, 256]))
+dls = DataLoaders.from_dsets(train, valid, bs=64, device="DEVICE", num_workers=0)
 
 def make_learner(**kwargs):
     with torch.device("DEVICE"):

@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, fastai_zygote: Zygote) -> Iterator[Server]:
-    """A server at the root of its host. Its kernels: `fastai` has made fastai's imports, `python3` none."""
+    """A server at the root of its host. Its kernels, named `fastai`, have made fastai's imports."""
     assert (ROOT / "nbguard" / "labextension" / "package.json").exists(), "the extension is not built: npm run build:prod"
     yield from _serve(tmp_path_factory.mktemp("server"), "/", fastai_zygote)
 
@@ -44,6 +44,15 @@ def _serve(folder: Path, base_url: str, zygote: Zygote) -> Iterator[Server]:
     server.add_kernelspec("fastai", forks)
     yield server
     server.stop()
+    forks.stop()
+
+
+@pytest.fixture(scope="session")
+def plain_server(server: Server, plain_zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server, with kernels named `plain` besides: they have no PyTorch, and the IPython profile of the server."""
+    forks = Forks(plain_zygote, tmp_path_factory.mktemp("plain"), {"IPYTHONDIR": str(server.folder / "ipython")})
+    server.add_kernelspec("plain", forks)
+    yield server
     forks.stop()
 
 

@@ -24,8 +24,9 @@ _IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 
 _TOGGLED = """shown => {
   const id = 'nbguard:toggle-panel'; // the panel opens by itself, too, where a kernel has data: both in one turn of the page
-  if (jupyterapp.commands.isToggled(id) !== shown) { return jupyterapp.commands.execute(id); }
+  if (jupyterapp.commands.isToggled(id) !== shown) { return jupyterapp.commands.execute(id).then(() => {}); }
 }"""
+_EXECUTED = "async ([id, options]) => { await jupyterapp.commands.execute(id, options); }"
 _CONNECTED = """async () => {
   const context = jupyterapp.shell.currentWidget.sessionContext;
   await context.ready;
@@ -176,6 +177,10 @@ class Tab:
         self.page.reload()
         self.wait_until_connected()
 
+    def execute(self, command: str, **options: object) -> None:
+        """Run a command of the page to its end. What it gives, often a widget with the whole page behind it, is not fetched."""
+        self.page.evaluate(_EXECUTED, [command, options])
+
     # --- the notebook ----------------------------------------------------------------------------------------------------
 
     def cell(self, number: int) -> Locator:
@@ -201,11 +206,11 @@ class Tab:
 
     def show(self, notebook: Notebook) -> None:
         """Open another notebook in this tab, or bring it to the front."""
-        self.page.evaluate("path => jupyterapp.commands.execute('docmanager:open', { path })", notebook.name)
+        self.execute("docmanager:open", path=notebook.name)
         self.wait_until_connected()
 
     def set_theme(self, theme: str) -> None:
-        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
+        self.execute("apputils:change-theme", theme=theme)
         wait_until(lambda: self.page.locator(f'body[data-jp-theme-name="{theme}"]').count(), theme)
         self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 

@@ -41,7 +41,9 @@ window.WebSocket = class extends WebSocket {
     this.addEventListener('message', ({ data }) => {
       const text = typeof data === 'string' ? data : new TextDecoder().decode(data);
       const op = /"comm_id": ?"nbguard"/.test(text) && /"op": ?"(\w+)"/.exec(text);
-      if (op) recorder.frames.push({ op: op[1], t: performance.now(), bytes: data.byteLength ?? data.length });
+      const sent = op && /"n": ?\d+, ?"t": ?([\d.]+)/.exec(text); // a tick's: seconds by the kernel's clock
+      const bytes = data.byteLength ?? data.length;
+      if (op) recorder.frames.push({ op: op[1], t: performance.now(), sent: sent && Number(sent[1]), bytes });
     });
   }
 };

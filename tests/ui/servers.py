@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.kernels import Zygote
+from tests.kernels import Zygote, is_gone
 from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,9 @@ class Forks:
     def __init__(self, zygote: Zygote, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self._zygote = zygote
         self._folder = folder
-        (folder / "tmp").mkdir()
-        self._env = {"IPYTHONDIR": str(folder / "ipython"), "TMPDIR": str(folder / "tmp"), **(env or {})}
+        # not below pytest's: there a loader's worker binds a socket of 110 letters beside xdist, dies of it, and is waited for
+        self._temporary = tempfile.TemporaryDirectory(prefix="nbguard-forks-", ignore_cleanup_errors=True)
+        self._env = {"IPYTHONDIR": str(folder / "ipython"), "TMPDIR": self._temporary.name, **(env or {})}
         self._pids: list[int] = []
         address = str(folder / "forks")
         self._socket = socket.socket(socket.AF_UNIX)
@@ -62,6 +64,8 @@ class Forks:
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+                is_gone(pid, within=10)
+        self._temporary.cleanup()
 
 
 _OTHERS = ("ipyparallel-labextension",)

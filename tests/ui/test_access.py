@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.thorough import THOROUGH, half_in_ci, left_out_by_ci
 from tests.ui.axe import view_findings
-from tests.ui.cells import LOAD
+from tests.ui.cells import ALIVE, LOAD
 from tests.ui.conftest import Desk
 from tests.ui.contrast import faint, graphics
 from tests.ui.looks import THEMES, WIDTHS
@@ -41,10 +41,11 @@ HOSTS: list[App] = ["lab", "notebook"]
 
 
 @pytest.mark.parametrize("app", HOSTS if THOROUGH else HOSTS[:1])
-def test_axe(desk: Desk, server: Server, app: App) -> None:
-    """In each state of the panel, and in each theme."""
+def test_each_state_by_keyboard_and_by_axe(desk: Desk, server: Server, app: App) -> None:
+    """By keyboard alone from one state of the panel to the next; in each of them, and in each theme, axe finds nothing."""
     tab = after_the_accidents(desk, server, app=app)
     tab.wait_for_ticks(2)
+    expect_each_button_to_be_reached(tab)
     for theme in in_each_theme(tab):
         for width in WIDTHS:
             expect_nothing(tab, f"holders, {theme}", width)
@@ -56,14 +57,30 @@ def test_axe(desk: Desk, server: Server, app: App) -> None:
     expect(tab.panel).to_contain_text("%reset_gpu losses", use_inner_text=True)
     for theme in in_each_theme(tab):
         expect_nothing(tab, f"why, {theme}")
-    tab.button(re.compile("^Clean stale")).click()
-    expect(tab.heading("Clean stale: the plan")).to_be_visible()
+
+    plan, done = tab.heading("Clean stale: the plan"), tab.heading("Just done")
+    press(tab, re.compile("^Clean stale"))
+    expect(plan).to_be_visible()
+    tab.page.keyboard.press("Escape")
+    expect(plan).to_be_hidden()
+    assert tab.focused().startswith("Clean stale"), "the focus is lost"
+    tab.page.keyboard.press("Enter")
+    expect(plan).to_be_visible()
     for theme in in_each_theme(tab):
         expect_nothing(tab, f"plan, {theme}")
-    tab.button(re.compile("^Free ")).click()
-    expect(tab.heading("Just done")).to_be_visible()
+
+    press(tab, re.compile("^Free "))
+    expect(done).to_be_visible()
+    assert tab.notebook.kernel.value(ALIVE) == [0, 0]
     for theme in in_each_theme(tab):
         expect_nothing(tab, f"outcome, {theme}")
+
+    workers = tab.panel.get_by_role("menuitem", name="Stop workers")
+    press(tab, re.compile("^More actions"))
+    expect(workers).to_be_visible()
+    tab.page.keyboard.press("Escape")
+    expect(workers).to_be_hidden()
+
     server.ask("POST", f"api/kernels/{tab.notebook.id}/restart")
     expect(tab.panel).to_contain_text("not loaded", use_inner_text=True)
     for theme in in_each_theme(tab):
@@ -102,28 +119,11 @@ def test_what_ticks_is_not_announced(desk: Desk, server: Server) -> None:
     assert any("reed" in text for text in tab.page.evaluate(spoken)), "the outcome is not announced"
 
 
-def test_keyboard_only(desk: Desk, server: Server) -> None:
-    """Tab goes through the panel, and stops at one row of the list, in which arrow keys go from row to row."""
-    tab = after_the_accidents(desk, server)
+def expect_each_button_to_be_reached(tab: Tab) -> None:
+    """Expect Tab to go through the panel, and to stop at one row of the list, in which arrow keys go from row to row."""
     reached = [*walk(tab), *rows(tab)]
     buttons = {name for name in tab.names() if name}
     assert buttons <= set(reached), buttons - set(reached)
-    focus(tab, re.compile("^Clean stale"))
-    tab.page.keyboard.press("Enter")
-    expect(tab.heading("Clean stale: the plan")).to_be_visible()
-    tab.page.keyboard.press("Escape")
-    expect(tab.heading("Clean stale: the plan")).to_be_hidden()
-    assert tab.focused().startswith("Clean stale"), "the focus is lost"
-    tab.page.keyboard.press("Enter")
-    expect(tab.heading("Clean stale: the plan")).to_be_visible()
-    focus(tab, re.compile("^Free "))
-    tab.page.keyboard.press("Enter")
-    expect(tab.heading("Just done")).to_be_visible()
-    focus(tab, re.compile("^More actions"))
-    tab.page.keyboard.press("Enter")
-    expect(tab.panel.get_by_role("menuitem", name="Stop workers")).to_be_visible()
-    tab.page.keyboard.press("Escape")
-    expect(tab.panel.get_by_role("menuitem", name="Stop workers")).to_be_hidden()
 
 
 def walk(tab: Tab) -> list[str]:
@@ -167,6 +167,12 @@ def focus(tab: Tab, name: re.Pattern[str]) -> None:
         if not tab.focused():
             tab.page.evaluate("() => document.querySelector('.nbguard-view').focus()")
     raise AssertionError(f"Tab does not reach {name.pattern}")
+
+
+def press(tab: Tab, name: re.Pattern[str]) -> None:
+    """Press a button by keyboard."""
+    focus(tab, name)
+    tab.page.keyboard.press("Enter")
 
 
 def test_hostile_names(desk: Desk, server: Server) -> None:

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.thorough import left_out_by_ci
 from tests.ui.cells import ACCIDENTS, ALIVE, LOAD, prelude
 from tests.ui.conftest import Desk
-from tests.ui.looks import both_hosts
+from tests.ui.looks import hosts
 from tests.ui.pages import App, Tab
 from tests.ui.servers import Server
 
@@ -28,9 +28,9 @@ def after_the_accidents(desk: Desk, server: Server, *more: str, app: App | None 
     return tab
 
 
-@both_hosts
-def test_clean_stale(desk: Desk, server: Server) -> None:
-    tab = after_the_accidents(desk, server)
+@hosts(in_ci="notebook")  # by keyboard in JupyterLab, in test_access.py
+def test_clean_stale(desk: Desk, server: Server, app: App) -> None:
+    tab = after_the_accidents(desk, server, app=app)
     clean = tab.button(re.compile("^Clean stale · "))
     expect(clean).to_be_visible()
     offered = re.search(SIZE, clean.inner_text())

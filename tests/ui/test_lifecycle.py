@@ -10,8 +10,8 @@ from tests.kernels import wait_until
 from tests.thorough import left_out_by_ci
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
-from tests.ui.looks import both_hosts, lab_only
-from tests.ui.pages import Notebook, Tab
+from tests.ui.looks import both_hosts, hosts, lab_only
+from tests.ui.pages import App, Notebook, Tab
 from tests.ui.servers import Server
 
 HOLD = "import torch; {} = torch.ones({} << 18)"
@@ -88,10 +88,10 @@ def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
     assert notebook.kernel.resting_threads() == threads
 
 
-@both_hosts
-def test_restart(desk: Desk, server: Server) -> None:
+@hosts(in_ci="notebook")  # in JupyterLab in test_access.py, test_story.py and, with nbguard loaded anew, test_load.py
+def test_restart(desk: Desk, server: Server, app: App) -> None:
     notebook = holding(desk, server, "weights", [LOAD, HOLD.format("later", 4)])
-    tab = desk.open(notebook)
+    tab = desk.open(notebook, app)
     expect_holder(tab, "weights")
     server.ask("POST", f"api/kernels/{notebook.id}/restart")
     expect(tab.panel).to_contain_text("not loaded", use_inner_text=True)

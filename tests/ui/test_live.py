@@ -145,8 +145,8 @@ def test_without_control_channel_it_runs_when_the_cell_ends(training_by_shell: T
     expect(tab.panel).not_to_contain_text(WAITS, use_inner_text=True)
 
 
-def test_a_native_call_that_keeps_the_gil(desk: Desk, server: Server) -> None:
-    notebook = desk.notebook(server, [LOAD, GIL], "python3")
+def test_a_native_call_that_keeps_the_gil(desk: Desk, plain_server: Server) -> None:
+    notebook = desk.notebook(plain_server, [LOAD, GIL], "plain")
     tab = desk.open(notebook)
     tab.run(0)
     tab.wait_for_ticks()

@@ -101,14 +101,14 @@ def test_what_is_loaded_and_switched_off_is_served_again(desk: Desk, server: Ser
     tab.wait_for_ticks()
 
 
-def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, server: Server) -> None:
+def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, plain_server: Server) -> None:
     """By IPython's configuration; after a restart, too."""
-    profile = server.folder / "ipython" / "profile_default"
+    profile = plain_server.folder / "ipython" / "profile_default"
     profile.mkdir(parents=True, exist_ok=True)
     config = profile / "ipython_config.py"
     config.write_text("c = get_config()\nc.InteractiveShellApp.extensions = ['nbguard']\n")
     try:
-        notebook = desk.notebook(server, ["1 + 1"], "python3")
+        notebook = desk.notebook(plain_server, ["1 + 1"], "plain")
         tab = desk.open(notebook)
         tab.show_panel()
         tab.wait_for_ticks(2)
@@ -119,10 +119,10 @@ def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, server: Server) -> No
         config.unlink()
 
 
-def test_loading_it_in_every_notebook(desk: Desk, server: Server) -> None:
+def test_loading_it_in_every_notebook(desk: Desk, plain_server: Server) -> None:
     """The file that `nbguard enable` writes: the next kernel has loaded nbguard, without a click."""
-    startup = server.folder / "ipython" / "profile_default" / "startup" / "50-nbguard.py"
-    first = desk.notebook(server, ["1"], "python3", name="first.ipynb")
+    startup = plain_server.folder / "ipython" / "profile_default" / "startup" / "50-nbguard.py"
+    first = desk.notebook(plain_server, ["1"], "plain", name="first.ipynb")
     tab = desk.open(first)
     tab.show_panel()
     shown(tab, "nbguard is not loaded in first.ipynb.")

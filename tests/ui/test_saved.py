@@ -23,7 +23,7 @@ PICTURE = re.compile(r"The sidebar as of In\[\d+\]")
 
 
 def save(tab: Tab) -> None:
-    tab.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    tab.execute("docmanager:save")
 
 
 def saved_picture(notebook: Notebook) -> str:

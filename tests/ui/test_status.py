@@ -54,12 +54,15 @@ def test_a_status_bar_alone_is_a_tick_now_and_then_and_no_scan(desk: Desk, serve
     expect(status(tab)).to_be_visible()
     tab.page.evaluate("() => recorder.reset()")
     notebook.kernel.run("more = torch.ones(8 << 18)").ok()
-    wait_until(lambda: [frame["op"] for frame in tab.frames()].count("tick") >= 5, "ticks")
-    frames = tab.frames()
-    assert {frame["op"] for frame in frames} == {"tick"}, "a scan was made for a status bar"
-    times = [frame["t"] for frame in frames]  # each twice: the notebook's own connection hears them, too
-    gaps = [later - earlier for earlier, later in pairwise(times) if later - earlier > 200]
-    assert min(gaps) > 2_000, times
+
+    def sent() -> list[float]:
+        """Return when the kernel has sent ticks; a page that is busy may hear of two at once."""
+        return sorted({frame["sent"] for frame in tab.frames() if frame["op"] == "tick"})
+
+    wait_until(lambda: len(sent()) >= 3, "ticks", within=60)
+    assert {frame["op"] for frame in tab.frames()} == {"tick"}, "a scan was made for a status bar"
+    times = sent()
+    assert min(later - earlier for earlier, later in pairwise(times)) > 2, times
 
 
 def y(tab: Tab) -> float:

@@ -101,7 +101,7 @@ def _by_keyboard(tab: Tab) -> None:
     assert tab.focused() == "release… big"
     tab.run(3)  # del m
     expect(tab.button(re.compile("^Clean stale · "))).to_be_visible()
-    tab.page.evaluate("() => jupyterapp.commands.execute('nbguard:clean-stale')")
+    tab.execute("nbguard:clean-stale")
     plan = tab.part("Clean stale: the plan")
     expect(plan).to_be_focused()
     expect(plan).to_contain_text("Nothing has been done yet.")

@@ -13,7 +13,7 @@ import os
 
 import pytest
 
-from tests.kernels import TORCH, Zygote
+from tests.kernels import Zygote
 from tests.thorough import THOROUGH
 
 SEEDS = int(os.environ.get("NBGUARD_FUZZ", "60" if THOROUGH else "10"))
@@ -191,12 +191,9 @@ print("RESULT" + json.dumps(failed))
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, TEN))
-def test_interleavings(first: int, temporary_folder: None) -> None:
-    """In a process without fastai: a look goes through the globals of all modules, which are half as many there."""
-    zygote = Zygote(TORCH)
+def test_interleavings(first: int, torch_zygote: Zygote) -> None:
     seeds = f"range({first}, {min(first + TEN, SEEDS)})"
-    out, errors = zygote.run(f"SEEDS, IS_FROZEN = {seeds}, {not THOROUGH}\n{PROGRAM}", {}, 300)
-    zygote.stop()
+    out, errors = torch_zygote.run(f"SEEDS, IS_FROZEN = {seeds}, {not THOROUGH}\n{PROGRAM}", {}, 300)
     _, mark, result = out.rpartition("RESULT")
 
     assert mark, errors[-3000:] + out[-1000:]

@@ -94,7 +94,7 @@ def _first(shell: Any, preamble: str, case: Case) -> tuple[str, ...]:
 def main(arguments: list[str]) -> None:
     """Run what the command line names."""
     if sys.platform == "linux":  # a forked worker knows a notebook's classes; Python 3.14 forks only if it is told to
-        multiprocessing.set_start_method("fork")
+        multiprocessing.set_start_method("fork", force=True)
     wanted: dict[str, list[str]] = {}
     for argument in arguments:
         if not argument.startswith("-"):
