@@ -111,7 +111,7 @@ class Guard:
         self._given_up = False  # the error that is on its way was refused already
         self._passes_back = False  # a backward pass has begun since the model's call
         self._calls = 0
-        self._moved: dict[bool, tuple[int, int]] = {}  # the last batch that tensors moved for, and bytes of the room; as `sizes`
+        self._moved: dict[bool, tuple[int, int]] = {}  # the last batch that tensors moved for, and its room's bytes
         self._original: Any = None
 
     def start(self) -> None:
