@@ -80,7 +80,9 @@ def test_generators_say_whether_they_moved() -> None:
 def test_a_generator_of_the_models_own_is_state() -> None:
     np = pytest.importorskip("numpy")
     for own in (torch.Generator().manual_seed(0), random.Random(0), np.random.default_rng(0), np.random.RandomState(0)):
-        model = _Dropping(lambda own=own: float(torch.rand((), generator=own) if type(own) is torch.Generator else own.random()))
+        model = _Dropping(
+            lambda own=own: float(torch.rand((), generator=own) if type(own) is torch.Generator else own.random())
+        )
         model.own = own
         with nbguard.survive(model) as guard, pytest.raises(torch.OutOfMemoryError), TooLarge(4):
             model(X)
@@ -230,25 +232,25 @@ def test_gradients_of_earlier_batches_are_the_same_tensors() -> None:
 
 @pytest.mark.parametrize("as_function", [False, True])
 def test_a_guard_that_is_over_keeps_no_model(as_function: bool) -> None:
-    model = net()
-    optimizer = torch.optim.Adam(model.parameters())
-    guard = nbguard.survive(model, optimizer)
+    def fit() -> Any:
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters())
+        guard = nbguard.survive(model, optimizer)
 
-    def work() -> None:
-        with TooLarge(4):
-            model(X).sum().backward()
+        def work() -> None:
+            with TooLarge(4):
+                model(X).sum().backward()
 
-    step = guard(work)
-    if as_function:
-        step()
-    else:
-        with guard:
-            work()
-    assert guard.changes
-    kept = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model[0].weight)]
-    del model, optimizer, work, step
+        if as_function:
+            guard(work)()
+        else:
+            with guard:
+                work()
+        return guard, [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model[0].weight)]
+
+    guard, kept = fit()
     gc.collect()
-
+    assert guard.changes
     assert [ref() for ref in kept] == [None] * 3
     with pytest.raises(NbguardError, match="gone"), guard:
         pass

@@ -9,7 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from nbguard.memory.scan.oom.chain import read
 from nbguard.training.survive.changes import ChangeLog, SurvivalChange
@@ -67,7 +69,13 @@ class _Call:
             if tensor.requires_grad:
                 place = len(self.outputs)
                 self.outputs.append((tensor.grad_fn._sequence_nr(), tensor.output_nr))
-                tensor.register_hook(lambda gradient, place=place: self.gradients.__setitem__(place, gradient))
+                tensor.register_hook(partial(_note, ref(self), place))
+
+
+def _note(call: ref[_Call], place: int, gradient: Any) -> None:
+    """Keep the gradient of an output for a call that may be run again. The graph, which has this hook, keeps no call."""
+    if (alive := call()) is not None:
+        alive.gradients[place] = gradient
 
 
 class Guard:

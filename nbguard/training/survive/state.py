@@ -166,7 +166,7 @@ def _mend_scalers() -> None:
     """Let gradient scalers that ran out of memory between their first two tensors make both again; they never would."""
     module: Any = sys.modules.get("torch.amp.grad_scaler")
     for each in gc.get_objects() if module is not None else ():
-        if issubclass(type(each), module.GradScaler) and each._growth_tracker is None:
+        if issubclass(type(each), module.GradScaler) and getattr(each, "_growth_tracker", 0) is None:
             each._scale = None
 
 
