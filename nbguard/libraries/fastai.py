@@ -27,6 +27,7 @@ _LEARNER = ExperimentClass(
         computed=("pred", "loss", "loss_grad"),
         given=("xb", "yb"),
     ),
+    guard="callback",
     is_learner=True,
 )
 

@@ -12,6 +12,7 @@ _TRAINER = ExperimentClass(
     parts=(ExperimentPart("model", "model"),),
     loops=("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
     fit="fit",
+    guard="model",
 )
 
 

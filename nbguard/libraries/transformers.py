@@ -11,6 +11,7 @@ _TRAINER = ExperimentClass(
     loops=("transformers.trainer",),
     fit="train",
     step=StepMethod(module="transformers.trainer", owner="Trainer", name="training_step"),
+    guard="itself",
 )
 
 _CACHE = ExportRepair(

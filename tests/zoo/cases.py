@@ -534,6 +534,26 @@ CASES = (
         holder="saved_tensors_hooks",
     ),
     Case(
+        "the loss of a checkpointed model",
+        (
+            "from torch.utils.checkpoint import checkpoint\nnet, x = Net(), torch.ones(900, 16)",
+            "loss = checkpoint(net, x, use_reentrant=False).sum(); track('model', net); track('data', x)",
+            "del net, x",
+        ),
+        {"model": "freed", "data": "freed"},
+        stale="loss",
+    ),
+    Case(
+        "a training that survives, over",
+        (
+            "import nbguard\nmodel = Net(); opt = torch.optim.Adam(model.parameters()); track('model', model)",
+            "guard = nbguard.survive(model, opt, items=4)\nwith guard: model(torch.ones(9, 16)).sum().backward(); opt.step()",
+        ),
+        {"model": "freed"},
+        stale="model opt",
+        check="assert guard.changes == []",
+    ),
+    Case(
         "a hook that refers to its own tensor",
         (
             "x = torch.ones(900, requires_grad=True); y = x * 2; track('data', y)\ny.register_hook(lambda grad, y=y: grad);",

@@ -288,6 +288,19 @@ def airbag(size: str = "4GiB") -> Advice:
     return Advice(command=f"{_REPORT} airbag {size}", call=_call("airbag", [size]), effect=effect)
 
 
+def survive_in_learner(name: str) -> Advice:
+    """Return the line that lets the fits of a Learner go on where they run out of memory; without a name, its argument."""
+    effect = "lets the fit go on where a batch runs out of memory: in pieces, with the same weights"
+    line = f"import nbguard; {name}.add_cb(nbguard.SurviveOOM())" if name else "cbs=nbguard.SurviveOOM()"
+    return Advice(command=line, effect=effect if name else f"in the call of the fit {effect}")
+
+
+def survive_around(names: Sequence[str]) -> Advice:
+    """Return the first line of a block that lets the training in it go on where it runs out of memory."""
+    effect = "around the training lets it go on where a batch runs out of memory: in pieces, with the same weights"
+    return Advice(command=f"with {_call('survive', (), *names)}:", effect=effect)
+
+
 def budget(size: str = "14GiB") -> Advice:
     """Return the advice that lets models take turns within a budget."""
     effect = "lets models that do not fit together take turns: one that is called comes back, and others are parked for it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 OomKind = Literal["device", "library", "host", "worker", "shm"]
@@ -128,6 +128,10 @@ class OomFact:
     goes_on: bool = False  # after the request, the cell may allocate more, of an unknown number of bytes
     learner: int = 0  # ref of the Learner in the error's frames; 0 if none
     batch_size: int | None = None  # of that Learner
+    guard: Literal["", "callback", "itself", "model", "parts"] = field(default="", metadata={"json": False})
+    """What would let the training go on in pieces, as of `ExperimentClass`; `parts` for a loop of the user's own; empty where
+    there is no training, or it is known that it would be refused."""
+
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running
     fills: tuple[str, ...] = ()  # names of containers that a loop of the user's, around the model where one ran, puts things in
     trains: bool = True  # False: nothing that ran then, nor the cell, calls a backward pass

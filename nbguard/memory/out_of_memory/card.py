@@ -15,7 +15,13 @@ from nbguard.memory.core.finding import Finding, least_of_rows
 from nbguard.memory.core.oom_facts import HOST_KINDS, HostFacts, OomFact, OomNote
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.views.device import holder_row, holder_table, part_figures, total_row
-from nbguard.memory.out_of_memory.failed_request import FailedRequest, batch_that_fits, predicted_changes, savings_of
+from nbguard.memory.out_of_memory.failed_request import (
+    FailedRequest,
+    batch_that_fits,
+    predicted_changes,
+    savings_of,
+    survival_of,
+)
 from nbguard.memory.out_of_memory.fixes import Fix, OomContext, fixes
 from nbguard.memory.out_of_memory.rerun import VERDICT_TEXTS, Rerun, RerunVerdict
 from nbguard.render.html import Block, Line, Listing, Point, Points, Section, Table, TableRow, Title
@@ -47,6 +53,7 @@ class OomCard(Result):
     held: int  # bytes that all holders hold
     fixes: tuple[Fix, ...]  # the best first
     savings: Advice | None  # the command to try more changes, if a fit of a Learner failed
+    survival: Advice | None  # the line that lets such a training go on with smaller pieces of its batch, where that is possible
     airbag: Advice | None  # the command that lets such a cell go on in host memory, where that is possible
     notes: tuple[str, ...]  # sentences that must be known to read the figures
 
@@ -88,6 +95,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
         held=held,
         fixes=every,
         savings=savings_of(request),
+        survival=survival_of(request),
         airbag=_airbag(request, rerun, every[0]),
         notes=tuple(_notes(facts, rerun, parts)),
     )
@@ -204,6 +212,8 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     if card.savings is not None:
         yield Line(card.savings.code + f" {card.savings.effect}")
+    if card.survival is not None:
+        yield Line(card.survival.code + f" {card.survival.effect}")
     if card.airbag is not None:
         yield Line(card.airbag.code + f" {card.airbag.effect}")
     yield from (Line(sentence, "dim") for sentence in _situation(card))

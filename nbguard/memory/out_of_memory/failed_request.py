@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
 
-from nbguard.memory.core.advice import Advice, predict_savings
+from nbguard.memory.core.advice import Advice, predict_savings, survive_around, survive_in_learner
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId
 from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
@@ -57,15 +57,49 @@ def savings_of(request: FailedRequest) -> Advice | None:
 
     The fit is one of a Learner that a name leads to, and that trains.
     """
-    graph, oom = request.facts.graph, request.oom
+    oom = request.oom
     if oom.kind not in ("device", "library") or not oom.learner or not oom.trains:
         return None
+    name = _name_of_learner(request)
+    return predict_savings(name) if name else None
+
+
+def survival_of(request: FailedRequest) -> Advice | None:
+    """Return the line with which the failed training goes on in pieces, or None where it would be refused."""
+    oom = request.oom
+    if oom.kind not in ("device", "library") or not oom.guard:
+        return None
+    learner = _name_of_learner(request) if oom.learner else ""
+    if oom.guard == "callback":
+        return survive_in_learner("" if learner in oom.bound else learner)
+    if oom.guard == "itself":
+        return survive_around([learner or "trainer"])
+    models, optimizers = _names_of(request, "model"), _names_of(request, "optimizer")
+    model = models[0] if len(models) == 1 else "model"
+    if oom.guard == "model":
+        return survive_around([model])
+    return survive_around([model, optimizers[0] if len(optimizers) == 1 else "optimizer"])
+
+
+def _name_of_learner(request: FailedRequest) -> str:
+    """Return the name of the Learner or Trainer that failed; empty if none leads to it."""
+    graph = request.facts.graph
     for root in graph.roots:
         if root.kind not in STALE_KINDS and root.label.isidentifier():
             nodes = (graph.nodes[number] for number in root.nodes)
-            if any(node.ref == oom.learner and node.kind in EXPERIMENT_KINDS for node in nodes):
-                return predict_savings(root.label)
-    return None
+            if any(node.ref == request.oom.learner and node.kind in EXPERIMENT_KINDS for node in nodes):
+                return root.label
+    return ""
+
+
+def _names_of(request: FailedRequest, kind: str) -> list[str]:
+    """Return the names of objects of a kind, one for each object."""
+    graph = request.facts.graph
+    found: dict[int, str] = {}
+    for root in graph.roots:
+        if root.kind not in STALE_KINDS and root.label.isidentifier() and not root.label.startswith("_"):
+            found |= {number: root.label for number in root.nodes if graph.nodes[number].kind == kind and number not in found}
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from nbguard.memory.scan.oom.chain import read
+from nbguard.training.survive.changes import ChangeLog, SurvivalChange
 from nbguard.training.survive.pieces import (
     DividableCall,
     GuardedForward,
-    SurvivalChange,
     UndividableError,
     batch_norms,
     divided,
@@ -25,23 +26,25 @@ from nbguard.training.survive.pieces import (
     tensors_of,
     try_small,
 )
+from nbguard.training.survive.ranks import collectives_so_far, is_alone, no_collectives
 from nbguard.training.survive.state import (
     StateBefore,
     add_gradients,
     autocast_now,
     captures,
     cleared,
-    clock,
     drop_saved,
     let_go,
     reached_outputs,
     room_for,
+    room_needed,
     set_autocast,
-    wait,
 )
 
 _LEAST_WITH_NORM = 2
 """Items of a piece that a batch norm needs."""
+_APART = 10
+"""Batches between those for which tensors may move: a move that does not last as long is not worth its time."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,7 +69,13 @@ class _Call:
             if tensor.requires_grad:
                 place = len(self.outputs)
                 self.outputs.append((tensor.grad_fn._sequence_nr(), tensor.output_nr))
-                tensor.register_hook(lambda gradient, place=place: self.gradients.__setitem__(place, gradient))
+                tensor.register_hook(partial(_note, ref(self), place))
+
+
+def _note(call: ref[_Call], place: int, gradient: Any) -> None:
+    """Keep the gradient of an output for a call that may be run again. The graph, which has this hook, keeps no call."""
+    if (alive := call()) is not None:
+        alive.gradients[place] = gradient
 
 
 class Guard:
@@ -80,9 +89,9 @@ class Guard:
         say: called with each sentence.
 
     Attributes:
-        changes: the changes and refusals so far.
+        log: of the changes and refusals.
         parameters: all tensors whose gradients a backward pass may change.
-        where: returns the place of the batch that runs, in words.
+        scalers: gradient scalers, as far as they are known.
         is_zeroed: all gradients are zeros, where there are any, so that there is no need to keep them.
     """
 
@@ -95,11 +104,11 @@ class Guard:
         items: int | None = None,
         redoes: bool = False,
     ) -> None:
-        self.changes: list[SurvivalChange] = []
+        self.log = ChangeLog(lambda: f"batch {self._passes + 1}", say)
         self.parameters: list[Any] = []
-        self.where: Callable[[], str] = lambda: f"batch {self._passes + 1}"
+        self.scalers: list[Any] = []
         self.is_zeroed = False
-        self.modules, self._say = modules, say
+        self.modules = modules
         self._norms_allowed, self._redoes = piecewise_batch_norm, redoes
         self.sizes: dict[bool, int | None] = {True: items, False: items}  # items of a piece, with gradients and without
         self._forwards = [GuardedForward(self.call, module) for module in modules]
@@ -108,9 +117,9 @@ class Guard:
         self._last: _Call | None = None
         self._passes = 0  # backward passes that are complete
         self._given_up = False  # the error that is on its way was refused already
-        self._moved: set[bool] = set()
-        self._unsaid: SurvivalChange | None = None  # a change whose first batch is not over
-        self._begun = self._repeated = 0.0  # when that batch began, and the seconds of it that pieces were computed again
+        self._passes_back = False  # a backward pass has begun since the model's call
+        self._calls = 0
+        self._moved: dict[bool, tuple[int, int]] = {}  # the last batch that tensors moved for, and its room's bytes
         self._original: Any = None
 
     def start(self) -> None:
@@ -129,7 +138,7 @@ class Guard:
         self._last = None
         if error is not None and not self._given_up:
             self._refuse("nothing is run again, as that was outside of the model's call and its backward pass")
-        self._say_measured(is_over=False)
+        self.log.batch_ends(is_complete=False)
         autograd: Any = sys.modules["torch"].autograd
         if getattr(autograd.backward, "__self__", None) is self:
             autograd.backward = self._original
@@ -141,7 +150,8 @@ class Guard:
         torch: Any = sys.modules["torch"]
         if self._is_inside or threading.get_ident() != self._thread or captures(torch):
             return forward.original(*args, **kwargs)
-        self._last = None
+        self._last, self._passes_back = None, False
+        self._calls += 1
         if not self._is_in_step:
             self._given_up = False
         has_grad = torch.is_grad_enabled()
@@ -158,7 +168,7 @@ class Guard:
         """Call a module whole or in pieces, smaller ones each time that memory runs out."""
         first: BaseException | None = None
         has_grad = sys.modules["torch"].is_grad_enabled()
-        former = self.sizes[has_grad]
+        former, collectives = self.sizes[has_grad], collectives_so_far()
         while True:
             try:
                 output = self._once(forward, args, kwargs, has_grad=has_grad)
@@ -172,13 +182,10 @@ class Guard:
                 self._refuse_to_divide(reason)
                 raise first from None
             except Exception as error:
-                if not self._may_retry(error, forward.module):
+                if not self._may_retry(error, forward.module, collectives):
                     raise
                 first, failed = first or error, error
-            nbytes = cleared(failed, state)
-            may_move = has_grad not in self._moved
-            self._moved.add(has_grad)
-            if may_move and self._has_room(failed, nbytes):
+            if self._has_room(failed, cleared(failed, state), has_grad=has_grad):
                 continue
             del failed
             try:
@@ -195,25 +202,18 @@ class Guard:
         batch = DividableCall(args, kwargs)
         if batch.items <= size:
             return forward.original(*args, **kwargs)
-        if self._unsaid is not None:
-            wait()
-            self._begun, self._repeated = clock(), 0.0
+        self.log.begin()
         return divided(forward.original, batch, size, lambda: self._again(forward.module))
 
     @contextmanager
     def _again(self, module: Any) -> Iterator[None]:
         """Be in a piece that is computed again, in a backward pass."""
-        begun = 0.0
-        if self._unsaid is not None:
-            wait()
-            begun = clock()
+        begun = self.log.repeat_begins()
         try:
             with self._inside(), frozen_statistics(module):
                 yield
         finally:
-            if begun:
-                wait()
-                self._repeated += clock() - begun
+            self.log.repeat_ends(begun)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -229,9 +229,16 @@ class Guard:
             return []
         return [buffer for norm in batch_norms(module) for buffer in norm.buffers(recurse=False)]
 
-    def _may_retry(self, error: BaseException, module: Any) -> bool:
-        """Say whether an error ran out of memory and may be survived; if only the latter is not so, say why."""
+    def _may_retry(self, error: BaseException, module: Any, collectives: int) -> bool:
+        """Say whether an error ran out of memory and may be survived; if only the latter is not so, say why.
+
+        `collectives`: those of this rank when the try began.
+        """
         if self._given_up or not is_out_of_memory(error):
+            return False
+        if not is_alone() and (self._passes_back or collectives_so_far() != collectives):
+            what = "the gradients of this backward pass" if self._passes_back else "tensors of this batch"
+            self._refuse(f"nothing is run again, as the other ranks may have exchanged {what} with this one already")
             return False
         reason = obstacle(module, piecewise_batch_norm=self._norms_allowed)
         if reason:
@@ -251,12 +258,13 @@ class Guard:
         if size <= least:
             raise UndividableError(f"{'one item' if least == 1 else 'two items'} at a time does not fit either")
         if not forward.is_tried:
-            with self._inside():
-                forward.draws = try_small(forward.module, forward.original, batch, state.restore_generators)
+            with self._inside(), nullcontext() if is_alone() else no_collectives(UndividableError):
+                forward.draws = try_small(forward.module, forward.original, batch, state.generators.restore)
+            state.restore()  # autocast's cache is of a call without gradients
             forward.is_tried = True
         self.sizes[has_grad] = size = max(least, -(-size // 2))
         change = SurvivalChange(
-            where=self.where(),
+            where=self.log.where(),
             trains=has_grad,
             batch=batch.items,
             size=size,
@@ -265,9 +273,9 @@ class Guard:
             draws=forward.draws,
         )
         if has_grad:
-            self._unsaid, self._begun = change, 0.0
+            self.log.divide(change)
         else:
-            self._tell(change)
+            self.log.tell(change)
 
     # --- a backward pass -----------------------------------------------------------------------------------------------------
 
@@ -290,7 +298,8 @@ class Guard:
     def _guarded_backward(self, original: Callable[..., None], given: tuple[Any, ...]) -> None:
         """Run a backward pass. Gradients from before it are put aside, so that they are untouched where it fails."""
         kept = None if self.is_zeroed else self._put_aside()
-        self._is_in_backward, is_complete = True, False
+        self._is_in_backward = self._passes_back = True
+        is_complete = False
         try:
             try:
                 original(*given)
@@ -307,8 +316,7 @@ class Guard:
             add_gradients(kept or [], is_complete=is_complete)
         self.is_zeroed = False
         self._passes += 1
-        if self._unsaid is not None:
-            self._say_measured(is_over=True)
+        self.log.batch_ends(is_complete=True)
 
     def _put_aside(self) -> list[tuple[Any, Any]]:
         kept = []
@@ -336,7 +344,9 @@ class Guard:
     ) -> bool:
         """Run the call and its backward pass again in pieces, by the outputs' gradients; say whether it was possible."""
         call = self._last
-        if call is None or not self._redoes or self._is_in_step or not self._may_retry(error, call.forward.module):
+        if call is None or not self._redoes or self._is_in_step:
+            return False
+        if not self._may_retry(error, call.forward.module, collectives_so_far()):
             return False
         torch: Any = sys.modules["torch"]
         reached = reached_outputs(given[0], set(call.outputs))
@@ -358,9 +368,10 @@ class Guard:
         try:
             while True:
                 self._drop_new(kept)
-                cleared(failed, call.state)
+                has_room = self._has_room(failed, cleared(failed, call.state), has_grad=True)
                 try:
-                    self._take_smaller(call.forward, call.args, call.kwargs, call.state)
+                    if not has_room:
+                        self._take_smaller(call.forward, call.args, call.kwargs, call.state)
                     with torch.enable_grad(), self._inside():
                         output = self._once(call.forward, call.args, call.kwargs, has_grad=True)
                     outputs = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
@@ -404,6 +415,7 @@ class Guard:
         state = StateBefore([buffer for module in self.modules for buffer in self._statistics(module)])
         first: BaseException | None = None
         passes, former = self._passes, self.sizes[True]
+        collectives, written = collectives_so_far(), self._written()
         while True:
             self._forget_call()
             try:
@@ -418,12 +430,16 @@ class Guard:
                     where = "before the model's call" if call is None and self._passes == passes else "after the backward pass"
                     self._refuse(f"nothing is run again, as that was {where}")
                     raise
-                if not self._may_retry(error, call.forward.module):
+                if written.items() - self._written().items():
+                    self._refuse("nothing is run again, as the step had changed weights or the scale before")
+                    raise
+                if not self._may_retry(error, call.forward.module, collectives):
                     raise
                 first, failed = first or error, error
             self._last = None
             reset()
-            cleared(failed, state)
+            if self._has_room(failed, cleared(failed, state), has_grad=True):
+                continue
             del failed
             try:
                 self._take_smaller(call.forward, call.args, call.kwargs, call.state)
@@ -436,35 +452,34 @@ class Guard:
     def _forget_call(self) -> None:
         self._last = None  # not in place: a type checker would take it for None after the step, which sets it
 
+    def _written(self) -> dict[Any, Any]:
+        """Return marks of the weights and the scalers that change when those do."""
+        marks = {id(parameter): parameter._version for parameter in self.parameters}
+        for scaler in self.scalers:
+            marks |= {id(each): each._version for each in (scaler._scale, scaler._growth_tracker) if each is not None}
+            marks[id(scaler)] = tuple((key, each["stage"]) for key, each in scaler._per_optimizer_states.items())
+        return marks
+
     # --- what both do --------------------------------------------------------------------------------------------------------
 
-    def _has_room(self, failed: BaseException, nbytes: int) -> bool:
+    def _has_room(self, failed: BaseException, nbytes: int, *, has_grad: bool) -> bool:
         """Say whether there is room in one piece for all that a failed try had and asked for, also by moving tensors."""
-        made = room_for(failed, nbytes)
+        now = self._passes if has_grad else self._calls
+        batch, least = self._moved.get(has_grad, (-_APART, 0))
+        if 0 < now - batch < _APART:
+            return False
+        need = room_needed(failed, nbytes, least + least // 2 if now == batch else 0)
+        if not need:
+            return False
+        self._moved[has_grad] = now, need
+        made = room_for(need)
         if made is not None and made.state == "made":
-            self._tell(SurvivalChange(where=self.where(), moved=made.nbytes))
+            self.log.tell(SurvivalChange(where=self.log.where(), trains=has_grad, moved=made.nbytes))
         return made is not None and made.state in ("made", "free")
 
     def _refuse_to_divide(self, reason: object, *, raises: bool = True) -> None:
         self._refuse(f"the model's call cannot be divided, as {reason}", raises=raises)
 
     def _refuse(self, reason: str, *, raises: bool = True) -> None:
-        """Say why nothing is done about an error, or why pieces that were asked for are not made."""
         self._given_up = raises
-        self._unsaid = None
-        self._tell(SurvivalChange(where=self.where(), refusal=reason, is_raised=raises))
-
-    def _say_measured(self, *, is_over: bool) -> None:
-        """Tell of the change that is new, with the time that it takes if its first batch is over."""
-        if self._unsaid is None:
-            return
-        change, self._unsaid = self._unsaid, None
-        if is_over and self._begun:
-            wait()
-            once = clock() - self._begun - self._repeated
-            change = replace(change, extra=self._repeated / max(once, 1e-9))
-        self._tell(change)
-
-    def _tell(self, change: SurvivalChange) -> None:
-        self.changes.append(change)
-        self._say(f"nbguard: {change.sentence}")
+        self.log.refuse(reason, raises=raises)

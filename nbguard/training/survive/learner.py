@@ -8,9 +8,9 @@ from typing import Any
 from fastai.callback.core import Callback
 
 from nbguard.memory.scan.learners import experiment_of
+from nbguard.training.survive.changes import SurvivalChange
 from nbguard.training.survive.guard import Guard
 from nbguard.training.survive.loops import checked, models_of, parameters_of, resetter, say
-from nbguard.training.survive.pieces import SurvivalChange
 
 
 def _nothing() -> None:
@@ -36,11 +36,13 @@ class SurviveOOM(Callback):  # type: ignore[misc]
 
     def __init__(self, *, piecewise_batch_norm: bool = False, items: int | None = None) -> None:
         self.changes: list[SurvivalChange] = []
+        self._sizes: dict[bool, int | None] = {True: items, False: items}
         self._options: dict[str, Any] = {"piecewise_batch_norm": piecewise_batch_norm, "items": checked(items)}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "learn" and value is None and self.learn is not None:  # removed, as it is after a fit that failed, too
             self._take_out()
+            self._guard = None  # it would keep the model
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,9 +82,7 @@ class SurviveOOM(Callback):  # type: ignore[misc]
     def _guard_of(self, learner: Any) -> Guard:
         models = models_of((learner,))
         if self._guard is None or self._guard.modules[0] is not models[0]:
-            former, self._guard = self._guard, Guard(models, say=say, **self._options)
-            self._guard.changes = self.changes
-            self._guard.where = lambda: f"epoch {getattr(learner, 'epoch', 0) + 1}, batch {getattr(learner, 'iter', 0) + 1}"
-            if former is not None:
-                self._guard.sizes = former.sizes
+            self._guard = Guard(models, say=say, **self._options)
+            self._guard.log.changes, self._guard.sizes = self.changes, self._sizes
+            self._guard.log.where = lambda: f"epoch {getattr(learner, 'epoch', 0) + 1}, batch {getattr(learner, 'iter', 0) + 1}"
         return self._guard

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.libraries import DEFAULT_EXPERIMENT, StepMethod, model_parts, steps
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.learners import experiment_of
 from nbguard.texts import printable
+from nbguard.training.survive.changes import SurvivalChange
 from nbguard.training.survive.guard import Guard, is_out_of_memory
-from nbguard.training.survive.pieces import SurvivalChange
+from nbguard.training.survive.ranks import without_ddp
 
 
 class survive:  # noqa: N801 - used like a function
@@ -26,7 +28,8 @@ class survive:  # noqa: N801 - used like a function
     error in the loss itself needs the step as a function: `@nbguard.survive(model, optimizer)` above it.
 
     Args:
-        parts: models and optimizers; a Learner, or a Trainer of Transformers; a LightningModule, before `trainer.fit`.
+        parts: models, optimizers and gradient scalers; a Learner, or a Trainer of Transformers; a LightningModule, before
+            `trainer.fit`.
         piecewise_batch_norm: also divide models with batch norms, which then take the statistics of a piece: other weights.
         items: divide from the first batch on, into pieces of this many items.
 
@@ -42,7 +45,7 @@ class survive:  # noqa: N801 - used like a function
         if "torch" not in sys.modules:
             raise NoTorchError
         self.changes: list[SurvivalChange] = []
-        self._parts = parts
+        self._parts = [ref(part) for part in parts if _is_training(part)]  # a name of this keeps no model on a device
         self._options: dict[str, Any] = {"piecewise_batch_norm": piecewise_batch_norm, "items": checked(items)}
         self._guard: Guard | None = None
         self._undo: list[Callable[[], None]] = []
@@ -50,11 +53,18 @@ class survive:  # noqa: N801 - used like a function
             raise NbguardError("there is no model to guard: give one, or a Learner or a Trainer")
 
     def __enter__(self) -> survive:
-        experiments = [(part, experiment_of(type(part)).step) for part in self._parts]
+        parts = [part for each in self._parts if (part := each()) is not None]
+        experiments = [(part, experiment_of(type(part)).step) for part in parts]
         in_steps = [(part, step) for part, step in experiments if step is not None]
-        self._guard = guard = Guard(models_of(self._parts), redoes=not in_steps, say=say, **self._options)
-        guard.changes = self.changes
-        guard.parameters = parameters_of(self._parts)
+        models = models_of(parts)
+        if not models:
+            raise NbguardError(
+                "the model that was given is gone, as no name holds it: give it again, as in  nbguard.survive(model)"
+            )
+        self._guard = guard = Guard(models, redoes=not in_steps, say=say, **self._options)
+        guard.log.changes = self.changes
+        guard.parameters = parameters_of(parts)
+        guard.scalers = [part for part in parts if _is_scaler(part)]
         guard.start()
         others = [step for step in steps() if step.module in sys.modules]
         owners = [(getattr(sys.modules[step.module], step.owner), step) for step in others]
@@ -81,6 +91,15 @@ class survive:  # noqa: N801 - used like a function
                 return guard.step(lambda: step(*args, **kwargs))
 
         return guarded
+
+
+def _is_scaler(part: Any) -> bool:
+    return hasattr(type(part), "unscale_") and hasattr(part, "_growth_tracker")
+
+
+def _is_training(part: Any) -> bool:
+    """Say whether an object can be a part of a training: such objects can be referred to weakly."""
+    return type(part).__weakrefoffset__ != 0
 
 
 def checked(items: int | None) -> int | None:
@@ -119,7 +138,7 @@ def _called(model: Any) -> list[Any]:
         has_forward = type(model).forward is not sys.modules["torch"].nn.Module.forward
         children = [child for child in model.children() if next(child.parameters(), None) is not None]
         return [model] * has_forward + children
-    return [getattr(model, attribute, model) if attribute else model]
+    return [getattr(model, attribute, model) if attribute else without_ddp(model)]
 
 
 def parameters_of(parts: Iterable[Any]) -> list[Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial, update_wrapper
 from itertools import pairwise
 from typing import Any
 
 from nbguard.memory.scan.oom.chain import ran_out
-from nbguard.units import counted, format_bytes
+from nbguard.training.survive.generators import HostGenerators, mark_of
+from nbguard.training.survive.ranks import is_alone, sharding
 
 # --- The stand-in for the `forward` of a module: a guard sees its calls by it.
 
@@ -54,43 +54,6 @@ class GuardedForward:
             del self.module.__dict__["forward"]
         else:
             self.module.__dict__["forward"] = self.former
-
-
-# --- One change that lets a fit go on after it ran out of memory, or the reason why none does, as frozen data and in words.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivalChange:
-    """A change that was made after an out-of-memory error. All sizes are bytes."""
-
-    where: str  # `epoch 3, batch 412`
-    trains: bool = True  # False: the batch is one of a validation, and nothing is computed again
-    batch: int = 0  # items of the batch that did not fit
-    size: int = 0  # items of a piece from now on; 0: the call runs whole again
-    pieces: int = 1  # that the call of this batch runs in
-    moved: int = 0  # bytes of tensors that were moved to host memory and back to make room
-    extra: float | None = None  # share of a batch's time that computing again takes; None if it was not measured
-    is_piecewise_norm: bool = False  # batch norms take the statistics of a piece
-    draws: bool = False  # the model draws random numbers, and draws others for each piece
-    refusal: str = ""  # why nothing could be done, and the error was raised; empty if something was
-    is_raised: bool = True  # with a refusal: there was an error; False: pieces were asked for from the first batch on
-
-    @property
-    def sentence(self) -> str:
-        """Return the change in a sentence without its first capital."""
-        if self.refusal and not self.is_raised:
-            return f"{self.where}: {self.refusal}; it runs whole"
-        if self.refusal:
-            return f"{self.where}: out of memory, and {self.refusal}"
-        head = f"{self.where}: out of memory; "
-        if not self.size:
-            return f"{head}{format_bytes(self.moved)} moved to host memory and back made room for the batch"
-        head += f"the model's call runs in {counted(self.pieces, 'piece')} of {self.size} items since then, "
-        if not self.trains:
-            return head + "same outputs"
-        weights = "with batch norms over a piece" if self.is_piecewise_norm else "same weights"
-        weights += ", random numbers drawn for each piece" if self.draws else ""
-        return head + weights + ("" if self.extra is None else f", about +{self.extra:.0%} time")
 
 
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
@@ -176,11 +139,30 @@ def divided(call: Callable[..., Any], batch: DividableCall, size: int, again: Ca
         args, kwargs = batch.cut(begin, end)
         if has_grad:
             piece = partial(call, *args, **kwargs)
-            outputs.append(checkpoint(piece, use_reentrant=False, context_fn=lambda: (nullcontext(), _Reusable(again))))
+            outputs.append(checkpoint(piece, use_reentrant=False, context_fn=partial(_contexts, again, HostGenerators())))
         else:
             outputs.append(call(*args, **kwargs))
         sizes.append(end - begin)
     return _joined(outputs, sizes)
+
+
+def _contexts(again: Callable[[], AbstractContextManager[Any]], before: HostGenerators) -> tuple[Any, Any]:
+    """Return the contexts of a piece's first computation and of the next, which draws the same random numbers.
+
+    PyTorch's checkpoint sees to those of PyTorch alone.
+    """
+
+    @contextmanager
+    def repeated() -> Iterator[None]:
+        now = HostGenerators()
+        before.restore()
+        try:
+            with again():
+                yield
+        finally:
+            now.restore()
+
+    return nullcontext(), _Reusable(repeated)
 
 
 class _Reusable:
@@ -246,11 +228,10 @@ def obstacle(model: Any, *, piecewise_batch_norm: bool) -> str:
                 f"`{type(module).__name__}` would take the statistics of a piece instead of the batch, which changes the "
                 "weights; `piecewise_batch_norm=True` allows it"
             )
-    distributed: Any = sys.modules.get("torch.distributed")
-    is_in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if is_in_group and distributed.get_world_size() > 1:
-        return "several ranks train, and the others would wait for this one"
-    return ""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type != "cpu"}
+    if len(devices) > 1:
+        return "its layers lie on several devices, and random numbers would be drawn anew on all but one"
+    return "" if is_alone() else sharding(model)
 
 
 def _uses_batch(norm: Any) -> bool:
@@ -372,6 +353,8 @@ def _mark(name: str, value: Any, into: tuple[dict[str, Any], list[Any]], deep: i
         alive.append(value)
     elif type(value) in _ATOMS:
         found[name] = (type(value), value)
+    elif (mark := mark_of(value)) is not None:
+        found[name] = mark
     elif deep and type(value) in (list, tuple):
         found[f"len({name})"] = len(value)
         for number, each in enumerate(value):

@@ -16,6 +16,7 @@ from nbguard.memory.room.make_room import make_room_in
 from nbguard.memory.room.plan import MadeRoom
 from nbguard.memory.scan.oom.chain import read
 from nbguard.memory.scan.scan import Notebook
+from nbguard.training.survive.generators import Generators
 
 # --- Gradients and autograd graphs of a backward pass that failed.
 
@@ -93,31 +94,18 @@ class StateBefore:
 
     def __init__(self, buffers: list[Any]) -> None:
         torch: Any = sys.modules["torch"]
-        self.generators = [(torch.default_generator, torch.default_generator.get_state())]
-        for kind in ("cuda", "xpu"):
-            module = getattr(torch, kind, None)
-            if module is not None and module.is_initialized():
-                generator = module.default_generators[module.current_device()]
-                self.generators.append((generator, generator.get_state()))
+        self.generators = Generators()
         self.has_grad = torch.is_grad_enabled()
         self.autocast = autocast_now(torch)
         self.buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
 
     def restore(self) -> None:
         """Put all of it back."""
-        self.restore_generators()
+        self.generators.restore()
         set_autocast(sys.modules["torch"], self.autocast)
         with sys.modules["torch"].no_grad():
             for buffer, value in self.buffers:
                 buffer.copy_(value)
-
-    def restore_generators(self) -> bool:
-        """Put the generators back alone; say whether any had moved."""
-        has_moved = False
-        for generator, state in self.generators:
-            has_moved |= not bool((generator.get_state() == state).all())
-            generator.set_state(state)
-        return has_moved
 
 
 def autocast_now(torch: Any) -> tuple[int, list[tuple[str, bool, Any]]]:
@@ -167,10 +155,19 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
         error = error.__context__
     before.restore()
     gc.collect()
+    _mend_scalers()
     if not torch.cuda.is_initialized():
         return 0
     torch.cuda.empty_cache()
     return int(allocated - torch.cuda.memory_allocated())
+
+
+def _mend_scalers() -> None:
+    """Let gradient scalers that ran out of memory between their first two tensors make both again; they never would."""
+    module: Any = sys.modules.get("torch.amp.grad_scaler")
+    for each in gc.get_objects() if module is not None else ():
+        if issubclass(type(each), module.GradScaler) and getattr(each, "_growth_tracker", 0) is None:
+            each._scale = None
 
 
 def let_go(survived: BaseException | None) -> None:
@@ -180,26 +177,27 @@ def let_go(survived: BaseException | None) -> None:
         survived = survived.__context__
 
 
-def room_for(failed: BaseException, nbytes: int) -> MadeRoom | None:
-    """Make room in one piece for all that a failed try had and asked for, if that can be enough.
+def room_needed(failed: BaseException, nbytes: int, least: int) -> int:
+    """Return the bytes that a failed try had and asked for; 0 where the device has too few, or tensors cannot move.
 
     Args:
         failed: the error, which says how much was asked for.
         nbytes: that the try had.
-
-    Returns:
-        The outcome; None where no move was considered.
+        least: bytes to ask for at least, as fewer were not enough.
     """
     torch: Any = sys.modules["torch"]
     text = read(failed)
     if not torch.cuda.is_initialized() or text is None or not text.requested:
-        return None
+        return 0
     if threading.current_thread() is not threading.main_thread():
-        return None
-    need = nbytes + text.requested
+        return 0
+    need = max(nbytes + text.requested, least)
     room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    if need > room:
-        return None
+    return need if need <= room else 0
+
+
+def room_for(need: int) -> MadeRoom | None:
+    """Make room for so many bytes in one piece; None where no move could be considered."""
     try:
         return make_room_in(Notebook.current(None), need, None, dry_run=False)
     except NbguardError:  # another cleanup runs, or the host has no room either

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
+from collections.abc import Iterator
 from functools import partial
 from operator import is_
 from typing import Any
+from weakref import ref
 
 from nbguard.memory.core.references.graph import BASE, GRADIENT
 from nbguard.memory.scan.heap.kinds import Types, TypeTable, attributes_of, mro_of, namespace_of
@@ -43,6 +46,8 @@ class Autograd:
         self._is_wrapper = getattr(self._functorch, "is_functorch_wrapped_tensor", lambda _: False)
         self.tensor_base = base
         self._saved_names = TypeTable(_names_of_saved)
+        self._saved_tensor: Any = torch._C._autograd.SavedTensor
+        self._packing: dict[int, Any] | None = None  # checkpoint's other hooks, by the id of the cell that both have
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
     def tensor_referents(self, tensor: Any) -> list[Any]:
@@ -127,6 +132,26 @@ class Autograd:
                 continue
         return referents
 
+    def _behind(self, hook: Any) -> Iterator[Any]:
+        """Yield a hook, and what PyTorch's checkpoint keeps beside it: its other hook, and arguments in no Python object."""
+        yield hook
+        if type(hook) is not types.FunctionType or hook.__module__ != "torch.utils.checkpoint":
+            return
+        if self._packing is None:
+            self._packing = {
+                id(cell): ref(each)  # a reference of ours would count as a holder
+                for each in gc.get_objects()
+                if type(each) is types.FunctionType and each.__name__ == "pack_hook"
+                for cell in each.__closure__ or ()
+            }
+        for cell in hook.__closure__ or ():
+            if (other := self._packing.get(id(cell), lambda: None)()) is not None:
+                yield other
+            frame = next(iter(gc.get_referents(cell)), None)
+            for argument in (attributes_of(frame) or {}).get("saved_args", ()):
+                if type(argument) is self._saved_tensor:
+                    yield argument.data
+
     def _saved(self, node: Any, name: str) -> list[Any]:
         if name == "variable":
             return [node.variable]
@@ -136,7 +161,7 @@ class Autograd:
         packed = list(raw) if isinstance(raw, (tuple, list)) else [] if raw is None else [raw]
         hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
         if hooked:
-            return [saved.data for saved in hooked]
+            return [kept for saved in hooked for kept in (saved.data, *self._behind(saved.unpack_hook))]
         value = getattr(node, name)
         return [v for v in (value if type(value) in _SEQUENCES else (value,)) if type(v) not in _ATOMS]
 

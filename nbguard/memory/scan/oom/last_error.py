@@ -9,12 +9,13 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Any
+from typing import Any, Literal
 
 from nbguard.libraries import training_functions
 from nbguard.memory.core.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, name_of, namespace_of
+from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of, name_of, namespace_of
+from nbguard.memory.scan.learners import experiment_of
 from nbguard.memory.scan.oom.chain import find_in_chain, is_exception, note_of, slot
 from nbguard.memory.scan.oom.failed_runs import earlier_failures, passed_run, start_of
 from nbguard.memory.scan.oom.names import (
@@ -216,6 +217,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     trace = _Trace.of((error, shown), shell)
     reads, binds = trace.names(inputs)
     learner, batch_size = trace.learner()
+    trains = trace.trains(inputs)
     at_the_failure = note_of(text)
     note = text.note() if at_the_failure is None else at_the_failure
     cell = _cell_of(trace.cell, None if note is None else note.cell, inputs)
@@ -244,7 +246,8 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         batch_size=batch_size,
         runs_model=trace.runs_model(),
         fills=tuple(sorted(trace.fills())),
-        trains=trace.trains(inputs),
+        trains=trains,
+        guard=trace.guard() if trains or learner else "",
         was_released=trace.was_released(),
         has_passed=cell in passed_run(),
         note=note,
@@ -354,6 +357,17 @@ class _Trace:
                 return id(value), _batch_size(attributes.get("dl")) or _batch_size(_first_loader(attributes.get("dls")))
         return 0, None
 
+    def guard(self) -> Literal["", "callback", "itself", "model", "parts"]:
+        """Return the way in which this training could go on in pieces; empty where it is known to be refused."""
+        kinds = Kinds()
+        for value in self._variables():
+            kind = kinds.of(type(value))
+            if kind == "learner" and (experiment := experiment_of(type(value))).guard:
+                return "" if _is_undividable(attribute_of(value, "model")) else experiment.guard
+            if kind == "model" and _is_undividable(value):
+                return ""
+        return "parts" if self.runs_model() else ""
+
     def runs_model(self) -> bool:
         """Say whether a module was called, or gradients computed or used, so that the batch decides on the size."""
         return any(_is_of_a_model(frame) for frame, _ in self.frames)
@@ -378,6 +392,19 @@ class _Trace:
         for frame, _ in self.frames:
             if frame.f_code.co_flags & OPTIMIZED:
                 yield from frame_locals(frame).values()
+
+
+_DEEP = 20
+"""Levels of a model that are searched for layers."""
+
+
+def _is_undividable(module: Any, depth: int = 0) -> bool:
+    """Say whether a model is compiled, or has batch norms that take the statistics of a batch."""
+    names = {name_of(base) for base in mro_of(type(module))}
+    if "OptimizedModule" in names or ("_BatchNorm" in names and attribute_of(module, "training") is not False):
+        return True
+    children = attribute_of(module, "_modules")
+    return type(children) is dict and depth < _DEEP and any(_is_undividable(each, depth + 1) for each in children.values())
 
 
 def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
