@@ -205,7 +205,7 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     if card.savings is not None:
         yield Line(card.savings.code + f" {card.savings.effect}")
     if card.airbag is not None:
-        yield Line(card.airbag.code + f" {card.airbag.effect}")
+        yield Line("such a cell goes on in host memory, slower, with the same results: " + card.airbag.code)
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)

@@ -79,6 +79,7 @@ class HostReserve:
         """Give it back. Nothing may lie in it."""
         note_reserve(None)
         self.pool = None  # torch gives its segments back
+        sys.modules["torch"].cuda.reset_peak_memory_stats(self._index)  # they have the reserve's bytes
         _driver().cuMemFree_v2(ctypes.c_uint64(self._address))
         flag = _log_flag()
         if flag is not None and self._log_level is not None:

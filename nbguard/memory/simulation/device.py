@@ -204,8 +204,10 @@ class SimulatedDevice:
         """Take the pool away again. Nothing may lie in it."""
 
         def end() -> None:
-            self.model.release_pool(RESERVE)
-            self.model.empty_cache(RESERVE)
+            model = self.model
+            model.release_pool(RESERVE)
+            model.empty_cache(RESERVE)
+            model.peak_allocated, model.peak_reserved = model.allocated, model.reserved  # as when it was made
             self._driver.capacity = (self._driver.capacity or 0) - self.reserve
             self.reserve = 0
 
