@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from nbguard.memory.room.airbag import airbag_now
+from nbguard.memory.room.airbag import Airbag, airbag_now
+from nbguard.memory.room.host_reserve import HostReserve
 from nbguard.memory.room.spill_watch import switch, watch_now
 from nbguard.memory.room.valve import bring_back, relieve
 from nbguard.memory.scan.scan import Notebook
@@ -90,7 +91,12 @@ def spilled() -> int:
     """Return what PyTorch itself says lies in the airbag's pool, in bytes."""
     on = airbag_now()
     assert on is not None
-    return sum(segment["active_size"] for segment in torch.cuda.memory_snapshot(on.pool.id, include_traces=False))
+    return sum(segment["active_size"] for segment in torch.cuda.memory_snapshot(_pool(on), include_traces=False))
+
+
+def _pool(on: Airbag) -> Any:
+    assert isinstance(on.reserve, HostReserve)
+    return on.reserve.pool.id
 
 
 def fit(name: str, optimizer: str, *, half: bool, steps: int = 3) -> tuple[Any, ...]:
@@ -165,7 +171,7 @@ def case(name: str, optimizer: str, *, half: bool, lacks: float) -> int:
 
 
 def _blocks(on: Any) -> list[dict[str, Any]]:
-    segments = torch.cuda.memory_snapshot(on.pool.id, include_traces=False)
+    segments = torch.cuda.memory_snapshot(_pool(on), include_traces=False)
     return [block for segment in segments for block in segment["blocks"] if block["state"] != "inactive"]
 
 
