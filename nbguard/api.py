@@ -255,6 +255,7 @@ def make_room(
 
     They are the same tensors afterwards, with their views, versions, gradients and hooks; their addresses are others. A model
     of the allocator proves beforehand that the request and all of them fit. Otherwise nothing moves, and the result says why.
+    On a simulated device only its model moves them.
     The device is waited for first. Nothing is moved that a CUDA graph, CuPy, numba or a DLPack export may know by its address.
 
     Args:
@@ -306,7 +307,7 @@ def airbag(size: int | str | None = None, namespace: dict[str, Any] | None = Non
 
     Kernels are slower on such memory, and give the same bits. After each cell, and after steps of an optimizer, it
     is moved to the device again as far as there is room. The reserve serves the default stream, and no capture of a CUDA graph.
-    Making it resets the allocator's peaks.
+    Making it and giving it back resets the allocator's peaks. On a simulated device its model falls back.
 
     Args:
         size: bytes, or a size such as `4GiB`; `off` gives the memory back. Without, nothing changes.

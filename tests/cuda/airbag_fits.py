@@ -1,6 +1,7 @@
 """Fits on a device that lacks a share of their peak, with an airbag; run on the fake device by a test, or by hand in full.
 
-python -m tests.fake_cuda python -m tests.cuda.airbag_fits --all
+`python -m tests.fake_cuda python -m tests.cuda.airbag_fits --all` prints a line for each case and a table at the end;
+`--all 2/4` runs the second of four shares.
 """
 
 import ctypes
@@ -9,12 +10,13 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from nbguard.memory.room.airbag import airbag_now
+from nbguard.memory.room.airbag import Airbag, airbag_now
+from nbguard.memory.room.host_reserve import HostReserve
 from nbguard.memory.room.spill_watch import switch, watch_now
 from nbguard.memory.room.valve import bring_back, relieve
 from nbguard.memory.scan.scan import Notebook
@@ -89,7 +91,12 @@ def spilled() -> int:
     """Return what PyTorch itself says lies in the airbag's pool, in bytes."""
     on = airbag_now()
     assert on is not None
-    return sum(segment["active_size"] for segment in torch.cuda.memory_snapshot(on.pool.id, include_traces=False))
+    return sum(segment["active_size"] for segment in torch.cuda.memory_snapshot(_pool(on), include_traces=False))
+
+
+def _pool(on: Airbag) -> Any:
+    assert isinstance(on.reserve, HostReserve)
+    return on.reserve.pool.id
 
 
 def fit(name: str, optimizer: str, *, half: bool, steps: int = 3) -> tuple[Any, ...]:
@@ -164,7 +171,7 @@ def case(name: str, optimizer: str, *, half: bool, lacks: float) -> int:
 
 
 def _blocks(on: Any) -> list[dict[str, Any]]:
-    segments = torch.cuda.memory_snapshot(on.pool.id, include_traces=False)
+    segments = torch.cuda.memory_snapshot(_pool(on), include_traces=False)
     return [block for segment in segments for block in segment["blocks"] if block["state"] != "inactive"]
 
 
@@ -190,20 +197,66 @@ def again(times: int) -> None:
     switch("off", NOTEBOOK)
 
 
-def main(arguments: list[str]) -> None:
-    """Run the cases of a test, or with `--all` the sweep."""
+LACKING = (0.1, 0.25, 0.4, 0.6)
+"""Shares of the peak that the device lacks."""
+Case: TypeAlias = tuple[str, str, bool, float]
+"""(model, optimizer, whether it fits in bfloat16, share that the device lacks)"""
+
+
+def some_cases() -> list[Case]:
+    """Return the cases of a test."""
+    some = zip(MODELS, itertools.cycle(OPTIMIZERS), itertools.cycle((False, True, True)), strict=False)
+    return [(*each, lacks) for each, lacks in zip(some, itertools.cycle((0.1, 0.35, 0.6)), strict=False)][::3]
+
+
+def sweep(cases: list[Case]) -> list[tuple[Case, int | None]]:
+    """Run cases one by one, and print each; return the bytes that were outside, None where the case failed."""
+    found: list[tuple[Case, int | None]] = []
+    for name, optimizer, half, lacks in cases:
+        outside: int | None = None
+        try:
+            outside = case(name, optimizer, half=half, lacks=lacks)
+            words = f"{outside / MIB:8.1f} MiB"
+        except Exception as error:
+            words = f"FAILED {type(error).__name__}: {error}"
+            error.__traceback__ = None
+            free_all()
+            switch("off", NOTEBOOK)
+        print(f"{name:13}{optimizer:15}{'bf16' if half else 'fp32':6}{lacks:5.0%}{words:>15}", flush=True)
+        found.append(((name, optimizer, half, lacks), outside))
+    return found
+
+
+def print_table(found: list[tuple[Case, int | None]]) -> None:
+    """Print by model and missing share the cases that went through, and the bytes that were outside."""
+    print("\n" + " " * 13 + "".join(f"{f'{lacks:.0%} lacking':>24}" for lacks in LACKING))
+    for name in MODELS:
+        cells = []
+        for lacks in LACKING:
+            these = [outside for (model, _, _, share), outside in found if (model, share) == (name, lacks)]
+            passed = [nbytes // MIB for nbytes in these if nbytes is not None]
+            cells.append(f"{len(passed)} of {len(these)}: {min(passed, default=0)}–{max(passed, default=0)} MiB")
+        print(f"{name:13}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the cases of a test, or with `--all` the sweep, or a share of it; return 1 if a case of the sweep failed."""
     torch.zeros(1, device="cuda")
-    if "--all" in arguments:
-        cases = list(itertools.product(MODELS, OPTIMIZERS, (False, True), (0.1, 0.25, 0.4, 0.6)))
-        times = 50
-    else:
-        some = zip(MODELS, itertools.cycle(OPTIMIZERS), itertools.cycle((False, True, True)), strict=False)
-        cases = [(*each, lacks) for each, lacks in zip(some, itertools.cycle((0.1, 0.35, 0.6)), strict=False)][::3]
-        times = 3
-    outside = [case(name, optimizer, half=half, lacks=lacks) for name, optimizer, half, lacks in cases]
-    again(times)
-    print(len(cases), sum(map(bool, outside)), sum(outside) // MIB)
+    if "--all" not in arguments:
+        outside = [case(name, optimizer, half=half, lacks=lacks) for name, optimizer, half, lacks in some_cases()]
+        again(3)
+        print(len(outside), sum(map(bool, outside)), sum(outside) // MIB)
+        return 0
+    cases = list(itertools.product(MODELS, OPTIMIZERS, (False, True), LACKING))
+    share, shares = map(int, (next((text for text in arguments if "/" in text), "1/1")).split("/"))
+    found = sweep(cases[len(cases) * (share - 1) // shares : len(cases) * share // shares])
+    print_table(found)
+    failed = sum(outside is None for _, outside in found)
+    print(f"{len(found)} cases, {failed} failed, {sum(bool(outside) for _, outside in found)} spilled")
+    again(50)
+    print("50 fits in a row: no growth")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

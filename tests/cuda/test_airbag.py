@@ -14,7 +14,7 @@ MIB = 1024**2
 POOL = """
 from nbguard.memory.room.airbag import airbag_now
 def spilled():
-    listed = torch.cuda.memory_snapshot(airbag_now().pool.id, include_traces=False)
+    listed = torch.cuda.memory_snapshot(airbag_now().reserve.pool.id, include_traces=False)
     return sum(segment["active_size"] for segment in listed)
 """
 
@@ -124,6 +124,14 @@ def test_fits_on_a_device_that_lacks_a_part_of_their_peak(fake_cuda_run: Callabl
     cases, spilled, _ = fake_cuda_run(code, bytes=8 << 30).split()
 
     assert int(spilled) >= int(cases) - 1
+
+
+@pytest.mark.slow
+def test_the_part_of_a_gpu_day_on_full_devices_runs(fake_cuda_run: Callable[..., str]) -> None:
+    printed = fake_cuda_run("from tests.gpu.room import main\nassert not main()\n", bytes=4 << 30)
+
+    assert printed.count("same bits") == 3
+    assert "survived in 2 pieces" in printed
 
 
 REFUSED = """

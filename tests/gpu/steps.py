@@ -54,6 +54,8 @@ def steps(work: Path, *, dry: bool) -> Iterator[Step]:
     yield Step("applications", applications, 150, needs=("fastai", "torchvision"), title=title)
     pools = ["-W", "ignore", "-m", "tests.gpu.pools"]
     yield Step("pools", pools, 60, title="Private pools of graphs and of captures that failed (`pools.py`)")
+    title = "Room on a GPU that is full: moves, the airbag, fits that survive, models that take turns (`room.py`)"
+    yield Step("room", ["-W", "ignore", "-m", "tests.gpu.room"], 120, title=title, is_alone=True)
     yield Step("recordings add up", ["-m", "tests.gpu.replay", str(work / "recordings")], 60, is_alone=True)
     yield Step("figures", ["-W", "ignore", "-m", "tests.gpu.bench", str(work / "bench.json")], 120, is_alone=True)
     profiles = ["-W", "ignore", "-m", "tests.profiler.corpus.run", *(["cuda:[g03]", "cuda:bfloat16"] if short else ["cuda"])]

@@ -15,7 +15,8 @@ import pytest
 from tests.gpu import child, device, recording, replay, section
 from tests.gpu.bundle import adopt, bundle
 from tests.gpu.day import Day
-from tests.gpu.steps import Step
+from tests.gpu.room import PARTS
+from tests.gpu.steps import Step, steps
 
 MIB = 1024**2
 _FRAMES = [{"filename": "/home/someone/env/site-packages/torch/nn/linear.py", "line": 7, "name": "forward"}]
@@ -171,6 +172,14 @@ def test_a_step_that_does_not_end_is_stopped_and_the_next_one_runs(tmp_path: Pat
     assert day.failed == ["endless", "broken"]
     assert day.outputs == {"Title": "figure\n"}
     assert "reason" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_the_ways_on_where_a_gpu_is_full_are_a_part_of_the_day(tmp_path: Path, dry: bool) -> None:
+    (step,) = [step for step in steps(tmp_path, dry=dry) if step.name == "room"]
+
+    assert (step.is_alone, "GPU" in step.title) == (True, True)
+    assert set(PARTS) == {"move", "airbag", "survive", "garage"}
 
 
 def test_past_the_deadline_nothing_is_started(tmp_path: Path) -> None:

@@ -292,3 +292,105 @@ def test_what_grows_and_what_keeps_graphs_for_nobody(notebook: Kernel) -> None:
         assert not [fix for fix in fixes if fix["enough"]], "the rest of the loop is not known"
         notebook.run("%reset_gpu").ok()
         notebook.run("out = loss = hist = None").ok()
+
+
+_BIG = """
+def mib(n): return torch.empty(int(n * 2**20), dtype=torch.uint8)
+def comb(count, size=64, live=16):
+    whole = [mib(size) for _ in range(count)]; del whole
+    return [mib(live) for _ in range(count * size // live)][:: size // live]
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(20)))
+    def forward(self, x): return self.layers(x)
+"""
+
+
+def test_room_is_made_by_the_command_on_the_card(notebook: Kernel) -> None:
+    notebook.run(_BIG).ok()
+    notebook.run("%gpumem simulate 1GiB").ok()
+    notebook.run("teeth = comb(15); places = [t.data_ptr() for t in teeth]").ok()
+    assert notebook.run("x = mib(300)").error is not None
+    card = json.loads(notebook.run("%gpumem oom --json").ok().text)
+    (fix,) = [fix for fix in card["fixes"] if any("make-room" in line for line in fix["commands"])]
+
+    assert json.loads(notebook.run(f"{fix['commands'][-1]} --dry-run --json").ok().text)["state"] == "planned"
+    made = notebook.run(fix["commands"][-1]).ok().text
+
+    assert "fits on simulated:0 now" in made
+    assert "teeth[" in made
+    notebook.run("x = mib(300)").ok()
+    assert notebook.value("[t.data_ptr() for t in teeth] == places")
+    failed = notebook.run("%gpumem make-room 3MiB --device 7")
+    assert failed.error is not None
+    assert "no device" in failed.error[1]
+
+
+def test_a_cell_that_does_not_fit_goes_on_in_the_airbag(notebook: Kernel) -> None:
+    notebook.run(_BIG).ok()
+    notebook.run("%gpumem simulate 1GiB").ok()
+    assert notebook.run("big = [mib(90) for _ in range(13)]").error is not None
+    card = json.loads(notebook.run("%gpumem oom --json").ok().text)
+    assert "simulated:0" in notebook.run(card["airbag"]["command"]).ok().text
+
+    told = notebook.run("big = [mib(90) for _ in range(13)]").ok().text
+    assert "did not fit simulated:0 and lay in host memory" in told
+    assert "`big`" in told
+    assert re.match(r"In\[8\]  simulated 1 GiB", told.splitlines()[-1]), told
+    (device,) = json.loads(notebook.run("%gpumem --json").ok().text)["devices"]
+    assert {part["name"]: part["nbytes"] for part in device["parts"]}["spilled"] == 180 << 20
+    back = notebook.run("del big[:4]").ok().text
+    assert "180 MiB moved from host memory to simulated:0" in back
+    assert notebook.run("y = 1").ok().text == ""
+    notebook.run("big = [mib(90) for _ in range(13)]").ok()
+    notebook.run("%gpumem simulate off").ok()
+    assert "the airbag is off" in notebook.run("%gpumem airbag").ok().text
+
+
+def test_models_take_turns_and_what_waits_frees_the_device(notebook: Kernel) -> None:
+    notebook.run(_BIG).ok()
+    notebook.run("%gpumem simulate 1GiB").ok()
+    notebook.run("%gpumem budget 200MiB").ok()
+    texts = [notebook.run(f"{name} = Net()").ok().text for name in "abc"]
+    assert "`a` parked" in texts[2]
+    assert "allocated 0 B" in texts[2] or "→ 160" in texts[2]
+
+    told = notebook.run("y = a(torch.zeros(2, 1024))").ok().text
+
+    assert re.search(r"In\[9\]: `a` is back, `b` parked", told), told
+    state = json.loads(notebook.run("%gpumem budget --json").ok().text)
+    assert (state["device"], [model["name"] for model in state["models"] if model["parked"]]) == ("simulated:0", ["b"])
+    notebook.run("%gpumem simulate off").ok()
+    assert "there is no budget" in notebook.run("%gpumem budget").ok().text
+    notebook.run("y = b(torch.zeros(2, 1024))").ok()
+
+
+_SURVIVES = """
+torch.manual_seed(0)
+def weights(survives):
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 256))
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(4096, 256)
+    with (nbguard.survive(net, opt) if survives else contextlib.nullcontext()) as survived:
+        for _ in range(3):
+            net(x).square().mean().backward(); opt.step(); opt.zero_grad()
+    said.append(str(survived.changes) if survives else "")
+    return [p.detach().clone() for p in net.parameters()]
+import contextlib, nbguard
+said = []
+plain = weights(False)
+"""
+
+
+def test_a_fit_that_runs_out_goes_on_with_the_same_weights(notebook: Kernel) -> None:
+    notebook.run(_SURVIVES).ok()
+    notebook.run("%gpumem simulate 160MiB").ok()
+    assert notebook.run("weights(False)").error is not None
+    notebook.run("%reset_gpu").ok()
+
+    notebook.run("got = weights(True)").ok()
+
+    assert "pieces" in str(notebook.value("said"))
+    assert notebook.value("max(float((a - b).abs().max()) for a, b in zip(plain, got))") < 1e-6

@@ -7,6 +7,7 @@ import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,31 @@ def test_a_run_is_tried_and_put_right(tmp_path: Path) -> None:
     assert "all settings are restored" in text
     assert "model[4] (ToTensorBase) cannot be exported" in text
     assert "('ToTensorBase', 'Identity', torch.Size([4, 1]))" in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_kernels")
+def test_four_ways_lead_on_where_a_device_is_full(tmp_path: Path) -> None:
+    import nbformat
+
+    demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
+
+    demo["run"](_FOLDER / "05_out_of_memory.ipynb", tmp_path)
+
+    cells = nbformat.read(tmp_path / "05_out_of_memory.ipynb", as_version=4).cells
+    shown = {cell.source: "\n".join(map(_text, cell.outputs)) for cell in cells if cell.cell_type == "code"}
+    assert [source for source, text in shown.items() if "Error" in text] == ["big = mib(300)", "train(survives=False)"]
+    assert "300 MiB fits on simulated:0 now: 64 MiB moved" in shown["%gpumem make-room 300MiB"]
+    assert "180 MiB or more did not fit simulated:0 and lay in host memory" in shown["states = [mib(90) for _ in range(13)]"]
+    assert "180 MiB moved from host memory to simulated:0" in shown["del states[:2]"]
+    assert "`writer` parked" in shown["painter = model()"]
+    assert "`judge` and `painter` are back, `writer` parked" in shown["with torch.no_grad():\n    y = painter(judge(x))"]
+    assert "same weights" in shown["weights = train(survives=True)"]
+    assert re.search(r"difference of a weight: (0e\+00|\de-(0[789]|1\d))", "\n".join(shown.values()))
+
+
+def _text(output: Any) -> str:
+    return str(output.get("data", {}).get("text/plain") or output.get("text") or output.get("evalue"))
 
 
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.name)

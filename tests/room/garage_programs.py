@@ -148,7 +148,7 @@ class Program:
 
     def _tensors(self, name: str) -> list[Any]:
         model = self._models()[name]
-        tensors = [tensor for space in _spaces(model) for tensor in space.values()]
+        tensors = [tensor for space in spaces_of(model) for tensor in space.values()]
         tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
         state = self.optimizers[name].state.values() if name in self.optimizers else ()
         return tensors + [tensor for each in state for tensor in each.values() if getattr(tensor, "numel", int)() > 1]
@@ -180,7 +180,7 @@ class Program:
             self.failures.append(f"seed {self.seed}, step {self.counts['steps']}: {words}")
 
 
-def _spaces(module: Any) -> list[dict[str, Any]]:
+def spaces_of(module: Any) -> list[dict[str, Any]]:
     """Return the parameters and buffers of a module without asking for them, which would bring them back."""
     found, todo = [], [module]
     while todo:
@@ -191,7 +191,7 @@ def _spaces(module: Any) -> list[dict[str, Any]]:
 
 
 def _nbytes(module: Any) -> int:
-    return sum(tensor.nbytes for space in _spaces(module) for tensor in space.values())
+    return sum(tensor.nbytes for space in spaces_of(module) for tensor in space.values())
 
 
 def leave_libraries_out() -> None:

@@ -99,20 +99,22 @@ def test_expandable_segments_do_it_themselves(on_device: Callable[..., Any]) -> 
 
 _NO_PLACE = """
 from nbguard.memory.cleanup.apply.parking import park_left
-from nbguard.memory.room.moving import Traveller, move_out_and_back
+from nbguard.memory.room.device import CudaDevice, Traveller
+from nbguard.memory.room.moving import move_out_and_back
 teeth = comb(15)
 for number, t in enumerate(teeth): sign(t, number)
 signs = [signature(t) for t in teeth]
 view, version = teeth[0][5:9], teeth[0]._version
 moving = lambda: [Traveller(t.untyped_storage(), 0) for t in teeth]
+device = CudaDevice(0)
 out = {}
 def fails(): raise ValueError('no')
-trip = move_out_and_back(moving(), fails)
+trip = move_out_and_back(device, moving(), fails)
 out['raises'] = [trip.error, len(trip.left), [signature(t) for t in teeth] == signs]
 taken = []
 def takes_all():
     while True: taken.append(mib(2))
-trip = move_out_and_back(moving(), takes_all)
+trip = move_out_and_back(device, moving(), takes_all)
 left = len(trip.left)
 gone = {id(each.storage): each.host for each in trip.left}
 ways = [([t for t in teeth + [view] if t.untyped_storage()._cdata == each.storage._cdata], each.host) for each in trip.left]

@@ -10,7 +10,7 @@ from nbguard.frontend.notebook.display import show_sentence, show_simulated
 from nbguard.memory.cleanup.apply.released_names import listeners
 
 if TYPE_CHECKING:
-    from nbguard.frontend.notebook.listeners.simulating import Simulating
+    from nbguard.frontend.notebook.listeners.simulating import SimulatedChanges, Simulating
     from nbguard.frontend.notebook.predictions import PredictedBatch
     from nbguard.memory.cells.hooks import CellScan, Hooks
     from nbguard.memory.cells.notices import NoticeWatch
@@ -104,6 +104,7 @@ class SessionMemory:
         self._shell = shell
         self._hooks = hooks
         self._simulating: Simulating | None = None
+        self._changes: SimulatedChanges | None = None
         self._predicted_batch: PredictedBatch | None = None
         self._thread = threading.get_ident()  # the cells' own, which alone may ask the simulated device for its blocks
 
@@ -115,19 +116,23 @@ class SessionMemory:
 
     def simulate(self, simulation: Simulation) -> None:
         """Run the cells that follow on a simulated device."""
-        from nbguard.frontend.notebook.listeners.simulating import Simulating
+        from nbguard.frontend.notebook.listeners.simulating import SimulatedChanges, Simulating
 
         self.stop_simulating()
-        self._simulating = Simulating(simulation, show_simulated, show_sentence)
+        self._simulating = Simulating(simulation, show_sentence)
+        self._changes = SimulatedChanges(simulation, show_simulated)
         self._hooks.add(self._simulating)
+        self._hooks.add(self._changes)
 
     def stop_simulating(self) -> Simulation | None:
         """Run no further operation on a simulated device; return the one that ends, if any."""
         simulation = self.simulation
-        if self._simulating is not None:
+        if self._simulating is not None and self._changes is not None:
             self._simulating.end()
+            self._simulating.simulation.end()
             self._hooks.remove(self._simulating)
-            self._simulating = None
+            self._hooks.remove(self._changes)
+            self._simulating = self._changes = None
         return simulation
 
     def simulated_reading(self) -> TickReading | None:

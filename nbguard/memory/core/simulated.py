@@ -81,7 +81,8 @@ def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], f
         places: addresses on it by the address of a storage in host memory. A storage without one is not on the device: 0 bytes.
         figures: of the device.
     """
-    sizes = {block.address: block.size for segment in device.segments or () for block in segment.blocks}
+    segments = (*(device.segments or ()), *(device.airbag.segments if device.airbag else ()))
+    sizes = {block.address: block.size for segment in segments for block in segment.blocks}
     storages = tuple(_moved(storage, places, sizes) for storage in facts.graph.storages)
     missing = [Unavailable("simulate", assumptions_line(len(figures.assumptions)))]
     if facts.tracked == "cpu":

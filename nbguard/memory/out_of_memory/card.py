@@ -215,7 +215,7 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     if card.survival is not None:
         yield Line(card.survival.code + f" {card.survival.effect}")
     if card.airbag is not None:
-        yield Line(card.airbag.code + f" {card.airbag.effect}")
+        yield Line("such a cell goes on in host memory, slower, with the same results: " + card.airbag.code)
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)

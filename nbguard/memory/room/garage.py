@@ -21,18 +21,15 @@ from typing import Any
 from nbguard.errors import NbguardError, NoTorchError, ParkedError, in_one_line
 from nbguard.memory.cleanup.apply.apply import alone
 from nbguard.memory.cleanup.apply.guards import ARRIVALS, Moves, stand_aside, stand_in
-from nbguard.memory.cleanup.apply.loaders import empty_cache
 from nbguard.memory.cleanup.apply.parking import park, unpark
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core import advice
-from nbguard.memory.room.moving import on_stream
+from nbguard.memory.room.device import RoomDevice, device_now
 from nbguard.memory.room.turns import COMPILED, BudgetState, ModelTurn, TakenTurn, Taker, reason_to_stay, takers_of
-from nbguard.memory.scan.devices.cuda import tracked_device
-from nbguard.memory.scan.devices.reserve import device_counters
 from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.memory.scan.parked import PARKED, Parked, fixed_storages, parked_facts, parked_storages
 from nbguard.memory.scan.roots.frames import OPTIMIZED, frame_locals, running_frames
-from nbguard.memory.scan.scan import Notebook, Scan, scan
+from nbguard.memory.scan.scan import Notebook, Scan
 from nbguard.units import MiB, parse_bytes
 
 _PATIENCE = 60.0
@@ -74,6 +71,13 @@ def garage_now() -> Garage | None:
     return _ON[0] if _ON else None
 
 
+def end_on(device: RoomDevice) -> None:
+    """Have no budget any more for a device that is gone."""
+    for garage in [each for each in _ON if each.is_on(device)]:
+        garage.end()
+        _ON.remove(garage)
+
+
 class Garage:
     """Keeps the models on a device within a budget.
 
@@ -82,9 +86,8 @@ class Garage:
     """
 
     def __init__(self, budget: int, namespace: dict[str, Any] | None) -> None:
-        torch: Any = sys.modules["torch"]
-        kind = tracked_device()
-        self.device = kind if kind == "cpu" else f"{kind}:{torch.cuda.current_device() if kind == 'cuda' else 0}"
+        self._on = device_now()
+        self.device = self._on.name
         self._budget = budget
         self._namespace = namespace
         self._uses: dict[int, _Use] = {}
@@ -116,13 +119,17 @@ class Garage:
             use.handle.remove()
         self._uses.clear()
 
+    def is_on(self, device: RoomDevice) -> bool:
+        """Say whether its models take turns on a device."""
+        return self._on is device
+
     def begin(self) -> None:
         """Forget the turns so far, at the start of a cell."""
         self.turns = []
 
     def keep(self) -> None:
         """Park the models beyond the budget that a cell has left."""
-        allocated = self._allocated()
+        allocated = self._on.allocated()
         if allocated is None or allocated > self._budget:
             with contextlib.suppress(KeyboardInterrupt), self._still():
                 self._told(self._make_way(*self._look(), 0))
@@ -171,7 +178,7 @@ class Garage:
         Raises:
             ParkedError: the device has no room for it, whatever makes way.
         """
-        if self.device.startswith("cuda") and sys.modules["torch"].cuda.is_current_stream_capturing():
+        if self._on.is_capturing:
             raise ParkedError(f"{label} is parked, and nothing can move while a CUDA graph is captured: call it once before")
         with self._still():
             waiting = [parked for parked in self._waiting() if parked.label == label]
@@ -192,18 +199,14 @@ class Garage:
                             raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the call must not go on without its parameters
                 raise ParkedError(f"{label} is parked, and cannot come back: {in_one_line(error)}") from None
-            seconds = time.perf_counter() - began
-            if nbytes >= _LEAST_MEASURED:
+            seconds = None if self._on.home is not None else time.perf_counter() - began
+            if seconds is not None and nbytes >= _LEAST_MEASURED:
                 self._returned = self._returned[0] + nbytes, self._returned[1] + seconds
             self.turns.append(TakenTurn(name=label, nbytes=nbytes, seconds=seconds))
 
     def _bring_back(self, label: str) -> None:
-        if not self.device.startswith("cuda"):
+        with self._on.default_stream():
             unpark([label], _never, whole=True)
-            return
-        with on_stream(self.device, 0):  # a block belongs to the stream that it is allocated on
-            unpark([label], _never, whole=True)
-        sys.modules["torch"].cuda.synchronize(self.device)  # other streams may use it at once
 
     def _arrives(self, module: Any, device: str) -> None:
         """Make way for a module that is about to move to the device, and note its uses from now on."""
@@ -214,8 +217,8 @@ class Garage:
             module_of: Any = sys.modules["torch"].nn.Module
             tensors = {id(t): t for t in itertools.chain(module_of.parameters(module), module_of.buffers(module))}
             coming = sum(t.nbytes for t in tensors.values() if str(t.device) != self.device)
-            allocated = self._allocated()
-            if coming and (allocated is None or allocated + coming > self._budget or coming > self._room()):
+            allocated = self._on.allocated()
+            if coming and (allocated is None or allocated + coming > self._budget or coming > self._on.room()):
                 with self._still():
                     self._told(self._way_for(coming))
 
@@ -226,7 +229,7 @@ class Garage:
         """
         if not self._is_on or threading.current_thread() is not threading.main_thread():
             return []
-        if nbytes > self._room():
+        if nbytes > self._on.room():
             gc.collect()
         scanned, takers = self._look()
         return self._parked(scanned, takers, lambda _: False) if of_all else self._make_way(scanned, takers, nbytes)
@@ -240,7 +243,7 @@ class Garage:
         here = sum(taker.nbytes for taker in takers)
 
         def is_enough(gone: int) -> bool:
-            return here - gone + nbytes <= self._budget and (not nbytes or nbytes <= self._room())
+            return here - gone + nbytes <= self._budget and (not nbytes or nbytes <= self._on.room())
 
         return self._parked(scanned, takers, is_enough)
 
@@ -259,13 +262,13 @@ class Garage:
                 continue
             if taker.name in former:
                 continue
-            if park(taker.name, taker.storages, scanned.tracker, _never, self._wake):
+            if park(taker.name, taker.storages, scanned.tracker, _never, self._wake, self._on.home):
                 with contextlib.suppress(NbguardError):
                     unpark([taker.name], _never)  # a part of it could not be moved: all of it stays
             else:
                 parked.append(taker)
             sys.modules["torch"].clear_autocast_cache()
-            empty_cache()
+            self._on.empty_cache()
         return parked
 
     @contextlib.contextmanager
@@ -281,7 +284,7 @@ class Garage:
     # --- what there is
 
     def _look(self) -> tuple[Scan, tuple[Taker, ...]]:
-        scanned = scan(Notebook.current(self._namespace), tensors=True)
+        scanned = self._on.look(Notebook.current(self._namespace))
         takers = takers_of(scanned.facts, self.device)
         self._uses = {key: use for key, use in self._uses.items() if use.module() is not None}
         for taker in takers:
@@ -306,26 +309,11 @@ class Garage:
         for ref, version in (*self._steps.values(), *self._before):
             gradient = ref()
             if gradient is not None and gradient._version == version:
-                settled.add((str(gradient.device), gradient.untyped_storage().data_ptr()))
+                settled.add(self._on.key(gradient.untyped_storage()))
         return busy, fixed_storages(scanned.tracker), settled
 
     def _waiting(self) -> list[Parked]:
         return [parked for parked in PARKED if parked.wake is not None]
-
-    def _allocated(self) -> int | None:
-        """Return the bytes in tensors on the device, at most; None where no allocator counts them."""
-        if not self.device.startswith("cuda"):
-            return None
-        return int(sys.modules["torch"].cuda.memory_allocated(self.device))
-
-    def _room(self) -> int:
-        """Return the bytes that the device has for tensors at most, free or in PyTorch's cache."""
-        if not self.device.startswith("cuda"):
-            return sys.maxsize
-        torch: Any = sys.modules["torch"]
-        stats = device_counters(torch.device(self.device).index)
-        cached = stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"] if stats else 0
-        return int(torch.cuda.mem_get_info(self.device)[0]) + int(cached)
 
     def _rate(self) -> float | None:
         nbytes, seconds = self._returned

@@ -13,7 +13,8 @@ from nbguard.memory.cleanup.apply.apply import alone
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import DeviceAnalysis
-from nbguard.memory.room.moving import Traveller, move_out_and_back, on_stream, park_without_place, travellers_in
+from nbguard.memory.room.device import CudaDevice, MovingDevice, Traveller, simulated_now
+from nbguard.memory.room.moving import move_out_and_back, park_without_place, travellers_in
 from nbguard.memory.room.plan import PARKED_AS, MadeRoom, plan_room
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.heap.walk import WeakTracker
@@ -32,27 +33,30 @@ def make_room_in(notebook: Notebook, nbytes: int, device: str | None, *, dry_run
     """
     if not dry_run and threading.current_thread() is not threading.main_thread():
         raise NbguardError("only the main thread makes room, between cells, as another one may use the tensors that move")
-    scanned = scan(notebook, tensors=True, tracked=_tracked())
-    index = _index(scanned, device)
-    here = next(each for each in scanned.analysis.devices if each.name == f"cuda:{index}")
-    travellers = travellers_in(scanned, here.name, here.facts.segments or ())
+    moves, scanned = _device_and_scan(notebook, device)
+    here = next(each for each in scanned.analysis.devices if each.name == moves.name)
+    travellers = travellers_in(scanned, moves, here.facts.segments or ())
     fixed = dict(scanned.facts.fixed or ())
     fixed |= {n: _OTHER_SIZE for n, address in _storages(scanned, here).items() if n not in fixed and address not in travellers}
-    torch: Any = sys.modules["torch"]
-    stream = torch.cuda.current_stream(index).cuda_stream
-    plan = plan_room(here, nbytes, fixed, stream=stream)
+    plan = plan_room(here, nbytes, fixed, stream=moves.stream)
     if dry_run or plan.state != "planned":
         return plan
     with Interrupts(), alone():
-        return _carried_out(plan, scanned.tracker, index, stream, travellers)
+        return _carried_out(plan, moves, scanned.tracker, travellers)
 
 
-def _tracked() -> str:
-    """Return the kind of device; NbguardError where it is not CUDA's."""
+def _device_and_scan(notebook: Notebook, device: str | None) -> tuple[MovingDevice, Scan]:
+    """Return the device that is meant, and a scan of its tensors; NbguardError where there is no such in use."""
+    simulated = simulated_now()
+    if simulated is not None:
+        if device not in (None, "0", simulated.name):
+            raise NbguardError(f"no device {device} in use here; there is: {simulated.name}")
+        return simulated, simulated.look(notebook)
     tracked = tracked_device() if "torch" in sys.modules else "cuda"
     if tracked != "cuda":
         raise NbguardError(f"room is made on CUDA devices, and here the tensors of {tracked} are tracked")
-    return tracked
+    scanned = scan(notebook, tensors=True, tracked=tracked)
+    return CudaDevice(_index(scanned, device)), scanned
 
 
 def _index(scanned: Scan, device: str | None) -> int:
@@ -75,28 +79,22 @@ def _storages(scanned: Scan, here: DeviceAnalysis) -> dict[int, int]:
 
 
 def _carried_out(
-    plan: MadeRoom, tracker: WeakTracker, index: int, stream: int, known: dict[int, tuple[int, Traveller]]
+    plan: MadeRoom, device: MovingDevice, tracker: WeakTracker, known: dict[int, tuple[int, Traveller]]
 ) -> MadeRoom:
-    torch: Any = sys.modules["torch"]
     numbers = {id(known[address][1]): known[address][0] for address in plan.order}
     moving = [known[address][1] for address in plan.order]
     known.clear()
-    reserved, start = torch.cuda.memory_reserved(index), time.perf_counter()
-
-    def take() -> Any:
-        with on_stream(f"cuda:{index}", stream):
-            return torch.UntypedStorage(plan.request, device=f"cuda:{index}")
-
-    trip = move_out_and_back(moving, take)
+    reserved, start = device.reserved(), time.perf_counter()
+    trip = move_out_and_back(device, moving, lambda: device.take(plan.request))
     is_made = trip.room is not None
     trip.room = None  # from now on it is PyTorch's cache that has the room
-    parked = park_without_place(trip, PARKED_AS, plan.device, numbers, tracker)
+    parked = park_without_place(trip, PARKED_AS, device, numbers, tracker)
     outcome = replace(
         plan,
         state="made" if is_made else "failed",
         reason=trip.error,
-        reserved=(reserved, torch.cuda.memory_reserved(index)),
-        seconds=time.perf_counter() - start,
+        reserved=(reserved, device.reserved()),
+        seconds=None if device.home is not None else time.perf_counter() - start,
         parked=parked,
     )
     return replace(plan, state="interrupted") if trip.is_interrupted and not is_made and not trip.error else outcome

@@ -1,4 +1,4 @@
-"""Moves storages out of a CUDA device for a moment and back as the same storages, with their views, versions and gradients.
+"""Moves storages out of a device for a moment and back as the same storages, with their views, versions and gradients.
 
 A storage keeps its identity and changes its address alone, so whoever knows the storage notices nothing, and whoever knows
 the address must be known not to exist. Between the two moves nothing of the user's runs.
@@ -7,28 +7,18 @@ the address must be known not to exist. Between the two moves nothing of the use
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbguard.errors import in_one_line
-from nbguard.memory.cleanup.apply.parking import park_left, refuse_without_host_memory, wait_for_device
+from nbguard.memory.cleanup.apply.parking import park_left
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core.facts import Segment
+from nbguard.memory.room.device import MovingDevice, Traveller
 from nbguard.memory.scan.heap.walk import WeakTracker
 from nbguard.memory.scan.parked import movable, plain_torch
 from nbguard.memory.scan.scan import Scan
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Traveller:
-    """A storage that moves."""
-
-    storage: Any  # a torch.UntypedStorage of a CUDA device
-    stream: int  # address of the stream that its block belongs to; 0: the default one
-    host: Any = None  # its bytes on the host, from before it leaves until all are back
-    is_back: bool = False  # after it has left, its bytes are on the device again
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -41,8 +31,8 @@ class Trip:
     is_interrupted: bool = False  # Ctrl-C came. Before anything had left, nothing was done; later, all was done first
 
 
-def travellers_in(scanned: Scan, device: str, segments: Iterable[Segment]) -> dict[int, tuple[int, Traveller]]:
-    """Return (number, traveller) of the storages that are the whole of a live block each and can be resized, by address."""
+def travellers_in(scanned: Scan, device: MovingDevice, segments: Iterable[Segment]) -> dict[int, tuple[int, Traveller]]:
+    """Return (number, traveller) of the storages that are the whole of a live block each and may move, by address."""
     torch: Any = sys.modules["torch"]
     blocks = {
         block.address: (block.requested, segment.stream)
@@ -53,17 +43,17 @@ def travellers_in(scanned: Scan, device: str, segments: Iterable[Segment]) -> di
     found = {}
     for number, fact in enumerate(scanned.facts.graph.storages):
         weak = scanned.tracker.storages[number]
-        if fact.device != device or fact.address not in blocks or weak is None:
+        if fact.device != device.name or fact.address not in blocks or weak is None:
             continue
         storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
         requested, stream = blocks[fact.address]
-        if storage is not None and storage.resizable() and (storage.data_ptr(), storage.nbytes()) == (fact.address, requested):
+        if storage is not None and (device.place(storage), storage.nbytes()) == (fact.address, requested):
             found[fact.address] = number, Traveller(storage, stream)
     return found
 
 
 @plain_torch()
-def move_out_and_back(travellers: Sequence[Traveller], make: Callable[[], Any]) -> Trip:
+def move_out_and_back(device: MovingDevice, travellers: Sequence[Traveller], make: Callable[[], Any]) -> Trip:
     """Copy storages to the host, free their memory, empty the cache, call `make`, and bring them back in the order given.
 
     The device is waited for first. Each storage comes back on the stream that it had. If `make` fails, or there is no room for
@@ -71,29 +61,28 @@ def move_out_and_back(travellers: Sequence[Traveller], make: Callable[[], Any]) 
     `left`; it is empty, and its users must get other memory.
 
     Args:
-        travellers: resizable storages, with addresses that nothing but PyTorch knows.
+        device: that they are on.
+        travellers: storages with addresses that nothing but PyTorch knows.
         make: takes the memory that all this is for; it is called once.
 
     Raises:
         NbguardError: the host has no room for the copies; nothing was moved.
     """
-    torch: Any = sys.modules["torch"]
-    refuse_without_host_memory(sum(traveller.storage.nbytes() for traveller in travellers))
-    wait_for_device()
+    device.prepare(travellers)
     trip = Trip()
     with Interrupts() as interrupts:
         for traveller in travellers:
             if interrupts.happened:
                 return Trip(is_interrupted=True)
-            traveller.host = torch.UntypedStorage(traveller.storage.nbytes(), device="cpu").copy_(traveller.storage)
+            device.copy(traveller)
         try:
-            _leave(travellers)
+            _leave(device, travellers)
             trip.room = make()
-            _return(travellers)
+            _return(device, travellers)
         except BaseException as error:  # noqa: BLE001 - no room, or whatever `make` raises: all must come back first
             trip.room, trip.error = None, in_one_line(error)
         if trip.error:
-            trip.left = _return_without(travellers)
+            trip.left = _return_without(device, travellers)
         for traveller in travellers:
             if traveller.is_back:
                 traveller.host = None
@@ -101,45 +90,43 @@ def move_out_and_back(travellers: Sequence[Traveller], make: Callable[[], Any]) 
     return trip
 
 
-def _leave(travellers: Sequence[Traveller]) -> None:
+def _leave(device: MovingDevice, travellers: Sequence[Traveller]) -> None:
     """Free the memory of storages, and give all that is free then back to the device."""
     for traveller in travellers:
         traveller.is_back = False
-        traveller.storage.resize_(0)
-    sys.modules["torch"].cuda.empty_cache()
+        device.leave(traveller)
+    device.empty_cache()
 
 
-def _return(travellers: Sequence[Traveller]) -> None:
+def _return(device: MovingDevice, travellers: Sequence[Traveller]) -> None:
     """Give storages memory again, and their bytes."""
     for traveller in travellers:
         if not traveller.is_back:
-            with on_stream(traveller.storage.device, traveller.stream):
-                traveller.storage.resize_(traveller.host.nbytes())
-            traveller.storage.copy_(traveller.host)
+            device.come_back(traveller)
             traveller.is_back = True
 
 
-def _return_without(travellers: Sequence[Traveller]) -> list[Traveller]:
+def _return_without(device: MovingDevice, travellers: Sequence[Traveller]) -> list[Traveller]:
     """Bring back the missing storages after the room was given up, at a second try after all left again; return the rest."""
     for leaves_again in (False, True):
         try:
             if leaves_again:
-                _leave(travellers)
+                _leave(device, travellers)
             else:
-                sys.modules["torch"].cuda.empty_cache()
-            _return(travellers)
+                device.empty_cache()
+            _return(device, travellers)
         except BaseException:  # noqa: BLE001, S112 - the error of the first try is told; those that are missing are returned
             continue
         return []
     for traveller in travellers:  # as many as may be
         try:
-            _return([traveller])
+            _return(device, [traveller])
         except BaseException:  # noqa: BLE001, S112
             continue
     return [traveller for traveller in travellers if not traveller.is_back]
 
 
-def park_without_place(trip: Trip, label: str, device: str, numbers: Mapping[int, int], tracker: WeakTracker) -> int:
+def park_without_place(trip: Trip, label: str, device: MovingDevice, numbers: Mapping[int, int], tracker: WeakTracker) -> int:
     """Park the storages of a trip that the device has no place for any more, under a label; return their bytes.
 
     `numbers` has the tracker's number of each, by the id of its traveller.
@@ -147,13 +134,5 @@ def park_without_place(trip: Trip, label: str, device: str, numbers: Mapping[int
     if not trip.left:
         return 0
     tensors_of = movable(tracker)
-    return park_left(label, device, [(tensors_of[numbers[id(each)]], each.host) for each in trip.left])
-
-
-@contextmanager
-def on_stream(device: Any, stream: int) -> Iterator[None]:
-    """Let memory that is allocated belong to a stream of a device, by its address; 0 is the default one."""
-    torch: Any = sys.modules["torch"]
-    its = torch.cuda.ExternalStream(stream, device=device) if stream else torch.cuda.default_stream(device)
-    with torch.cuda.stream(its):
-        yield
+    left = [(tensors_of[numbers[id(each)]], each.host) for each in trip.left]
+    return park_left(label, device.name, left, device.home)

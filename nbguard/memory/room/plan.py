@@ -14,6 +14,7 @@ from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.references.graph import path_text, reach, shortest_path, storages_of
 from nbguard.memory.core.segments.pinning import paths_to
+from nbguard.memory.core.simulated import TRACKED
 from nbguard.memory.room.search import Question, cheapest_moves
 from nbguard.render.html import Block, Line, Table, TableRow
 from nbguard.render.result import Result
@@ -102,7 +103,7 @@ def plan_room(
         if block.address in stays:
             why[stays[block.address]] += block.size
     pieces = sum(segment.total_size for segment in question.segments) - sum(block.size for block in live)
-    free = min((here.free or 0) + pieces, *_allowed(device, pieces))
+    free = min(((here.free or 0) + pieces, *_allowed(device, pieces)))
     plan = MadeRoom(device=device.name, request=nbytes, state="refused", free=free, stays=tuple(why.most_common()))
     if reason := _refusal(device, question):
         return replace(plan, reason=reason)
@@ -213,7 +214,7 @@ def _named(device: DeviceAnalysis, question: Question, moves: tuple[int, ...]) -
 def plan_on_card(analysis: Analysis, device: DeviceAnalysis, nbytes: int, freed: Collection[int]) -> MadeRoom | None:
     """Return the plan for the failed request, once the storages `freed` are free, or None if movable ones are not known."""
     facts = analysis.facts
-    if facts.fixed is None or facts.tracked != "cuda":
+    if facts.fixed is None or facts.tracked not in ("cuda", TRACKED):
         return None
     places = {storage.address for n, storage in enumerate(facts.graph.storages) if n in freed and storage.device == device.name}
     return plan_room(device, nbytes, dict(facts.fixed), freed=places)

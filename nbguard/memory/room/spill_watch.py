@@ -11,11 +11,12 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.core import advice
-from nbguard.memory.room.airbag import Airbag, airbag_now, deflate, inflate
+from nbguard.memory.room.airbag import Airbag, airbag_now, deflate, forget, inflate
+from nbguard.memory.room.device import RoomDevice
 from nbguard.memory.room.spill import AirbagState, names_of_spilled
-from nbguard.memory.room.valve import bring_back, bring_back_for_idle, room_of
+from nbguard.memory.room.valve import bring_back, bring_back_for_idle
 from nbguard.memory.scan.devices.allocation_sites import Sites
-from nbguard.memory.scan.scan import Notebook, scan
+from nbguard.memory.scan.scan import Notebook
 from nbguard.units import MiB, parse_bytes
 
 _EVERY = 16
@@ -61,8 +62,16 @@ def state(notebook: Notebook) -> AirbagState:
     if on is None:
         return AirbagState(device="")
     spilled = on.spilled
-    names = names_of_spilled(scan(notebook).facts) if spilled else ()
+    names = names_of_spilled(on.stands_for.look(notebook).facts) if spilled else ()
     return AirbagState(device=on.device, size=on.size, spilled=spilled, most=on.most, holders=names, is_limited=on.is_limited)
+
+
+def end_on(device: RoomDevice) -> None:
+    """Have no airbag any more for a device that is gone."""
+    on = airbag_now()
+    if on is not None and on.stands_for is device:
+        end_watch()
+        forget(device)
 
 
 _WATCH: list[SpillWatch] = []
@@ -148,14 +157,14 @@ class SpillWatch:
             return
         try:
             begun = time.monotonic()
-            if self.look() and (begun >= self._rests_until or room_of(self._on) > 2 * self._room):
+            if self.look() and (begun >= self._rests_until or self._on.stands_for.room() > 2 * self._room):
                 if not self._has_collected:
                     gc.collect()
                     self._has_collected = True
                 notebook = Notebook.current(None)
                 self.moved += bring_back(self._on, notebook)[0] + bring_back_for_idle(self._on, notebook)[0]
                 self._seen = self._on.spilled
-                self._room = max(room_of(self._on), _LEAST_ROOM)
+                self._room = max(self._on.stands_for.room(), _LEAST_ROOM)
                 self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
         except Exception:  # noqa: BLE001 - the user's fit goes on, with what is spilled where it is
             self.end()

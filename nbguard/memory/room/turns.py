@@ -223,7 +223,7 @@ class TakenTurn:
 
     name: str = ""  # of the model that came back
     nbytes: int = 0  # of it
-    seconds: float = 0.0  # that its return took
+    seconds: float | None = None  # that its return took; None on a simulated device, where nothing is copied
     parked: tuple[str, ...] = ()  # names of the others
 
 
@@ -252,12 +252,13 @@ def turns_sentence(turns: Sequence[TakenTurn], cell: int | None = None) -> str:
     for turn in turns:
         last |= dict.fromkeys(turn.parked, True) | ({turn.name: False} if turn.name else {})
     parked = [name for name, is_parked in last.items() if is_parked]
-    seconds, count = sum(turn.seconds for turn in turns), sum(bool(turn.name) for turn in turns)
-    parts = []
+    taken, count = [turn.seconds for turn in turns if turn.seconds is not None], sum(bool(turn.name) for turn in turns)
+    parts, within = [], f" in {_seconds(sum(taken))}" if taken else ""
     if count > len(came):
-        parts.append(f"{_listed(came)} took turns and came back {counted(count, 'time')}, in {_seconds(seconds)} in all")
+        in_all = f",{within} in all" if within else ""
+        parts.append(f"{_listed(came)} took turns and came back {counted(count, 'time')}{in_all}")
     elif came:
-        parts.append(f"{_listed(came)} {'is' if len(came) == 1 else 'are'} back in {_seconds(seconds)}")
+        parts.append(f"{_listed(came)} {'is' if len(came) == 1 else 'are'} back{within}")
     if parked:
         parts.append(f"{_listed(parked)} parked")
     return joined(", ", [f"In[{cell}]: {parts[0]}" if cell is not None else parts[0], *parts[1:]]) if parts else ""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.apply import apply
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.room.airbag import Airbag
-from nbguard.memory.room.moving import Traveller, move_out_and_back, park_without_place, travellers_in
+from nbguard.memory.room.device import Traveller
+from nbguard.memory.room.moving import move_out_and_back, park_without_place, travellers_in
 from nbguard.memory.room.plan import obstacle, reasons_to_stay
-from nbguard.memory.scan.devices.cuda import nested_stats
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 
 _PARKED_AS = "airbag"
@@ -70,41 +69,32 @@ def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
 
     Waits for the device first. Tensors that do not fit or cannot be moved stay where they are, with their bytes.
     """
-    before, room = on.spilled, room_of(on)
+    device = on.stands_for
+    before, room = on.spilled, device.room()
     if not before or on.vain == (before, room) or on.smallest > room:
         return 0, ""
-    scanned = scan(notebook, tensors=True)
+    scanned = device.look(notebook)
     if reason := obstacle(scanned.facts):
         return 0, reason
     found, has_others = _movable(on, scanned)
-    clear = getattr(sys.modules["torch"]._C, "_cuda_clearCublasWorkspaces", None)
-    if has_others and clear is not None:
-        clear()  # slow where they lie; the next product of matrices makes new ones
+    if has_others:
+        device.clear_workspaces()  # slow where they lie; the next product of matrices makes new ones
     moving = {id(each): (each, number) for number, each in found.values() if each.storage.nbytes() <= room}
     found.clear()
     error = ""
     if moving:
         try:
-            trip = move_out_and_back(
-                sorted((each for each, _ in moving.values()), key=lambda each: -each.storage.nbytes()), lambda: True
-            )
+            largest_first = sorted((each for each, _ in moving.values()), key=lambda each: -each.storage.nbytes())
+            trip = move_out_and_back(device, largest_first, lambda: True)
         except NbguardError as refused:  # the host has no room for the copies
             return before - on.spilled, str(refused)
         error = trip.error
         numbers = {key: number for key, (_, number) in moving.items()}
-        park_without_place(trip, _PARKED_AS, on.device, numbers, scanned.tracker)
+        park_without_place(trip, _PARKED_AS, device, numbers, scanned.tracker)
     left = on.spilled
     if left == before and not has_others:
-        on.vain = before, room_of(on)
+        on.vain = before, device.room()
     return before - left, error or (_OTHERS if has_others and left else "")
-
-
-def room_of(on: Airbag) -> int:
-    """Return the bytes that the device has for tensors at most, free or in PyTorch's cache."""
-    torch: Any = sys.modules["torch"]
-    stats = list(nested_stats(torch))[on.index]
-    cached = stats["reserved_bytes"]["all"]["current"] - stats["active_bytes"]["all"]["current"]
-    return int(torch.cuda.mem_get_info(on.index)[0]) + int(cached)
 
 
 def _movable(on: Airbag, scanned: Scan) -> tuple[dict[int, tuple[int, Traveller]], bool]:
@@ -112,7 +102,7 @@ def _movable(on: Airbag, scanned: Scan) -> tuple[dict[int, tuple[int, Traveller]
     fact = next((device.airbag for device in scanned.facts.devices if device.device == on.device), None)
     segments = () if fact is None else fact.segments
     stay = reasons_to_stay(scanned.facts, dict(scanned.facts.fixed or ()))
-    known = travellers_in(scanned, on.device, segments)
+    known = travellers_in(scanned, on.stands_for, segments)
     found = {address: way for address, way in known.items() if way[0] not in stay}
     live = sum(block.state == "active_allocated" for segment in segments for block in segment.blocks)
     return found, len(found) < live

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from nbguard.memory.core.facts import ParkedFact
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of
@@ -123,6 +123,18 @@ def _is_hooked(tensor: Any) -> bool:
     return any(hook is not tensor._backward_hooks for hook in hooks)
 
 
+class SimulatedMemory(Protocol):
+    """The memory of a device whose tensors lie on the host, so that its model alone is told of a move."""
+
+    name: str  # as a device's
+
+    def leaves(self, storage: Any) -> None:
+        """Free the memory of a storage."""
+
+    def comes_back(self, storage: Any) -> None:
+        """Give a storage memory again; its out-of-memory error where there is no room."""
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Parked:
     """The storages parked under one name. Its `hooks` stop a parked module from being called, or `wake` it for that.
@@ -137,6 +149,7 @@ class Parked:
     storages: list[Any] = field(default_factory=list)  # a StorageWeakRef of each, as it was parked
     hooks: list[Any] = field(default_factory=list)
     wake: Callable[[str], None] | None = None  # brings what is parked under a label back when it is used; None: it is an error
+    home: SimulatedMemory | None = None  # the memory that it has left, where only a model of it is told
 
     def alive(self) -> list[Any]:
         """Return the tensors that are still parked: they live, and the user has not moved them to a device."""

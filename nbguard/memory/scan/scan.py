@@ -18,6 +18,7 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.core.references.owner_sets import with_cycles_named
+from nbguard.memory.core.simulated import DEVICE as SIMULATED
 from nbguard.memory.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
 from nbguard.memory.scan.devices.kept_memory import pinned_facts
 from nbguard.memory.scan.heap.compact import compact
@@ -191,7 +192,8 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     ending = ending_handles()
     walk = Walk(tracked, notebook.internals() | never_walked(kinds) | set(map(id, ending)), kinds)
     oom = oom_fact(notebook.shell, notebook.inputs)
-    ran_out = oom is not None and oom.kind == "device" and tracked == "cuda"  # then the card asks what may move
+    ran_out = oom is not None and oom.kind == "device"  # then the card asks what may move, where tensors are on that device
+    ran_out = ran_out and (tracked == "cuda" or (oom is not None and oom.device == SIMULATED))
     walk.tracker.tensors = {} if tensors or ran_out else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
     places = [*_roots(notebook, walk, kinds), *ending_roots(ending)]

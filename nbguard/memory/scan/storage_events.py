@@ -261,6 +261,24 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
                 if known is not None:
                     self._observer.died(known.token)
 
+    def place(self, storage: Any) -> int | None:
+        """Return the number of a storage; None for one that is not followed."""
+        self.settle()
+        tracked = self._known.get(storage._cdata)
+        return None if tracked is None else tracked.token
+
+    def forget(self, storage: Any) -> None:
+        """Follow a storage no longer until its next use or `follow`: to the observer it looks as if it died."""
+        self.settle()
+        tracked = self._known.pop(storage._cdata, None)
+        if tracked is not None:
+            self._observer.died(tracked.token)
+
+    def follow(self, storage: Any) -> None:
+        """Follow a storage again that was forgotten. Raises the observer's error."""
+        if storage._cdata not in self._known:
+            self._follow(self._known, storage, storage.nbytes(), self._observer.born(storage.nbytes(), None, is_older=True))
+
     def places(self) -> dict[int, int]:
         """Return the numbers of the living storages by the address of their memory."""
         self.settle()

@@ -15,6 +15,8 @@ from nbguard.memory.allocator.model.allocator import CachingAllocator, Event
 from nbguard.memory.allocator.model.blocks import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.facts import AllocatorStats
+from nbguard.memory.scan.devices.reserve import device_peaks, small_part
+from nbguard.units import MiB
 
 # --- The history of a simulated device, bounded, in the entries of a snapshot's `device_traces`.
 
@@ -69,6 +71,8 @@ class SimulatedHistory:
 
 
 _HANDED_OUT_NONE = 0
+RESERVE = (0, 1)
+"""Number of the pool that the model falls back to, as of a MemPool."""
 
 
 class SimulatedDevice:
@@ -100,9 +104,9 @@ class SimulatedDevice:
     ) -> None:
         self.capacity: int = capacity
         self.context: int = context
-        self.model: CachingAllocator = CachingAllocator(
-            settings, capacity, fraction, version, SimulatedDriver(capacity, used=context)
-        )
+        self._driver = SimulatedDriver(capacity, used=context)
+        self.model: CachingAllocator = CachingAllocator(settings, capacity, fraction, version, self._driver)
+        self.reserve: int = 0  # bytes that the model falls back to, which are not the device's
         self.broken: str = ""
         self.history: SimulatedHistory | None = None  # None if it is not recorded
         self._noted = 0  # events that the history has, or that came before it
@@ -147,17 +151,80 @@ class SimulatedDevice:
 
     def counted(self) -> tuple[AllocatorStats, int] | None:
         """Return the counters, and the bytes free on the device, from any thread; None if it does not count any more."""
+        stats, free = self.stats(), self.free()
+        return None if self.broken else (stats, free)
+
+    def stats(self) -> AllocatorStats:
+        """Return the counters without the reserve, from any thread."""
         with self._lock:
             model = self.model
+            reserved = model.reserved - self.reserve
+            allocated = model.allocated - self._spilled()
+            peaks = device_peaks(self.reserve, reserved, (model.peak_allocated, model.peak_reserved))
             stats = AllocatorStats(
-                allocated=model.allocated,
-                reserved=model.reserved,
-                peak_allocated=model.peak_allocated,
-                peak_reserved=model.peak_reserved,
+                allocated=allocated,
+                reserved=reserved,
+                peak_allocated=max(allocated, peaks[0]),
+                peak_reserved=peaks[1],
             )
-            free = model.driver.free() or 0
         self.settle()  # storages that died meanwhile were left to this thread
-        return None if self.broken else (stats, free)
+        return stats
+
+    def free(self) -> int:
+        """Return the bytes free on the device."""
+        return self._driver.free() or 0
+
+    # --- the reserve ------------------------------------------------------------------------------------------------------
+
+    @property
+    def obstacle_to_reserve(self) -> str:
+        """Return why the model could not keep to a reserve; empty where it can."""
+        return "with a memory fraction PyTorch would spill everything; simulate a device without" if self.model.cap else ""
+
+    def set_aside(self, size: int) -> None:
+        """Make a pool in the model that it falls back to, over `size` bytes that are not the device's."""
+
+        def make() -> None:
+            model, small = self.model, small_part(size)
+            self._driver.capacity = (self._driver.capacity or 0) + size
+            self.reserve, settings = size, model.settings
+            model.apply(AllocatorSettings())  # a pool with an allocator of its own has segments of the usual kind
+            model.create_pool(RESERVE, use_on_oom=True)
+            made = [model.malloc(MiB, pool=RESERVE) for _ in range(small // MiB)]
+            made.append(model.malloc(size - small, pool=RESERVE))
+            for address in made:
+                model.free(address)
+            model.apply(settings)
+            model.peak_allocated, model.peak_reserved = model.allocated, model.reserved
+
+        self.settle()
+        self._locked(make)
+
+    def give_up_reserve(self) -> None:
+        """Take the pool away again. Nothing may lie in it."""
+
+        def end() -> None:
+            model = self.model
+            model.release_pool(RESERVE)
+            model.empty_cache(RESERVE)
+            model.peak_allocated, model.peak_reserved = model.allocated, model.reserved  # as when it was made
+            self._driver.capacity = (self._driver.capacity or 0) - self.reserve
+            self.reserve = 0
+
+        self.settle()
+        self._locked(end)
+
+    def spilled(self) -> int:
+        """Return the bytes that lie in the reserve, from any thread."""
+        with self._lock:
+            spilled = self._spilled()
+        self.settle()
+        return spilled
+
+    def _spilled(self) -> int:
+        owner = self.model.pools.get(RESERVE)
+        sets = () if owner is None else (free for half in owner.halves for free in half.by_stream.values())
+        return self.reserve - sum(block.size for free in sets for block in free.blocks)
 
     def snapshot(self) -> dict[str, Any]:
         """Return segments, settings, and the history where it is kept, in the form of `torch.cuda.memory._snapshot()`."""

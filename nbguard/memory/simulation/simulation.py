@@ -14,7 +14,17 @@ import torch
 from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version, segment_size
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment, TickReading
+from nbguard.memory.core.facts import (
+    AirbagFact,
+    AllocatorStats,
+    Block,
+    DeviceFacts,
+    Facts,
+    NvmlFacts,
+    ProcessFact,
+    Segment,
+    TickReading,
+)
 from nbguard.memory.core.finding import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.core.gpu_models import gpu_size
 from nbguard.memory.core.oom_facts import AllocatorCounts, OomNote
@@ -22,11 +32,15 @@ from nbguard.memory.core.simulated import DEVICE, NAME, TRACKED, Simulated, on_s
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.memory.reports.report import Report, build_report
+from nbguard.memory.room.device import note_simulated
+from nbguard.memory.scan.devices.host import host_facts
+from nbguard.memory.scan.devices.reserve import obstacle_in
 from nbguard.memory.scan.oom.chain import NOTES, as_torch_writes, cell_now, with_free_blocks
 from nbguard.memory.scan.oom.failed_runs import full_collections
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.memory.scan.storage_events import StorageMode
-from nbguard.memory.simulation.device import SimulatedDevice, SimulatedHistory
+from nbguard.memory.simulation.device import RESERVE, SimulatedDevice, SimulatedHistory
+from nbguard.memory.simulation.room import SimulatedRoom
 from nbguard.units import format_bytes
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
@@ -62,6 +76,7 @@ class Simulation:
     ) -> None:
         self._device = SimulatedDevice(capacity, context, settings, fraction, version, self._refuse, records=record)
         self._mode = StorageMode(self._device)
+        self._room = SimulatedRoom(self._device, self._mode, self._on_device, self._segments_of_reserve)
         self._version = version
         self.fraction: float = 1.0 if fraction is None else fraction  # of the device that the allocator may take
         self._recording = Recording("off")
@@ -72,12 +87,18 @@ class Simulation:
         if self._mode.is_entered:
             raise NbguardError("this simulation is already running; leave it before you enter it again")
         self._mode.__enter__()
+        note_simulated(self._room, is_on=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._mode.leave()
+        note_simulated(self._room, is_on=False)
         if error is not None and asked_for_cuda(error):
             error.args = (f"{error}\n{INSTEAD_OF_CUDA}",)
+
+    def end(self) -> None:
+        """End all that was set up on the device: an airbag, a budget, parked models. Nothing of theirs was ever moved."""
+        self._room.end()
 
     @property
     def is_running(self) -> bool:
@@ -172,17 +193,17 @@ class Simulation:
     def figures(self) -> Simulated:
         """Return the figures of the device now, as frozen plain data."""
         self._settle()
-        model = self._device.model
+        model, stats = self._device.model, self._device.stats()
         return Simulated(
             capacity=self._device.capacity,
             context=self._device.context,
             settings=model.settings.conf(),
             torch_version=self._version,
-            allocated=model.allocated,
-            reserved=model.reserved,
-            peak_allocated=model.peak_allocated,
-            peak_reserved=model.peak_reserved,
-            free=model.driver.free() or 0,
+            allocated=stats.allocated,
+            reserved=stats.reserved,
+            peak_allocated=stats.peak_allocated or 0,
+            peak_reserved=stats.peak_reserved or 0,
+            free=self._device.free(),
             allocations=model.num_allocs,
             frees=model.num_frees,
             retries=model.num_alloc_retries,
@@ -198,10 +219,10 @@ class Simulation:
         return self._counts()
 
     def _counts(self) -> AllocatorCounts:
-        model = self._device.model
+        model, stats = self._device.model, self._device.stats()
         return AllocatorCounts(
-            allocated=model.allocated,
-            reserved=model.reserved,
+            allocated=stats.allocated,
+            reserved=stats.reserved,
             made=model.allocated_so_far,
             made_blocks=model.num_allocs,
             retries=model.num_alloc_retries,
@@ -278,9 +299,29 @@ class Simulation:
             nvml=driver,
             settings=model.settings.conf(),
             limit=model.cap,
+            airbag=self._airbag(),
+            airbag_room=self._airbag_room(),
         )
 
+    def _airbag(self) -> AirbagFact | None:
+        size = self._device.reserve
+        if not size:
+            return None
+        return AirbagFact(size=size, spilled=self._device.spilled(), segments=self._segments_of_reserve())
+
+    def _airbag_room(self) -> int:
+        device = self._device
+        is_possible = not (device.reserve or device.obstacle_to_reserve or obstacle_in(device.model.settings.conf()))
+        return (host_facts().room or 0) if is_possible else 0
+
     def _segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self._every_segment() if segment.pool != RESERVE)
+
+    def _segments_of_reserve(self) -> tuple[Segment, ...]:
+        every = self._every_segment() if self._device.reserve else ()
+        return tuple(replace(segment, pool=(0, 0)) for segment in every if segment.pool == RESERVE)
+
+    def _every_segment(self) -> tuple[Segment, ...]:
         return tuple(
             Segment(
                 address=segment["address"],
@@ -310,17 +351,17 @@ class Simulation:
         )
 
     def _note(self, failed: SimulatedOutOfMemoryError) -> OomNote:
-        model = self._device.model
+        model, stats = self._device.model, self._device.stats()
         note = OomNote(
             device=DEVICE,
             requested=segment_size(failed.size, model.settings.large_segment),
             total=self._device.capacity,
             free=failed.free or 0,
             limit=model.cap,
-            allocated=model.allocated,
-            reserved=model.reserved,
-            peak_allocated=model.peak_allocated,
-            peak_reserved=model.peak_reserved,
+            allocated=stats.allocated,
+            reserved=stats.reserved,
+            peak_allocated=stats.peak_allocated,
+            peak_reserved=stats.peak_reserved,
             settings=model.settings.conf(),
             cell=cell_now(),
             time=time.time(),

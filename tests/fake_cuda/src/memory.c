@@ -132,9 +132,10 @@ int cuMemAdvise(Ptr at, size_t n, int advice, int device) {
   struct range r;
   return fake_range(at, &r) == MANAGED ? OK : INVALID;
 }
+int cuMemAlloc_v2(Ptr *out, size_t n) { return cudaMalloc(out, n); }
 int cuMemFree_v2(Ptr at) {
   struct range r;
-  if (fake_range(at, &r) != MANAGED) return INVALID; /* of no other kind: cudaFree counts those */
+  if (fake_range(at, &r) != MANAGED) return cudaFree(at);
   fake_unmap(at, 0);
   return OK;
 }

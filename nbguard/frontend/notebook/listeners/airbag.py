@@ -57,7 +57,7 @@ class AirbagWatch:
             moved=watch.moved + moved,
             freed=freed,
             left=left,
-            holders=names_of_spilled(cell.scan.get().facts) if left else (),
+            holders=names_of_spilled(on.stands_for.seen_in(cell.scan.get(), notebook).facts) if left else (),
             line=watch.line,
             reason=reason,
             batch=self._batch_that_fits() if watch.stepped else None,

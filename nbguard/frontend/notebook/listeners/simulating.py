@@ -18,20 +18,15 @@ class Simulating:
 
     Args:
         simulation: the simulated device.
-        show: shows a cell's changes by the figures (before, after) and the cell's number.
         say: shows a sentence.
     """
 
     name = "the simulated device"
     rank = 0  # left before the others look at the cell
 
-    def __init__(
-        self, simulation: Simulation, show: Callable[[Simulated, Simulated, int], None], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, simulation: Simulation, say: Callable[[str], None]) -> None:
         self.simulation = simulation
-        self._show = show
         self._say = say
-        self._shown = simulation.figures()
 
     def before(self) -> None:
         """Put the cell on the simulated device."""
@@ -39,13 +34,10 @@ class Simulating:
             self.simulation.__enter__()
 
     def after(self, cell: CellFact) -> None:
-        """Take the operations that follow off it, show the cell's changes, and answer code that asked for a real GPU."""
+        """Take the operations that follow off it, and answer code that asked for a real GPU."""
         self.end()
         if cell.raised:
             self._answer(getattr(sys, "last_value", None))
-        before, self._shown = self._shown, self.simulation.figures()
-        if self._shown != before:
-            self._show(before, self._shown, cell.number)
 
     def _answer(self, error: BaseException | None) -> None:
         from nbguard.memory.simulation.simulation import INSTEAD_OF_CUDA, asked_for_cuda
@@ -56,3 +48,29 @@ class Simulating:
     def end(self) -> None:
         """Let the operations that follow run without it."""
         self.simulation.__exit__(None, None, None)
+
+
+class SimulatedChanges:
+    """Shows a cell's changes of a simulated device.
+
+    Args:
+        simulation: the simulated device.
+        show: shows the changes by the figures (before, after) and the cell's number.
+    """
+
+    name = "the simulated device"
+    rank = 7  # after the airbag's valve and the budget, which move memory when the cell has ended
+
+    def __init__(self, simulation: Simulation, show: Callable[[Simulated, Simulated, int], None]) -> None:
+        self._simulation = simulation
+        self._show = show
+        self._shown = simulation.figures()
+
+    def before(self) -> None:
+        """Do nothing."""
+
+    def after(self, cell: CellFact) -> None:
+        """Show the changes since the cell before, if there are any."""
+        before, self._shown = self._shown, self._simulation.figures()
+        if self._shown != before:
+            self._show(before, self._shown, cell.number)

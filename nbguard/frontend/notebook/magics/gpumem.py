@@ -290,8 +290,6 @@ class GpuMemMagics(Magics):
                     drawn = _known(drawn.only(options.device), options.device, drawn.names)
                 return show(self.shell, options, drawn, limit=options.n)
             case "make-room":
-                if session.memory.simulation is not None:
-                    raise UsageError("%gpumem make-room: tensors of the simulated device lie in host memory: none need move")
                 made = guarded("%gpumem make-room", api.make_room, options.size, device=options.device, dry_run=options.dry_run)
                 return show(self.shell, options, made)
             case "cells":

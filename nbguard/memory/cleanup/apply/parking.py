@@ -23,7 +23,17 @@ from nbguard.memory.core import advice
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.devices.reserve import device_counters
 from nbguard.memory.scan.heap.walk import WeakTracker, weak_storage
-from nbguard.memory.scan.parked import PARKED, Parked, movable, parked_facts, parked_storages, plain_torch, sharing, storage_of
+from nbguard.memory.scan.parked import (
+    PARKED,
+    Parked,
+    SimulatedMemory,
+    movable,
+    parked_facts,
+    parked_storages,
+    plain_torch,
+    sharing,
+    storage_of,
+)
 from nbguard.spelling import did_you_mean
 from nbguard.units import format_bytes
 
@@ -40,11 +50,12 @@ def park(
     tracker: WeakTracker,
     is_stopped: Callable[[], bool],
     wake: Callable[[str], None] | None = None,
+    home: SimulatedMemory | None = None,
 ) -> str:
     """Move the storages with these numbers to the host; return why some were left, or an empty string.
 
     `is_stopped` is asked between storages: storages moved by then are parked. `wake(label)` is to bring them back when they are
-    used; without it their use is an error.
+    used; without it their use is an error. `home` is the simulated memory that they are in; they stay where they are then.
     """
     wait_for_device()
     tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
@@ -59,11 +70,11 @@ def park(
         if tensors is None:
             failure = "some of its tensors are gone"
             continue
-        device = str(tensors[0].device)
-        failed = _exchange(tensors, _in_a_file if device == "cpu" else _on_host)
+        device = str(tensors[0].device) if home is None else home.name
+        failed = _leave(tensors, device, home)
         failure = failed or failure
         if not failed:
-            parked = moved.setdefault(device, Parked(label=label, device=device, wake=wake))
+            parked = moved.setdefault(device, Parked(label=label, device=device, wake=wake, home=home))
             parked.tensors += map(weakref.ref, tensors)
             parked.storages.append(weak_storage(storage_of(tensors[0])))
     modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]
@@ -86,17 +97,15 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool], *, whole: bool
     gc.unfreeze()  # frozen objects would not be found among the tensors that share a storage
     nbytes, left, back = 0, dict[str, tuple[int, str]](), set[int]()
     for parked in chosen:
+        here = set[int]()
         storages = parked_storages(parked)
         moved: list[Sequence[Any]] = []
         for address, on_it in (dict.fromkeys(storages, ()) | sharing(storages)).items():
             size = storages[address]
-            if is_stopped():
-                failure = _STOPPED
-            else:
-                failure = _exchange(on_it, functools.partial(_on_device, parked.device)) if on_it else _SHARED
+            failure = _STOPPED if is_stopped() else _come_back(on_it, parked) if on_it else _SHARED
             if failure and whole and on_it:
                 for tensors in moved:
-                    _exchange(tensors, _in_a_file if parked.device == "cpu" else _on_host)
+                    _leave(tensors, parked.device, parked.home)
                     parked.storages.append(weak_storage(storage_of(tensors[0])))
                 raise NbguardError(failure)
             if failure:
@@ -105,7 +114,10 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool], *, whole: bool
                 nbytes += size
                 moved.append(on_it)
                 back.update(map(id, on_it))
+                here.add(address)
         parked.tensors = [ref for ref in parked.tensors if id(ref()) not in back]
+        if parked.home is not None:  # its storages are the same as before
+            parked.storages = [weak for weak in parked.storages if _address(weak) not in here]
         _forget_if_empty(parked)
     names, devices = (tuple(dict.fromkeys(column)) for column in zip(*((p.label, p.device) for p in chosen), strict=True))
     return Unparked(
@@ -118,14 +130,15 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool], *, whole: bool
 
 
 @plain_torch()
-def park_left(label: str, device: str, left: Sequence[tuple[Sequence[Any], Any]]) -> int:
+def park_left(label: str, device: str, left: Sequence[tuple[Sequence[Any], Any]], home: SimulatedMemory | None = None) -> int:
     """Park tensors whose device has no place for them: let each of `left`, (its tensors, a storage of the host), use that one.
 
-    Return the bytes that are parked under `label`.
+    A tensor of a simulated device uses it already. Return the bytes that are parked under `label`.
     """
-    parked = Parked(label=label, device=device)
+    parked = Parked(label=label, device=device, home=home)
     for tensors, storage in left:
-        _point(tensors, storage)
+        if home is None:
+            _point(tensors, storage)
         parked.tensors += map(weakref.ref, tensors)
         parked.storages.append(weak_storage(storage))
     PARKED.append(parked)
@@ -184,6 +197,25 @@ def wait_for_device() -> None:
         for index in range(torch.cuda.device_count()):
             if torch.cuda.memory_reserved(index):
                 torch.cuda.synchronize(index)
+
+
+def _leave(tensors: Sequence[Any], device: str, home: SimulatedMemory | None) -> str:
+    """Move the storage that `tensors` share off their device; return why that failed: then all is as before."""
+    if home is None:
+        return _exchange(tensors, _in_a_file if device == "cpu" else _on_host)
+    home.leaves(storage_of(tensors[0]))
+    return ""
+
+
+def _come_back(tensors: Sequence[Any], parked: Parked) -> str:
+    """Move the storage that parked tensors share to their device; return why that failed: then all is as before."""
+    if parked.home is None:
+        return _exchange(tensors, functools.partial(_on_device, parked.device))
+    try:
+        parked.home.comes_back(storage_of(tensors[0]))
+    except RuntimeError as error:  # its error of memory that ran out
+        return in_one_line(error)
+    return ""
 
 
 def _exchange(tensors: Sequence[Any], make: Callable[[int], Any]) -> str:
@@ -246,6 +278,18 @@ def _in_a_file(nbytes: int) -> Any:
             file.truncate(nbytes)
         handle = Path(f"/proc/self/fd/{file.fileno()}")  # another user may have put another file in the place of the name
         return torch.UntypedStorage.from_file(str(handle) if handle.exists() else file.name, shared=True, nbytes=nbytes)
+
+
+def forget_parked(home: SimulatedMemory) -> None:
+    """Have nothing parked any more whose simulated memory has ended: it is where it was all the time."""
+    for parked in [each for each in PARKED if each.home is home]:
+        PARKED.remove(parked)
+        let_go(parked)
+
+
+def _address(weak: Any) -> int | None:
+    storage = sys.modules["torch"].UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return None if storage is None else storage.data_ptr()
 
 
 def _forget_if_empty(parked: Parked) -> None:

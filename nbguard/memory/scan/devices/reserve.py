@@ -15,6 +15,9 @@ from nbguard.memory.core import advice
 from nbguard.memory.core.facts import AirbagFact, PoolId, Segment
 from nbguard.memory.scan.devices.accelerators import read_segments
 from nbguard.memory.scan.devices.host import host_facts
+from nbguard.units import MiB
+
+_MOST_SMALL = 64 * MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +62,37 @@ def obstacle(settings: str, fraction: float | None, index: int) -> str:
         return f"PyTorch {torch.__version__} cannot fall back to a pool (MemPool without use_on_oom): update it"
     if torch.cuda.get_allocator_backend() != "native":
         return "cudaMallocAsync has no pools to fall back to: only PyTorch's own allocator (backend:native) has"
-    if "max_split_size_mb" in settings:
-        return "max_split_size_mb keeps PyTorch from dividing a reserve: unset it and restart the kernel"
     if (fraction or 1.0) < 1:
         whole = advice.allow_whole_device(f"cuda:{index}")
         return "with a memory fraction PyTorch would spill everything; lift it first: " + whole.command
+    return obstacle_in(settings)
+
+
+def obstacle_in(settings: str) -> str:
+    """Return the setting of an allocator that keeps it from falling back; empty without one."""
+    if "max_split_size_mb" in settings:
+        return "max_split_size_mb keeps PyTorch from dividing a reserve: unset it and restart the kernel"
     return ""
+
+
+def small_part(size: int) -> int:
+    """Return the bytes of a reserve for requests of up to 1 MiB, which PyTorch serves from segments of their own.
+
+    A quarter of it, and so much at most: each segment is one more to look at.
+    """
+    return min(size // 4, _MOST_SMALL) // (2 * MiB) * 2 * MiB
+
+
+def device_peaks(size: int, reserved: int, peaks: tuple[int, int]) -> tuple[int, int]:
+    """Return the most bytes that a device itself had in tensors, at least, and reserved at once.
+
+    Args:
+        size: of the reserve.
+        reserved: bytes that the device has reserved now.
+        peaks: the same figures of the allocator, which counts the reserve as the device's own.
+    """
+    most_reserved = max(reserved, peaks[1] - size)
+    return min(peaks[0], most_reserved), most_reserved
 
 
 def falls_back() -> bool:
@@ -123,10 +151,9 @@ def device_counters(index: int) -> dict[str, Any]:
     taken = {"allocated_bytes": spilled, "active_bytes": active, "reserved_bytes": size, "inactive_split_bytes": split}
     for name, nbytes in taken.items():
         stats[name]["all"]["current"] -= nbytes
-    reserved = stats["reserved_bytes"]["all"]
-    reserved["peak"] = max(reserved["current"], reserved["peak"] - size)
-    allocated = stats["allocated_bytes"]["all"]
-    allocated["peak"] = max(allocated["current"], min(allocated["peak"], reserved["peak"]))
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    most, reserved["peak"] = device_peaks(size, reserved["current"], (allocated["peak"], reserved["peak"]))
+    allocated["peak"] = max(allocated["current"], most)
     return stats
 
 
