@@ -61,6 +61,7 @@ class Unread:
 
 _CANDIDATES = KEPT_KINDS | {"tensor"}
 
+_NOTED = frozenset({"tensor", "storage", "graph"})
 _OFTEN = 4096
 MOST_TENSORS = 25_000
 """Tensors that a walk from the user's names looks into: some 20 µs and 1 KiB each."""
@@ -163,7 +164,6 @@ class Walk:
         """Look into every numbered object not visited yet, and into its referents."""
         objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
         kind_of, known = self.kinds.of, self.kinds.known
-        has_graph = self.referents.autograd.has_graph if self.referents.autograd is not None else bool
         library_classes: set[int] = set()  # by id: nearly every object refers to its class
         skipped = len(self.skipped)
         at = len(self.children)
@@ -203,14 +203,20 @@ class Walk:
                     kinds.append(child_kind)
                 children.append(known_number)
             self.children.append(children)
-            if kind in ("tensor", "storage"):
-                self.unread.read(obj, partial(self._note_storage, at, kind), otherwise=None)
-            if kind == "graph" or (kind == "tensor" and has_graph(obj)):
-                self._with_graph.append(at)
+            if kind in _NOTED:
+                self._note(at, kind, obj)
             if len(self.skipped) > skipped:
                 skipped = len(self.skipped)
                 self._cut(at)
             at += 1
+
+    def _note(self, at: int, kind: str, obj: Any) -> None:
+        """Note the storage of an object, and that its graph is to be walked."""
+        if kind != "graph":
+            self.unread.read(obj, partial(self._note_storage, at, kind), otherwise=None)
+        autograd = self.referents.autograd
+        if kind == "graph" or (kind == "tensor" and autograd is not None and autograd.has_graph(obj)):
+            self._with_graph.append(at)
 
     def _follow(self) -> int:
         """Look into objects by the compiled part, as `run` does, up to one that Python must; return its number."""
