@@ -100,9 +100,9 @@ def _compiled(root: Path, folder: Path) -> Path:
     """Compile the heap walk in a folder and return the library. Whatever goes wrong raises."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or sys.platform == "emscripten":
         raise RuntimeError("this Python has no use for it")
-    from setuptools import Extension
-    from setuptools.command.build_ext import build_ext
-    from setuptools.dist import Distribution
+    from setuptools import Extension  # type: ignore[import-untyped]
+    from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
+    from setuptools.dist import Distribution  # type: ignore[import-untyped]
 
     source = folder / "_heapwalk.c"
     shutil.copy(root / f"{_COMPILED}.c", source)

@@ -34,10 +34,10 @@ def _in_both_ways(values: list[Any], most_tensors: int = 25_000) -> Any:
 
 def test_any_heap_is_walked_alike() -> None:
     with_storages = 0
-    for seed in range(examples(120)):
+    for seed in range(examples(80)):
         graph, _, _ = _in_both_ways(random_heap(seed))
         with_storages += bool(graph.storages)
-    assert with_storages > examples(120) // 2
+    assert with_storages > examples(80) // 2
 
 
 def test_as_many_tensors_are_left_out() -> None:
@@ -76,8 +76,8 @@ class _Caching(_Empty):
 @pytest.mark.parametrize("way", [True, False])
 def test_a_tensor_hidden_in_plain_data_is_found(hide: Callable[[Any], Any], rows: Callable[[int], Any], way: bool) -> None:
     tensor = torch.ones(999)
-    data: list[Any] = [rows(n) for n in range(5_000)]
-    data[4_321] = hide(tensor)
+    data: list[Any] = [rows(n) for n in range(700)]
+    data[432] = hide(tensor)
     with walked_by(native.compiled if way else None):
         for value in (data, tuple(data), dict(enumerate(data))):
             graph, _, _ = graph_of([value])
@@ -157,7 +157,7 @@ def test_the_tracked_objects_of_a_kind_are_the_same() -> None:
 def test_walks_keep_nothing() -> None:
     from tests.scan.check_references import kept_by_walks
 
-    assert kept_by_walks(examples(400)) == []
+    assert kept_by_walks(examples(150)) == []
 
 
 def test_a_failing_question_ends_the_walk_and_keeps_nothing() -> None:
