@@ -152,10 +152,11 @@ gpu-day: $(STAMPS)/extra-test ## all that wants a real GPU: tests, recordings, f
 	@PYTHONPATH=build/peers $(if $(DRY),$(VENV)/bin/python -m tests.fake_cuda) \
 	  $(VENV)/bin/python -m tests.gpu.day $(if $(DRY),--dry --out build/gpu-day) $(ARGS)
 
-build: $(LABEXTENSION) ## wheel and sdist into dist/
-	@$(call say,wheel and sdist)
+build: $(LABEXTENSION) ## wheels (a pure one and, with a compiler, a compiled one) and sdist into dist/
+	@$(call say,wheels and sdist)
 	@rm -f dist/nbguard-*
-	@$(IN_VENV) $(VENV)/bin/python -m build --no-isolation --outdir dist . \
+	@{ NBGUARD_PURE=1 $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --outdir dist . && \
+	  NBGUARD_PURE= $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist .; } \
 	  || $(call stop,The build failed. To start afresh: make distclean build)
 
 clean: ## remove what was built; keep .venv and node_modules
@@ -185,7 +186,7 @@ debian-packages:
 
 $(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
 	@$(call say,build tools)
-	@$(PIP) build hatchling hatch-jupyter-builder || $(call stop,$(REGISTRIES))
+	@$(PIP) build hatchling hatch-jupyter-builder setuptools || $(call stop,$(REGISTRIES))
 	@touch $@
 
 # node as esbuild and eslint want it ("engines" in package.json), else the one that PyPI has.

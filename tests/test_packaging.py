@@ -31,18 +31,59 @@ def test_the_lock_file_names_no_host() -> None:
     assert '"resolved"' not in (ROOT / "package-lock.json").read_text()
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    built = subprocess.run(
+def _build(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
         capture_output=True,
         text=True,
         check=False,
+        env={name: value for name, value in os.environ.items() if name != "NBGUARD_PURE"} | variables,
     )
+
+
+def _wheel(folder: Path, **variables: str) -> zipfile.ZipFile:
+    built = _build(folder, **variables)
     assert built.returncode == 0, built.stdout + built.stderr
     (found,) = folder.glob("*.whl")
     return zipfile.ZipFile(found)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The pure one, for any platform."""
+    return _wheel(tmp_path_factory.mktemp("wheel"), NBGUARD_PURE="1")
+
+
+_COMPILED = "nbguard/memory/scan/heap/_heapwalk.abi3.so"
+_LOOK = "import nbguard.memory.scan.heap.native as n; print(n.__file__); print(n.compiled is not None, n.why_pure)"
+needs_compiler = pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="no compiler is here")
+
+
+@needs_compiler
+def test_a_release_has_a_pure_wheel_and_a_compiled_one(wheel: zipfile.ZipFile, bare: BareEnvironment, tmp_path: Path) -> None:
+    compiled = _wheel(tmp_path, NBGUARD_PURE="0")
+    pure_name, compiled_name = Path(str(wheel.filename)).name, Path(str(compiled.filename)).name
+
+    assert pure_name == f"nbguard-{nbguard.__version__}-py3-none-any.whl"
+    assert re.fullmatch(rf"nbguard-{re.escape(nbguard.__version__)}-cp310-abi3-linux_\w+\.whl", compiled_name)
+    assert {*compiled.namelist()} - {*wheel.namelist()} == {_COMPILED}
+    assert compiled.getinfo(_COMPILED).file_size < 100_000
+    for built, looked in ((wheel, "False nbguard was installed without"), (compiled, "True")):
+        installed = bare.install(str(built.filename), cwd=tmp_path)
+        assert installed.returncode == 0, installed.stdout + installed.stderr
+        file, walk = bare.run("-c", _LOOK, cwd=bare.folder).stdout.splitlines()
+        assert Path(file).is_relative_to(bare.folder)
+        assert walk.startswith(looked)
+
+
+def test_a_build_without_a_compiler_is_pure_unless_the_compiled_part_is_asked_for(tmp_path: Path) -> None:
+    assert _wheel(tmp_path / "tried", CC="/no/compiler").namelist().count(_COMPILED) == 0
+    assert [file.name for file in (tmp_path / "tried").iterdir()] == [f"nbguard-{nbguard.__version__}-py3-none-any.whl"]
+
+    asked = _build(tmp_path / "asked", CC="/no/compiler", NBGUARD_PURE="0")
+
+    assert asked.returncode != 0
+    assert len(re.findall(r"^.*nbguard: the heap walk could not be compiled", asked.stdout + asked.stderr, re.MULTILINE)) == 1
 
 
 def test_the_wheel_carries_the_prebuilt_extension_where_jupyter_looks(wheel: zipfile.ZipFile) -> None:

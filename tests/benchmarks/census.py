@@ -8,7 +8,8 @@ Scenes, each with fastai, pandas and matplotlib loaded:
   graph          an autograd graph of 2,000 nodes, kept by a loss and a list of activations
 Compared:
   one pass       a type-cached pass over gc.get_objects(): the least that finding the tensors costs (they stay unexplained)
-  nbguard        the report, and the plan of %reset_gpu (--dry-run)
+  nbguard        the report, with the compiled walk (where there is one) and with Python's; the plan of %reset_gpu (--dry-run);
+                 and %reset_gpu itself, with nothing to do
   MemReporter    pytorch_memlab's: a flat list of tensors with the names of parameters, without holders
   objgraph       find_backref_chain, which names a holder, for a sample of the same tensors, scaled to all of them
 The last two are installed for the benchmark only (make bench does it). The ways take turns, so that a busy machine slows all of
@@ -32,10 +33,12 @@ import pandas as pd
 import torch
 from fastai.vision.all import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
+import nbguard
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.reports.report import build_report
+from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.scan import Notebook, scan
 
 _OBJECTS = 1_000_000
@@ -107,6 +110,20 @@ def dry_run(names: dict[str, object]) -> int:
     return plan_cleanup(scan(Notebook(None, names)).facts, Request()).promised
 
 
+def pure_report(names: dict[str, object]) -> int:
+    """Name every holder, as without the compiled walk."""
+    compiled, native.compiled = native.compiled, None
+    try:
+        return holder_report(names)
+    finally:
+        native.compiled = compiled
+
+
+def idle_cleanup(names: dict[str, object]) -> int:
+    """Clean up where nothing is stale."""
+    return nbguard.release(namespace=names).realised
+
+
 def mem_reporter() -> int:
     """Collect and print pytorch_memlab's flat list (into nowhere)."""
     from pytorch_memlab import MemReporter
@@ -144,12 +161,15 @@ def compare(title: str, names: dict[str, object], rounds: int) -> None:
     found = [obj for obj in gc.get_objects() if issubclass(type(obj), torch.Tensor)]
     count, sample = len(found), found[:: max(1, len(found) // 10)][:10]
     del found
-    print(f"{title}: {len(gc.get_objects()):,} objects, {count:,} tensors, {rounds} rounds", flush=True)
+    walk = "the compiled walk" if native.compiled is not None else f"Python's walk, because {native.why_pure}"
+    print(f"{title}: {len(gc.get_objects()):,} objects, {count:,} tensors, {rounds} rounds, {walk}", flush=True)
     report = "nbguard, every holder"
     ways: dict[str, Callable[[], object]] = {
         "one type-cached pass": one_pass,
         report: lambda: holder_report(names),
+        "nbguard, Python's walk": lambda: pure_report(names),
         "nbguard, plan of a cleanup": lambda: dry_run(names),
+        "nbguard, an idle cleanup": lambda: idle_cleanup(names),
     }
     if importlib.util.find_spec("pytorch_memlab"):
         ways["MemReporter, flat list"] = mem_reporter
@@ -157,6 +177,11 @@ def compare(title: str, names: dict[str, object], rounds: int) -> None:
     if importlib.util.find_spec("objgraph"):
         (seconds,) = in_turns(1, {"objgraph": lambda: backref_chains(sample)})["objgraph"]
         times[f"objgraph, {count:,} holders"] = [seconds / len(sample) * count] * rounds
+    ways_of_ours = [name for name in times if name.startswith("nbguard")]
+    least = times["one type-cached pass"]
+    for name in ways_of_ours:
+        ratios = [ours / one for ours, one in zip(times[name], least, strict=True)]
+        print(f"  {name:<28} takes {statistics.median(ratios):>8.2f} times one type-cached pass", flush=True)
     for name, seconds_each in times.items():
         ratios = [ours / theirs for ours, theirs in zip(times[report], seconds_each, strict=True)]
         line = f"nbguard's report takes {statistics.median(ratios):>9.4f} times that"

@@ -271,11 +271,20 @@ def test_switches_and_history_are_results_like_others() -> None:
 def test_the_switches_say_who_looks_at_the_sidebar() -> None:
     def said(**facts: Any) -> str:
         switches = Switches(oom_card=True, history=False, cells=False, auto_clean_errors=False, sidebar=True, **facts)
-        return switches.mimebundle()["text/plain"].splitlines()[-1].strip()
+        return next(line.strip() for line in switches.mimebundle()["text/plain"].splitlines() if "sidebar" in line)
 
     assert re.fullmatch("sidebar +on +no view is open: nothing runs", said())
     assert said(views=1, rate=4.0).endswith("1 view open, updated 4 times a second")
     assert said(views=2, rate=0.5, jobs=3).endswith("2 views open, updated 0.5 times a second · 3 requests waiting")
+
+
+def test_the_switches_say_what_walks_the_heap() -> None:
+    def said(**facts: Any) -> str:
+        switches = Switches(oom_card=True, history=False, cells=False, auto_clean_errors=False, **facts)
+        return switches.mimebundle()["text/plain"].splitlines()[-1].strip()
+
+    assert re.fullmatch("heap walk +C", said(compiled_walk=True))
+    assert re.fullmatch("heap walk +pure Python +because NBGUARD_PURE is set", said(why_pure="NBGUARD_PURE is set"))
 
 
 def test_a_history_without_memory_says_so() -> None:

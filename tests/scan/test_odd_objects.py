@@ -147,7 +147,7 @@ def test_an_object_that_cannot_be_read_costs_one_row(monkeypatch: pytest.MonkeyP
     def fails(_: Any) -> Any:
         raise RuntimeError("Internal error: please file an issue")
 
-    monkeypatch.setattr("nbguard.memory.scan.heap.walk._array", fails)
+    monkeypatch.setattr("nbguard.memory.scan.heap.referents._array", fails)
     monkeypatch.setattr("nbguard.memory.scan.learners.tensor_shape", fails)
     names = {"thing": [np.empty(3, object), np.empty(2, object)], "tensor": torch.ones(1000), "keep": {"a": torch.ones(7)}}
 

@@ -24,13 +24,16 @@ def test_loaded_for_the_cleanup(kernel: Kernel, case: Case) -> None:
     _run(kernel, case, loaded_first=False)
 
 
+_COMPARE = "__import__('tests.zoo.both_walks', fromlist=['compare']).compare()"
+
+
 def _run(kernel: Kernel, case: Case, loaded_first: bool) -> None:
     kernel.run(PRELUDE if loaded_first else PRELUDE.removeprefix(SHOWS_SMALL)).ok()
     if loaded_first:
         kernel.run("get_ipython().run_line_magic('load_ext', 'nbguard'); None").ok()
         kernel.client.execute_interactive("get_ipython().execution_count -= 1", silent=True, store_history=False)
     build(kernel, case)
-    cell = kernel.run(f"{SHOWS_SMALL}\n%load_ext nbguard\n%reset_gpu {case.stale}").ok()
+    cell = kernel.run(f"{SHOWS_SMALL}\n%load_ext nbguard\n{_COMPARE}\n%reset_gpu {case.stale}").ok()
     diagnose(kernel, case, cell.text)
     if case.check:
         kernel.run(case.check).ok()

@@ -13,6 +13,7 @@ from nbguard.frontend.notebook.recording import CellRecording
 from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS, NoticeSwitch, SessionMemory
 from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
+from nbguard.memory.scan.heap import native
 
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.listeners.cuda_start import PredictedFits
@@ -67,6 +68,8 @@ class Session:
             auto_clean_errors=self._auto_clean in on,
             notices=self.notices.is_on,
             recorded=self.recording.count,
+            compiled_walk=native.compiled is not None,
+            why_pure=native.why_pure,
         )
         if self._hub is None or self._hub not in on:
             return switches

@@ -249,7 +249,7 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
     roots = tuple(number for number in holder.roots if not _is_made_class(facts.graph.roots[number])) or holder.roots
     alone = {number: way_out(analysis, rows[number]) for number in roots[:_MOST_TRIED] if number in rows}
     for line in alone.values():
-        if line.is_code and (promised(facts, (line,)) or 0) >= holder.retained:
+        if line.is_code and _promised(analysis, (line,)) >= holder.retained:
             return line
     if len(roots) == 1:
         root = facts.graph.roots[roots[0]]
@@ -257,11 +257,23 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
     lines = [alone.get(number, advice.NONE) for number in holder.roots]
     if all(line.targets for line in lines):
         together = advice.release_names([*dict.fromkeys(text for line in lines for text in line.targets)])
-        if (frees := promised(facts, lines) or 0) >= holder.retained:
+        if (frees := _promised(analysis, lines)) >= holder.retained:
             return replace(together, frees=frees, cut=frozenset[Edge]().union(*(line.cut for line in lines)))
-    freeing = [(promised(facts, (line,)) or 0, place, line) for place, line in enumerate(alone.values()) if line.is_code]
+    freeing = [(_promised(analysis, (line,)), place, line) for place, line in enumerate(alone.values()) if line.is_code]
     most, _, line = max(freeing, default=(0, 0, _SHARED))
     return replace(line, frees=most) if most else _SHARED
+
+
+def _promised(analysis: Analysis, lines: Sequence[Advice]) -> int:
+    """Return the bytes that lines give back, 0 where that is not known, worked out once: holders share them."""
+    known, key = analysis.once(_promises), tuple(lines)
+    if key not in known:
+        known[key] = promised(analysis.facts, key) or 0
+    return known[key]
+
+
+def _promises(_: Analysis) -> dict[tuple[Advice, ...], int]:
+    return {}
 
 
 def _is_made_class(root: Root) -> bool:

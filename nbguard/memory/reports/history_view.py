@@ -28,7 +28,13 @@ def switches_blocks(switches: Switches) -> Iterator[Block]:
         ("errors cleaned at once", switches.auto_clean_errors, advice.AUTO_CLEAN.command),
         ("sidebar", switches.sidebar, _audience(switches) if switches.sidebar else advice.ON.command),
     )
-    yield Table(rows=tuple(TableRow(cells=(name, "on" if on else "off", hint)) for name, on, hint in rows))
+    walk = ("heap walk", "C", "") if switches.compiled_walk else ("heap walk", "pure Python", _why_pure(switches))
+    switched = (TableRow(cells=(name, "on" if on else "off", hint)) for name, on, hint in rows)
+    yield Table(rows=(*switched, TableRow(cells=walk)))
+
+
+def _why_pure(switches: Switches) -> str:
+    return f"because {switches.why_pure}" if switches.why_pure else ""
 
 
 def _audience(switches: Switches) -> str:

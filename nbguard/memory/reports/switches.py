@@ -25,3 +25,5 @@ class Switches(Result):
     views: int = 0  # number of views that look now
     rate: float = 0.0  # messages to a view per second
     jobs: int = 0  # number of their jobs that wait
+    compiled_walk: bool = False  # the compiled part walks the heap, and not Python
+    why_pure: str = ""  # reason why Python does

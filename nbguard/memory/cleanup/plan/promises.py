@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from nbguard.memory.cleanup.plan.plan import Request
-from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.cleanup.plan.planner import freed_by_targets, plan_cleanup
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice, release_names, release_stale
 from nbguard.memory.core.facts import Facts, Graph, Target
@@ -174,7 +174,7 @@ def freed_by(facts: Facts, lines: Sequence[Advice]) -> set[int] | None:
     graph = facts.graph
     left = _without(graph, code)
     targets = tuple(target for line in lines for target in _targets(graph, line))
-    freed = plan_cleanup(replace(facts, graph=left), Request(targets=targets)).storages if targets else frozenset[int]()
+    freed = freed_by_targets(replace(facts, graph=left), targets) if targets else frozenset[int]()
     if cleans_up:
         left = _without(left, [line for line in lines if line.targets])
         freed |= plan_cleanup(replace(facts, graph=left), Request()).storages

@@ -20,6 +20,7 @@ from operator import is_not
 from typing import Any, Final, Generic, TypeVar
 
 from nbguard.libraries import class_kinds
+from nbguard.memory.scan.heap import native
 
 _Known = TypeVar("_Known")
 
@@ -192,6 +193,9 @@ class Kinds:
     def tracked(self, wanted: Container[str]) -> list[Any]:
         """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does."""
         objects = gc.get_objects()
+        if native.compiled is not None:
+            selected: list[Any] = native.compiled.select(objects, lambda cls: self.known.of(cls) in wanted)
+            return selected
         found: list[Any] = []
         for at in range(0, len(objects), _PIECE):
             piece = objects[at : at + _PIECE]

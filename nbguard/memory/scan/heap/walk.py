@@ -9,155 +9,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress
 from typing import Any, TypeVar
 
 from nbguard.memory.core.facts import KEPT_KINDS, StorageFact, UnreadFact
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan import progress
-from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graphs import Graphs
 from nbguard.memory.scan.heap.kinds import (
     LEAF,
     Kinds,
-    Types,
-    TypeTable,
     Unwalked,
-    module_namespace,
-    mro_of,
     name_of,
-    namespace_of,
     never_asked,
 )
-from nbguard.memory.scan.libraries import library_paths
-
-# --- References of an object, as far as Python, numpy and torch can tell them without running a line of the user's code.
-
-
-_BULK = 64
-"""Containers with at least so many references are first asked, in one go, whether they hold anything but plain data."""
-
-_PLAIN_TYPES = Types((dict, list, tuple, set, frozenset))
-_PIECE = 4096
-_ROOM = 200  # objects behind each of a piece, on average, that are looked through in this way
-_SKIPPED = (LEAF, "class")
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python
-_flags = type.__dict__["__flags__"].__get__
-
-
-class Referents:
-    """Lists the objects that an object refers to. One instance serves one scan of the heap."""
-
-    def __init__(self, kinds: Kinds, has_torch: bool) -> None:
-        self.kinds = kinds
-        self.autograd: Autograd | None = Autograd() if has_torch else None
-        self._plain = TypeTable(partial(_is_plain, kinds))
-        self._user_modules: dict[object, bool] = {"__main__": True}
-        self._libraries = library_paths()
-        self._expand: dict[str, Callable[[Any], list[Any]]] = {
-            "array": _array,
-            "part of an array": _part_of_an_array,
-            "storage": lambda _: [],
-        }
-        if self.autograd is not None:
-            self._expand |= {"tensor": self.autograd.tensor_referents, "graph": self.autograd.graph_referents}
-
-    def of(self, obj: Any, kind: str) -> list[Any]:
-        """Return the objects that `obj`, of this kind, refers to; none for a large container of plain data."""
-        expand = self._expand.get(kind)
-        if expand is not None:
-            return expand(obj)
-        referents = gc.get_referents(obj)
-        return [] if len(referents) >= _BULK and type(obj) in _PLAIN_TYPES and self._all_plain(referents) else referents
-
-    def is_users_class(self, cls: type) -> bool:
-        """Say whether a class is the user's own, so that its attributes count as held by the user."""
-        return self._is_users(namespace_of(cls).get("__module__"))
-
-    def is_users_function(self, obj: object) -> bool:
-        """Say whether `obj` is a function or method of the user's own, or an instance of a class of the user's."""
-        while type(obj) is types.MethodType:
-            obj = obj.__func__
-        return self._is_users(obj.__module__) if type(obj) is types.FunctionType else self.is_users_class(type(obj))
-
-    def _is_users(self, module_name: object) -> bool:
-        if type(module_name) is not str:
-            return False
-        known = self._user_modules.get(module_name)
-        if known is None:
-            known = self._user_modules[module_name] = self.is_users_module(sys.modules.get(module_name))
-        return known
-
-    def is_users_module(self, module: object) -> bool:
-        """Say whether a module is the user's own: a file outside the installed libraries."""
-        return self.is_users_file((module_namespace(module) or {}).get("__file__"))
-
-    def is_users_file(self, path: object) -> bool:
-        """Say whether a module with this `__file__` is the user's own."""
-        return type(path) is str and not path.startswith(self._libraries)
-
-    def _all_plain(self, objects: list[Any]) -> bool:
-        """Say whether everything below `found` is plain data (numbers, text, containers and simple instances of them).
-
-        With C-speed calls, some 50 ns an object instead of a Python loop, and in pieces that stay in the processor's cache.
-        """
-        return all(self._plain_below(objects[at : at + _PIECE]) for at in range(0, len(objects), _PIECE))
-
-    def _plain_below(self, level: list[Any]) -> bool:
-        allowed = _ROOM * (len(level) + _BULK)
-        while (allowed := allowed - len(level)) > 0:
-            types = list(map(type, level))
-            distinct = self._plain.note(types)
-            if not all(map(self._plain.__getitem__, distinct)):
-                return False
-            containers = {key for key in distinct if self.kinds.known[key] not in _SKIPPED}
-            if not containers:
-                return True
-            some = containers < distinct
-            inside = list(compress(level, map(containers.__contains__, map(id, types)))) if some else level
-            if len(set(map(id, inside))) < len(inside):  # something is shared: go into it once
-                inside = list({id(obj): obj for obj in inside}.values())
-            level = gc.get_referents(*inside)
-            if not level:
-                return True
-        return False  # so much behind so little, or a cycle: looked into object by object
-
-
-def _is_plain(kinds: Kinds, cls: type) -> bool:
-    kind = kinds.of(cls)
-    simple = kind == "object" and (
-        cls in _PLAIN_TYPES or (bool(_flags(cls) & _HEAP_TYPE) and "__del__" not in namespace_of(cls))
-    )
-    return kind in _SKIPPED or simple
-
-
-def _array(array: Any) -> list[Any]:
-    """Return an array's base and, where it holds objects, its elements. numpy keeps both out of gc's sight."""
-    numpy: Any = sys.modules["numpy"]
-    base = numpy.ndarray.__dict__["base"].__get__(array)
-    referents = [] if base is None else [base]
-    if base is None and numpy.ndarray.__dict__["dtype"].__get__(array).hasobject:
-        referents.append(numpy.ndarray.tolist(array))
-    return referents if numpy.ndarray is type(array) else referents + gc.get_referents(array)
-
-
-def _part_of_an_array(part: Any) -> list[Any]:
-    """Return the arrays behind a record of one (`table[3]`) or an iterator over some."""
-    numpy: Any = sys.modules["numpy"]
-    for cls, name in ((numpy.void, "base"), (numpy.flatiter, "base"), (numpy.nditer, "operands")):
-        if cls in mro_of(type(part)):
-            try:
-                return [cls.__dict__[name].__get__(part)]
-            except ValueError:  # an iterator that has been closed
-                return []
-    return []
-
+from nbguard.memory.scan.heap.referents import Referents, walker
 
 # --- Objects of a scan that refuse to be read; each costs its own row, never the scan.
 
@@ -191,6 +61,7 @@ class Unread:
 
 _CANDIDATES = KEPT_KINDS | {"tensor"}
 
+_NOTED = frozenset({"tensor", "storage", "graph"})
 _OFTEN = 4096
 MOST_TENSORS = 25_000
 """Tensors that a walk from the user's names looks into: some 20 µs and 1 KiB each."""
@@ -230,7 +101,8 @@ class Walk:
         self.stop: set[int] = set(stop)
         self.kinds = kinds
         self.kinds.known[id(Unwalked)] = "graph"
-        self.referents: Referents = Referents(kinds, "torch" in sys.modules)
+        self.referents: Referents = Referents(kinds, "torch" in sys.modules, self.stop)
+        self._compiled: Any = walker(self.referents)
         self.graphs: Graphs | None = None if self.referents.autograd is None else Graphs(self.referents.autograd, kinds)
         self.rest: int | None = None  # number of the object that stands for all that the walk left out
         self.skipped: list[Any] = []  # tensors that the walk left out
@@ -292,13 +164,15 @@ class Walk:
         """Look into every numbered object not visited yet, and into its referents."""
         objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
         kind_of, known = self.kinds.of, self.kinds.known
-        has_graph = self.referents.autograd.has_graph if self.referents.autograd is not None else bool
         library_classes: set[int] = set()  # by id: nearly every object refers to its class
         skipped = len(self.skipped)
         at = len(self.children)
         while at < len(objects) or self._walk_graphs():
             if at % _OFTEN == 0:
                 progress.report(len(objects))
+            if self._compiled is not None and (went_to := self._follow()) > at:
+                at = went_to
+                continue
             obj, kind = objects[at], kinds[at]
             children = self._later.pop(at, [])
             try:
@@ -329,14 +203,29 @@ class Walk:
                     kinds.append(child_kind)
                 children.append(known_number)
             self.children.append(children)
-            if kind in ("tensor", "storage"):
-                self.unread.read(obj, partial(self._note_storage, at, kind), otherwise=None)
-            if kind == "graph" or (kind == "tensor" and has_graph(obj)):
-                self._with_graph.append(at)
+            if kind in _NOTED:
+                self._note(at, kind, obj)
             if len(self.skipped) > skipped:
                 skipped = len(self.skipped)
                 self._cut(at)
             at += 1
+
+    def _note(self, at: int, kind: str, obj: Any) -> None:
+        """Note the storage of an object, and that its graph is to be walked."""
+        if kind != "graph":
+            self.unread.read(obj, partial(self._note_storage, at, kind), otherwise=None)
+        autograd = self.referents.autograd
+        if kind == "graph" or (kind == "tensor" and autograd is not None and autograd.has_graph(obj)):
+            self._with_graph.append(at)
+
+    def _follow(self) -> int:
+        """Look into objects by the compiled part, as `run` does, up to one that Python must; return its number."""
+        until = len(self.children) // _OFTEN * _OFTEN + _OFTEN
+        room = self.most_tensors - self.tensors
+        self.tensors += self._compiled.follow(
+            self.objects, self.kind, self.number, self.children, self.stop, self._later, until, room
+        )
+        return len(self.children)
 
     def _walk_graphs(self) -> bool:
         """Walk the graphs of the objects met since the last time; say whether there is anything more to look into."""

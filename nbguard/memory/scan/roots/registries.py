@@ -30,7 +30,7 @@ from nbguard.memory.scan.heap.kinds import (
     name_of,
     namespace_of,
 )
-from nbguard.memory.scan.heap.walk import Referents
+from nbguard.memory.scan.heap.referents import Referents
 from nbguard.memory.scan.roots.frames import DISPATCH, LiveRoot, frame_locals
 from nbguard.memory.scan.roots.tracebacks import PDB_VARIABLES
 

@@ -1,0 +1,598 @@
+/* The inner loops of a heap walk. `walk.py` and `kinds.py` do the same without it and are the reference.
+
+   An object is asked for its referents by the rule of `gc.get_referents`: by its type's tp_traverse, where the type has one and
+   the object is under the garbage collector's rules (tp_is_gc: a static type is not, and its tp_traverse ends the process).
+   While a tp_traverse runs nothing of Python's is made and no Python runs. Between two of them Python may run (a type that has
+   not been seen yet is classified there), so each object that waits on a stack is referred to. Nothing here recurses.
+
+   Everything used is of the limited API of Python 3.10; PyPy and builds without the GIL have no use for it. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef Py_GIL_DISABLED
+#error "without the GIL an object must not be traversed while other threads run"
+#endif
+
+#define INTERFACE 1 /* native.py takes no other */
+
+/* How the instances of a type are walked: `_ways` in native.py. */
+enum way {
+    LEAF = 0,    /* not at all */
+    CLASS = 1,   /* a class: a user's is walked */
+    OBJECT = 2,  /* by their referents */
+    PLAIN = 3,   /* the same; as part of plain data they are passed over */
+    BULK = 4,    /* the same; a large one is examined first: is it plain data? */
+    SPECIAL = 5, /* by Python code */
+    TENSOR = 6,  /* by Python code, and only so many of them */
+};
+
+static int no_memory(void)
+{
+    PyErr_NoMemory();
+    return -1;
+}
+
+/* --- Tables by address, with open addressing: sets of objects, and findings about types. */
+
+/* Neighbours in the heap are neighbours in the table, block by block of a mebibyte: it is the cache that counts here. */
+static size_t slot_of(const void *key, size_t mask)
+{
+    size_t at = (size_t)key >> 4;
+    return (at + (at >> 16) * 0x9E3779B1u) & mask;
+}
+
+typedef struct {
+    void **keys;
+    size_t mask; /* the number of slots, less one */
+    size_t used;
+} AddressSet;
+
+static int set_grow(AddressSet *set)
+{
+    size_t slots = set->keys == NULL ? 1024 : 2 * (set->mask + 1);
+    void **keys = calloc(slots, sizeof(void *));
+    if (keys == NULL) {
+        return no_memory();
+    }
+    for (size_t old = 0; set->keys != NULL && old <= set->mask; old++) {
+        if (set->keys[old] != NULL) {
+            size_t at = slot_of(set->keys[old], slots - 1);
+            while (keys[at] != NULL) {
+                at = (at + 1) & (slots - 1);
+            }
+            keys[at] = set->keys[old];
+        }
+    }
+    free(set->keys);
+    set->keys = keys;
+    set->mask = slots - 1;
+    return 0;
+}
+
+static int set_has(const AddressSet *set, const void *key)
+{
+    if (set->keys == NULL) {
+        return 0;
+    }
+    size_t at = slot_of(key, set->mask);
+    while (set->keys[at] != NULL) {
+        if (set->keys[at] == key) {
+            return 1;
+        }
+        at = (at + 1) & set->mask;
+    }
+    return 0;
+}
+
+/* Return 1 for a new key, 0 for one that was there, -1 without memory. */
+static int set_add(AddressSet *set, void *key)
+{
+    if ((set->keys == NULL || 2 * set->used > set->mask) && set_grow(set) < 0) {
+        return -1;
+    }
+    size_t at = slot_of(key, set->mask);
+    while (set->keys[at] != NULL) {
+        if (set->keys[at] == key) {
+            return 0;
+        }
+        at = (at + 1) & set->mask;
+    }
+    set->keys[at] = key;
+    set->used++;
+    return 1;
+}
+
+static void set_free(AddressSet *set)
+{
+    free(set->keys);
+    memset(set, 0, sizeof(*set));
+}
+
+typedef struct {
+    PyTypeObject *type; /* NULL: an empty slot */
+    traverseproc traverse;
+    inquiry is_gc;
+    PyObject *kind;
+    int way;
+} Finding;
+
+typedef struct {
+    Finding *slots;
+    size_t mask;
+    size_t used;
+} Findings;
+
+static Finding *find(const Findings *types, const PyTypeObject *type)
+{
+    size_t at = slot_of(type, types->mask);
+    while (types->slots[at].type != NULL && types->slots[at].type != type) {
+        at = (at + 1) & types->mask;
+    }
+    return &types->slots[at];
+}
+
+static int findings_grow(Findings *types)
+{
+    Findings more = {NULL, types->slots == NULL ? 1023 : 2 * types->mask + 1, types->used};
+    more.slots = calloc(more.mask + 1, sizeof(Finding));
+    if (more.slots == NULL) {
+        return no_memory();
+    }
+    for (size_t old = 0; types->slots != NULL && old <= types->mask; old++) {
+        if (types->slots[old].type != NULL) {
+            *find(&more, types->slots[old].type) = types->slots[old];
+        }
+    }
+    free(types->slots);
+    *types = more;
+    return 0;
+}
+
+/* --- A stack of objects, each of them referred to. */
+
+typedef struct {
+    PyObject **items;
+    size_t length, room;
+} Stack;
+
+static int push(Stack *stack, PyObject *obj)
+{
+    if (stack->length == stack->room) {
+        size_t room = stack->room ? 2 * stack->room : 256;
+        PyObject **items = realloc(stack->items, room * sizeof(PyObject *));
+        if (items == NULL) {
+            return no_memory();
+        }
+        stack->items = items;
+        stack->room = room;
+    }
+    Py_INCREF(obj);
+    stack->items[stack->length++] = obj;
+    return 0;
+}
+
+static void stack_clear(Stack *stack)
+{
+    while (stack->length) {
+        Py_DECREF(stack->items[--stack->length]);
+    }
+}
+
+static void stack_free(Stack *stack)
+{
+    stack_clear(stack);
+    free(stack->items);
+    memset(stack, 0, sizeof(*stack));
+}
+
+/* --- The walker: what it knows of types and classes, for one scan. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *classify;       /* a type -> (way, kind); it keeps the type alive */
+    PyObject *is_users_class; /* a class -> bool: it is walked */
+    PyObject *is_dull_class;  /* a class -> bool: it leads to plain data and code alone */
+    Findings types;
+    AddressSet library_classes, dull_classes;
+    Py_ssize_t bulk; /* references from which on a container is examined */
+    Py_ssize_t room; /* objects behind each reference, on average, that are examined */
+} Walker;
+
+/* Return what is known of a type, after asking Python about a new one; NULL with an exception. */
+static Finding *finding_of(Walker *self, PyTypeObject *type)
+{
+    Finding *found = find(&self->types, type);
+    if (found->type != NULL) {
+        return found;
+    }
+    int way;
+    PyObject *kind, *answer = PyObject_CallFunctionObjArgs(self->classify, (PyObject *)type, NULL);
+    int failed = answer == NULL || !PyArg_ParseTuple(answer, "iO", &way, &kind);
+    if (failed || (2 * self->types.used > self->types.mask && findings_grow(&self->types) < 0)) {
+        Py_XDECREF(answer);
+        return NULL;
+    }
+    found = find(&self->types, type);
+    if (found->type == NULL) {
+        int has_gc = (PyType_GetFlags(type) & Py_TPFLAGS_HAVE_GC) != 0;
+        found->type = type;
+        found->traverse = has_gc ? (traverseproc)PyType_GetSlot(type, Py_tp_traverse) : NULL;
+        found->is_gc = has_gc ? (inquiry)PyType_GetSlot(type, Py_tp_is_gc) : NULL;
+        Py_INCREF(kind);
+        found->kind = kind;
+        found->way = way;
+        self->types.used++;
+    }
+    Py_DECREF(answer);
+    return found;
+}
+
+/* Call `visit` with each referent of an object, as gc.get_referents does. */
+static int traverse(const Finding *found, PyObject *obj, visitproc visit, void *state)
+{
+    if (found->traverse == NULL || (found->is_gc != NULL && !found->is_gc(obj))) {
+        return 0;
+    }
+    return found->traverse(obj, visit, state);
+}
+
+/* Ask Python about a class once: `known` are those that need not be looked at. Return whether this one is to be, or -1 with an
+   exception. Nearly every object refers to its class. */
+static int ask_about_class(PyObject *question, int dull, AddressSet *known, PyObject *cls)
+{
+    if (set_has(known, cls)) {
+        return 0;
+    }
+    PyObject *answer = PyObject_CallFunctionObjArgs(question, cls, NULL);
+    int said = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return said < 0 || (said == dull && set_add(known, cls) < 0) ? -1 : said != dull;
+}
+
+/* --- Large containers of plain data are passed over. */
+
+typedef struct {
+    const Walker *walker;
+    AddressSet seen;
+    Stack todo;
+    Py_ssize_t left; /* referents that may still be examined */
+    int is_plain;
+    int failed;
+} Examination;
+
+static int visit_plain(PyObject *obj, void *state)
+{
+    Examination *exam = state;
+    if (obj == NULL) {
+        return 0;
+    }
+    const Finding *found = find(&exam->walker->types, Py_TYPE(obj));
+    int way = found->type == NULL ? PLAIN : found->way; /* a new type is classified later */
+    if (way == LEAF || (way == CLASS && set_has(&exam->walker->dull_classes, obj))) {
+        return 0;
+    }
+    if (way == OBJECT || way >= SPECIAL || --exam->left < 0) {
+        exam->is_plain = 0;
+        return 1;
+    }
+    if (Py_REFCNT(obj) != 1) { /* else only this container refers to it: nothing can lead here again */
+        int is_new = set_add(&exam->seen, obj);
+        if (is_new <= 0) {
+            exam->failed |= is_new < 0;
+            return is_new < 0;
+        }
+    }
+    exam->failed |= push(&exam->todo, obj) < 0;
+    return exam->failed;
+}
+
+/* Say whether a container leads to plain data alone; -1 with an exception. */
+static int is_plain_below(Walker *self, PyObject *top, Py_ssize_t referents)
+{
+    Examination exam = {.walker = self, .left = self->room * (referents + self->bulk), .is_plain = 1};
+    exam.failed = push(&exam.todo, top) < 0;
+    while (exam.todo.length && exam.is_plain && !exam.failed) {
+        PyObject *obj = exam.todo.items[--exam.todo.length];
+        const Finding *found = finding_of(self, Py_TYPE(obj));
+        if (found == NULL) {
+            exam.failed = 1;
+        } else if (found->way == CLASS) {
+            int leads_on = ask_about_class(self->is_dull_class, 1, &self->dull_classes, obj);
+            exam.failed = leads_on < 0;
+            exam.is_plain = leads_on == 0;
+        } else if (found->way == PLAIN || found->way == BULK) {
+            traverse(found, obj, visit_plain, &exam);
+        } else {
+            exam.is_plain = found->way == LEAF;
+        }
+        Py_DECREF(obj);
+    }
+    stack_free(&exam.todo);
+    set_free(&exam.seen);
+    return exam.failed ? -1 : exam.is_plain;
+}
+
+/* --- The walk itself. */
+
+typedef struct {
+    const Walker *walker;
+    Stack *children;
+    Py_ssize_t referents;
+    int failed;
+} Collection;
+
+static int visit_child(PyObject *obj, void *state)
+{
+    Collection *found = state;
+    if (obj == NULL) {
+        return 0;
+    }
+    found->referents++;
+    const Finding *of_type = find(&found->walker->types, Py_TYPE(obj));
+    int way = of_type->type == NULL ? OBJECT : of_type->way;
+    if (way == LEAF || (way == CLASS && set_has(&found->walker->library_classes, obj))) {
+        return 0;
+    }
+    found->failed |= push(found->children, obj) < 0;
+    return found->failed;
+}
+
+/* The walk's own lists and dicts, and what this call has done with them. */
+typedef struct {
+    PyObject *objects, *kinds, *number, *stop;
+    Py_ssize_t tensors; /* that have been added */
+    Py_ssize_t most_tensors;
+} State;
+
+/* Number a new object; -2 with an exception. */
+static Py_ssize_t add(State *walk, PyObject *key, PyObject *obj, PyObject *kind)
+{
+    Py_ssize_t number = PyList_Size(walk->objects);
+    PyObject *value = PyLong_FromSsize_t(number);
+    int failed = value == NULL || PyDict_SetItem(walk->number, key, value) < 0 || PyList_Append(walk->objects, obj) < 0
+                 || PyList_Append(walk->kinds, kind) < 0;
+    Py_XDECREF(value);
+    return failed ? -2 : number;
+}
+
+/* Return the number of an object, new or known, -1 for one that is not walked, -2 with an exception. */
+static Py_ssize_t number_of(Walker *self, State *walk, PyObject *obj)
+{
+    const Finding *found = finding_of(self, Py_TYPE(obj));
+    if (found == NULL) {
+        return -2;
+    }
+    int way = found->way; /* the finding may move when Python is asked */
+    PyObject *kind = found->kind;
+    if (way == LEAF || (way == CLASS && set_has(&self->library_classes, obj))) {
+        return -1;
+    }
+    PyObject *key = PyLong_FromVoidPtr(obj);
+    PyObject *known = key == NULL ? NULL : PyDict_GetItemWithError(walk->number, key);
+    Py_ssize_t number = -2;
+    if (known != NULL) {
+        number = PyLong_AsSsize_t(known);
+    } else if (!PyErr_Occurred()) {
+        int stops = PySet_Contains(walk->stop, key);
+        int walked = stops || way != CLASS ? !stops : ask_about_class(self->is_users_class, 0, &self->library_classes, obj);
+        number = stops < 0 || walked < 0 ? -2 : walked ? add(walk, key, obj, kind) : -1;
+        walk->tensors += way == TENSOR && number >= 0;
+    }
+    Py_XDECREF(key);
+    return number;
+}
+
+/* Return the list of the numbers of `children`; NULL with an exception. */
+static PyObject *numbers_of(Walker *self, State *walk, const Stack *children)
+{
+    PyObject *numbers = PyList_New(0);
+    for (size_t n = 0; numbers != NULL && n < children->length; n++) {
+        Py_ssize_t number = number_of(self, walk, children->items[n]);
+        PyObject *value = number < 0 ? NULL : PyLong_FromSsize_t(number);
+        if (number == -2 || (number >= 0 && (value == NULL || PyList_Append(numbers, value) < 0))) {
+            Py_CLEAR(numbers);
+        }
+        Py_XDECREF(value);
+    }
+    return numbers;
+}
+
+/* Say whether an object is for Python to look into: by its type, by what has been noted of it, or as it may have too many
+   tensors; -1 with an exception. */
+static int is_for_python(Walker *self, State *walk, PyObject *later, Py_ssize_t at, const Stack *children)
+{
+    if (PyDict_Size(later)) {
+        PyObject *key = PyLong_FromSsize_t(at);
+        int noted = key == NULL ? -1 : PyDict_Contains(later, key);
+        Py_XDECREF(key);
+        if (noted) {
+            return noted;
+        }
+    }
+    Py_ssize_t tensors = walk->tensors;
+    for (size_t n = 0; n < children->length; n++) {
+        const Finding *found = finding_of(self, Py_TYPE(children->items[n]));
+        if (found == NULL) {
+            return -1;
+        }
+        tensors += found->way == TENSOR;
+    }
+    return tensors > walk->tensors && tensors > walk->most_tensors;
+}
+
+PyDoc_STRVAR(follow_doc, "\
+follow(objects, kinds, number, children, stop, later, until, most_tensors) -> tensors\n\n\
+Look into the numbered objects from number len(children) on, up to `until` or to one that is for Python to look into.\n\
+Return how many tensors have been numbered: at most `most_tensors`.");
+
+static PyObject *walker_follow(Walker *self, PyObject *args)
+{
+    State walk = {0};
+    PyObject *later, *lists;
+    Py_ssize_t until;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OO!nn", &PyList_Type, &walk.objects, &PyList_Type, &walk.kinds, &PyDict_Type,
+                          &walk.number, &PyList_Type, &lists, &walk.stop, &PyDict_Type, &later, &until,
+                          &walk.most_tensors)) {
+        return NULL;
+    }
+    Stack children = {0};
+    int result = 0; /* 1: the rest is for Python, or another time; -1: an exception */
+    for (Py_ssize_t at = PyList_Size(lists); !result && at < until && at < PyList_Size(walk.objects); at++) {
+        PyObject *obj = PyList_GetItem(walk.objects, at);
+        const Finding *found = obj == NULL ? NULL : finding_of(self, Py_TYPE(obj));
+        if (found == NULL) {
+            result = -1;
+            break;
+        }
+        if (found->way >= SPECIAL) {
+            break;
+        }
+        Collection met = {self, &children, 0, 0};
+        traverse(found, obj, visit_child, &met);
+        int is_plain = 0;
+        if (found->way == BULK && met.referents >= self->bulk && !met.failed) {
+            is_plain = is_plain_below(self, obj, met.referents);
+        }
+        if (is_plain > 0) {
+            stack_clear(&children);
+        }
+        result = met.failed || is_plain < 0 ? -1 : is_for_python(self, &walk, later, at, &children);
+        if (!result) {
+            PyObject *numbers = numbers_of(self, &walk, &children);
+            result = numbers == NULL || PyList_Append(lists, numbers) < 0 ? -1 : 0;
+            Py_XDECREF(numbers);
+        }
+        stack_clear(&children);
+    }
+    stack_free(&children);
+    return result < 0 ? NULL : PyLong_FromSsize_t(walk.tensors);
+}
+
+static int walker_init(Walker *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"classify", "is_users_class", "is_dull_class", "bulk", "room", NULL};
+    PyObject *classify, *is_users_class, *is_dull_class;
+    Py_ssize_t bulk, room;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnn", names, &classify, &is_users_class, &is_dull_class, &bulk,
+                                     &room)) {
+        return -1;
+    }
+    if (self->classify != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a walker is made once");
+        return -1;
+    }
+    if (findings_grow(&self->types) < 0) {
+        return -1;
+    }
+    Py_INCREF(classify);
+    Py_INCREF(is_users_class);
+    Py_INCREF(is_dull_class);
+    self->classify = classify;
+    self->is_users_class = is_users_class;
+    self->is_dull_class = is_dull_class;
+    self->bulk = bulk;
+    self->room = room;
+    return 0;
+}
+
+static void walker_dealloc(Walker *self)
+{
+    for (size_t at = 0; self->types.slots != NULL && at <= self->types.mask; at++) {
+        Py_XDECREF(self->types.slots[at].kind);
+    }
+    free(self->types.slots);
+    set_free(&self->library_classes);
+    set_free(&self->dull_classes);
+    Py_XDECREF(self->classify);
+    Py_XDECREF(self->is_users_class);
+    Py_XDECREF(self->is_dull_class);
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef walker_methods[] = {
+    {"follow", (PyCFunction)walker_follow, METH_VARARGS, follow_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot walker_slots[] = {
+    {Py_tp_doc, "What one scan knows of types and classes, and the loops that need it."},
+    {Py_tp_init, walker_init},
+    {Py_tp_dealloc, walker_dealloc},
+    {Py_tp_methods, walker_methods},
+    {0, NULL},
+};
+
+static PyType_Spec walker_spec = {
+    "nbguard.memory.scan.heap._heapwalk.Walker", sizeof(Walker), 0, Py_TPFLAGS_DEFAULT, walker_slots,
+};
+
+static int module_exec(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &walker_spec, NULL);
+    int failed = type == NULL || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
+                 || PyModule_AddObjectRef(module, "Walker", type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
+
+/* --- A pass over a list of objects. */
+
+PyDoc_STRVAR(select_doc, "\
+select(objects, is_wanted) -> list\n\n\
+Return those of a list of objects whose type is wanted. `is_wanted` is asked about each type once.");
+
+static PyObject *module_select(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *objects, *question;
+    if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &objects, &question)) {
+        return NULL;
+    }
+    PyObject *found = PyList_New(0);
+    AddressSet wanted = {0}, others = {0};
+    PyTypeObject *dull = NULL;
+    for (Py_ssize_t at = 0; found != NULL && at < PyList_Size(objects); at++) {
+        PyObject *obj = PyList_GetItem(objects, at);
+        PyTypeObject *type = Py_TYPE(obj);
+        if (type == dull || set_has(&others, type)) { /* neighbours are mostly alike */
+            dull = type;
+            continue;
+        }
+        int is_wanted = set_has(&wanted, type) ? 1 : ask_about_class(question, 0, &others, (PyObject *)type);
+        if (is_wanted < 0 || (is_wanted && (set_add(&wanted, type) < 0 || PyList_Append(found, obj) < 0))) {
+            Py_CLEAR(found);
+        }
+    }
+    set_free(&wanted);
+    set_free(&others);
+    return found;
+}
+
+static PyMethodDef module_methods[] = {
+    {"select", module_select, METH_VARARGS, select_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_heapwalk",
+    .m_doc = "The inner loops of a heap walk.",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__heapwalk(void)
+{
+    return PyModuleDef_Init(&module_def);
+}
