@@ -267,7 +267,7 @@ def took(fit: Fit, way: Way) -> Took:
         ended = clock()
     at = fit.at[WARM_UP : -VALIDATION if fit.learner else None]
     batches = [after - before for before, after in itertools.pairwise(at)]
-    own = profiler.report.overhead.total / 1e9 if isinstance(profiler, FitProfile) else None
+    own = profiler.report.overhead.during / 1e9 if isinstance(profiler, FitProfile) else None
     logged = None if own is None else LOGGED[1] - LOGGED[0]
     return Took(end - start, batches, (start - begun) + (ended - end), own, logged)
 

@@ -20,7 +20,8 @@ from torch.optim import optimizer
 from torch.utils.data import dataloader
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.notebook.profile import FitMonitor, profile_fit
+from nbguard.frontend.notebook.fit_monitor import FitMonitor
+from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.profile import FitProfile

@@ -22,7 +22,7 @@ from nbguard.errors import NbguardError
 from nbguard.memory.core.facts import Block, Counted, DeviceFacts, Reading, Segment
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, Share
 from nbguard.training.profiler.analysis.compare import figures, summary
-from nbguard.training.profiler.analysis.memory.growth import cell_figures, reading_figures
+from nbguard.training.profiler.analysis.memory.cell_log import cell_figures, reading_figures
 from nbguard.training.profiler.analysis.report import (
     EpochRow,
     FitFinding,
@@ -74,7 +74,7 @@ def _report(step: int = 12 * MS) -> FitReport:
         kind="eps", severity="problem", what="eps rounds to zero", evidence="1e-8 in float16", change="eps=1e-4"
     )
     first = ("Use 2 workers: 5.00 ms less per batch",)
-    overhead = Overhead(900, 1000, 2 * MS, 0.003)
+    overhead = Overhead(per_mark=900, marks=1000, watching=2 * MS, share=0.003)
     return FitReport(
         title="In[7] · fastai fit",
         ending="complete",

@@ -40,7 +40,7 @@ from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.training.doctor.analysis.serving import RepairedModel
 from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
-from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
 from nbguard.training.profiler.analysis.nonfinite import NanRepair, Origin
 from nbguard.training.profiler.analysis.operations import Float32Trial
 from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace

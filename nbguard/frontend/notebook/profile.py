@@ -1,4 +1,4 @@
-"""Profiles that end with the cell that they began in, or with a `with` block, and `FitMonitor`, a fastai callback."""
+"""Profiles that end with the cell that they began in, or with a `with` block."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from fastai.callback.core import Callback
-
 from nbguard.errors import NbguardError, ReachedError
 from nbguard.memory.cells.hooks import CellEnd
 from nbguard.texts import running_shell
@@ -17,6 +15,16 @@ from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.files import FitOptions
 from nbguard.training.profiler.profile import FitProfile
 from nbguard.training.ranks.rank import current_rank
+
+import_time = 0
+"""Nanoseconds of processor time that this module and all it needs took to import; set where `nbguard` does so by itself."""
+
+
+def import_time_once() -> int:
+    """Return `import_time` for the first profile, and 0 for the others."""
+    global import_time
+    took, import_time = import_time, -1
+    return max(took, 0)
 
 
 class CellProfile:
@@ -60,7 +68,7 @@ class profile_fit:  # noqa: N801 - used like a function
     """
 
     def __init__(self, *, show: bool = True, **options: Any) -> None:
-        self._profile = FitProfile(options_of(options))
+        self._profile = FitProfile(options_of(options), spent=import_time_once())
         self._shows = show
         caller = sys._getframe(1)
         self._key = f"{caller.f_code.co_filename}:{caller.f_lineno}"
@@ -120,39 +128,3 @@ def show(report: FitReport, *, whole: bool = True) -> None:
         display_bundle(report.mimebundle(whole=whole), report.display_metadata())
     else:
         print(report)  # noqa: T201 - a script has nothing else
-
-
-# --- `FitMonitor`: the profile of a fit as a fastai callback, for scripts.
-
-
-class FitMonitor(Callback):  # type: ignore[misc]
-    """Profile each fit of a Learner: `learn.fit(3, cbs=FitMonitor())`. The report is shown when the fit ends, however.
-
-    The profile begins once the other callbacks have prepared the fit. While another profile runs (`%%profile_fit`), it leaves
-    the fit to that one.
-
-    Args:
-        show: show the report; it is in `monitor.report` anyway.
-        options: as of `profile_fit`.
-    """
-
-    order = 10**6  # the others prepare the fit before it
-
-    def __init__(self, *, show: bool = True, **options: Any) -> None:
-        self.report: FitReport | None = None
-        self._options = options_of(options)
-        self._shows = show
-
-    def before_fit(self) -> None:
-        """Start a profile that ends with this fit."""
-        if FitProfile.is_any_running():
-            return
-        profile = FitProfile(self._options)
-        profile.start()
-
-        def ended(error: BaseException | None) -> None:
-            self.report = profile.finish(error, key="FitMonitor")
-            if self._shows:
-                show(self.report)
-
-        profile.joins(self.learn, ended)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nbguard.memory.cells.hooks import Hooks
     from nbguard.memory.cells.name_watch import Ledger
     from nbguard.memory.reports.cell_ledger import History
-    from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+    from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
 
 _NOTHING_YET = (
     "nothing is recorded yet; `%nbguard on` records each cell's change of the memory, `%gpumem cells on` also shows "
@@ -73,7 +73,7 @@ class CellRecording:
     @property
     def log_state(self) -> MemoryLogState:
         """Return where the memory is logged."""
-        from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+        from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
 
         return MemoryLogState() if self._log is None else self._log.state
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
@@ -156,17 +157,23 @@ class Session:
 
         `whole`: whether all figures stand open.
         """
-        from nbguard.frontend.notebook.predictions import with_predicted_bytes
-        from nbguard.frontend.notebook.profile import CellProfile, show
-        from nbguard.training.profiler.profile import FitProfile
+        begun = thread_time_ns()
+        from nbguard.memory.scan.pause import keep_garbage
+
+        with keep_garbage():  # a collection of all objects takes longer than to import
+            from nbguard.frontend.notebook.profile import CellProfile, show
+            from nbguard.training.profiler.profile import FitProfile
 
         def ended(report: FitReport, code: str) -> None:
-            names = self._shell.user_ns
-            report = with_predicted_bytes(report, self._shell.transform_cell(code), names, PREDICTION_SECONDS)
+            if any(remedy.kind for remedy in report.remedies):
+                from nbguard.frontend.notebook.predictions import with_predicted_bytes
+
+                names = self._shell.user_ns
+                report = with_predicted_bytes(report, self._shell.transform_cell(code), names, PREDICTION_SECONDS)
             keep(report)
             show(report, whole=whole)
 
-        profile = FitProfile(options, self.memory.simulated_counter())
+        profile = FitProfile(options, self.memory.simulated_counter(), spent=thread_time_ns() - begun)
         self._profile = CellProfile(self._shell, profile, ended, show_sentence)
 
     def stop_profiling(self) -> None:

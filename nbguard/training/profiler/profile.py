@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import process_time_ns, thread_time_ns
 from typing import Any, TypeVar
 
 from nbguard.errors import NbguardError, StoppedAtNaN
+from nbguard.memory.scan.pause import keep_garbage
 from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
 from nbguard.training.profiler.analysis.loader.verdict import LoaderRun, WorkerTuning
 from nbguard.training.profiler.analysis.memory.growth import KeptGraphs, least_kept
-from nbguard.training.profiler.analysis.observations import Failure, FitObservations
+from nbguard.training.profiler.analysis.observations import Failure, FitObservations, OwnTime
 from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryReport, Overhead, Timing
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.gpu import trace_events
@@ -124,6 +127,8 @@ def forget() -> None:
     _loaders.clear()
 
 
+_SHOWN = 1.25
+"""Processor time to end a profile and to show its report, in multiples of what it took until that was made."""
 _T = TypeVar("_T")
 _running: FitProfile | None = None
 
@@ -144,12 +149,15 @@ class FitProfile:
     Args:
         options: what to do beyond the usual.
         counter: of memory, if not torch's or malloc's, e.g. of a simulated device.
+        spent: nanoseconds of processor time that the profile has taken already, as to import its modules.
     """
 
-    def __init__(self, options: FitOptions | None = None, counter: MemoryCounter | None = None) -> None:
+    def __init__(self, options: FitOptions | None = None, counter: MemoryCounter | None = None, spent: int = 0) -> None:
         self._options = options or FitOptions()
         self._counter = counter
         self._outputs: Outputs | None = None
+        self._own = OwnTime(before=spent)
+        self._began = 0  # processor time of the process when all was in place; when the fit ended, what it took meanwhile
         self._operations = 0  # that autograd had recorded on this thread before the fit
         self._instruments: Instruments | None = None
         self._observations: FitObservations | None = None
@@ -192,6 +200,7 @@ class FitProfile:
         global _running
         if _running is not None:
             raise NbguardError("a profile runs already: end it first")
+        begun = thread_time_ns()
         try:
             import torch  # noqa: F401 - the fit will import it; better before the clock runs
         except ImportError:
@@ -208,6 +217,8 @@ class FitProfile:
             instruments.recorder.subscribe("fit ends", self._survives_no_more)
         self._operations = operations_so_far()
         _running, self._instruments = self, instruments
+        self._own = replace(self._own, before=self._own.before + thread_time_ns() - begun)
+        self._began = process_time_ns()
 
     def joins(self, learner: Any, ended: Callable[[BaseException | None], None]) -> None:
         """Say that a fit of a Learner goes on already; `ended` is called once, with the exception that ended it or None."""
@@ -236,8 +247,11 @@ class FitProfile:
             self._log = self._ended(self._instruments, error)
 
     def _ended(self, instruments: Instruments, error: BaseException | None) -> PhaseLog:
+        self._own, begun = replace(self._own, process=max(process_time_ns() - self._began, 1)), thread_time_ns()
         instruments.ended(error)
-        return instruments.stop()
+        log = instruments.stop()
+        self._own = replace(self._own, after=thread_time_ns() - begun)
+        return log
 
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
         """Take everything down and return the report.
@@ -247,26 +261,32 @@ class FitProfile:
             title: the beginning of the report, e.g. `In[7]`.
             key: text that identifies runs of the same code, to compare this one with the last.
         """
+        with nullcontext() if self._options.tune_workers else keep_garbage():  # a collection of all takes longer than a report
+            return self._finish(error, title, key)
+
+    def _finish(self, error: BaseException | None, title: str, key: str) -> FitReport:
         global _running
         if self._instruments is None or self._outputs is None:
             return self.report
         instruments, self._instruments = self._instruments, None
         log, self._log = self._log or self._ended(instruments, error), None
-        _running = None
+        begun, _running = thread_time_ns(), None
         error_name = "" if error is None else type(error).__name__
         unknown: Ending = "error"
         unknown_failure: Failure = ""
         ending = self._attempt("how it ended", lambda: ending_of(error), unknown)
         observations = instruments.observe(log, title=title, ending=ending, error=error_name)
         failure = self._attempt("why it failed", lambda: failure_of(error), unknown_failure)
-        observations = replace(observations, failure=failure)
+        observations = replace(observations, failure=failure, own=replace(self._own, events=observations.own.events))
         analysis = self._attempt(
             "findings",
             lambda: self._observe_more(FitAnalysis(observations), instruments, key),
             FitAnalysis(observations),
         )
-        self._observations = analysis.observations
         report = self._attempt("the report", lambda: analysis.report, None) or _bare(analysis.observations)
+        after = round(_SHOWN * (self._own.after + thread_time_ns() - begun))
+        self._observations = replace(analysis.observations, own=replace(analysis.observations.own, after=after))
+        report = replace(report, overhead=FitAnalysis(self._observations).overhead(report.timing))
         self._attempt("the history of runs", lambda: _keep(analysis, key), None)
         none: tuple[str, ...] = ()
         written = self._attempt("files", lambda: self._write(report, instruments), none)
@@ -322,7 +342,7 @@ def _keep(analysis: FitAnalysis, key: str) -> None:
 def _bare(observed: FitObservations) -> FitReport:
     """Return a report that says how the fit ended and no more."""
     timing = Timing(wall=observed.log.wall, rows=(), batches=0, warm_up=0, first=None, step=None, step_p95=None, epochs=())
-    overhead = Overhead(observed.mark_cost, len(observed.log.codes), 0, 0.0)
+    overhead = Overhead(per_mark=observed.mark_cost, marks=len(observed.log.codes), watching=0, share=0.0)
     return FitReport(
         title=observed.title,
         ending=observed.ending,

@@ -14,7 +14,7 @@ from nbguard.memory.cells.name_watch import Ledger
 from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
 from nbguard.training.profiler.analysis.compare import Figure
-from nbguard.training.profiler.analysis.memory.growth import MemoryLogState, cell_figures, reading_figures
+from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState, cell_figures, reading_figures
 from nbguard.training.profiler.sinks import Sink, open_sink
 
 

@@ -17,7 +17,7 @@ from nbguard.frontend.notebook.session import session_of
 
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.recording import CellRecording
-    from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+    from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
     from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
     from nbguard.training.runs.analysis.record import RunRecord
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from nbguard.training.doctor.analysis.diagnosis import Diagnosis
     from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.doctor.analysis.step_trace import Deterministic
-    from nbguard.training.profiler.analysis.memory.growth import MemoryLogState
+    from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
     from nbguard.training.profiler.analysis.nonfinite import NanRepair
     from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison

@@ -190,7 +190,7 @@ class FitAnalysis:
             ending=self.ending,
             error=observed.error,
             timing=timing,
-            overhead=self._overhead,
+            overhead=self.overhead(timing),
             first=first_steps(timing, self.loader, advice),
             loader=self.loader,
             memory=observed.memory if isinstance(observed.memory, Unavailable) else self.memory,
@@ -242,14 +242,20 @@ class FitAnalysis:
     def _title(self) -> str:
         return " · ".join(filter(None, (self.observations.title, self.observations.subject.title)))
 
-    @property
-    def _overhead(self) -> Overhead:
-        """Return the cost of the log, with the work in each batch, and of the samples of instruments."""
-        observed = self.observations
-        watching = self.timing.own + observed.stacks.took
+    def overhead(self, timing: Timing) -> Overhead:
+        """Return the cost of the profile: before and after the fit, of the log with the work in each batch, and of samples."""
+        observed, own = self.observations, self.observations.own
+        watching = (own.events if own.process else timing.own) + observed.stacks.took
         watching += sum(profiling_time(loader) for loader in observed.loaders)
-        per_mark, count = self.observations.mark_cost, len(self.observations.log.codes)
-        return Overhead(per_mark, count, watching, (per_mark * count + watching) / max(self.timing.wall, 1))
+        cost = Overhead(
+            per_mark=observed.mark_cost,
+            marks=len(observed.log.codes),
+            watching=watching,
+            share=0.0,
+            before=own.before,
+            after=own.after,
+        )
+        return replace(cost, share=cost.total / max((own.process or timing.wall) - cost.during, 1))
 
     @property
     def _comparison(self) -> Comparison | None:

@@ -331,6 +331,16 @@ def _read_checks(data: Any, where: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTime:
+    """The processor time that the profile took where it is measured, in nanoseconds, and that of the process meanwhile."""
+
+    before: int = 0  # to import nbguard's modules and to begin
+    events: int = 0  # at events of the fit
+    after: int = 0  # to end and to make the report
+    process: int = 0  # of the process between both, the fit's with `events`; 0 where it was not measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitObservations:
     """One profile as its instruments saw it. Times are nanoseconds, sizes are bytes; no object of the user's is in it."""
 
@@ -340,6 +350,7 @@ class FitObservations:
     failure: Failure = ""  # the cause of that exception, where it is one of those known
     log: Annotated[PhaseLog, unpack_log] = field(metadata={"plain": pack_log})  # phases, with the boundaries of batches
     mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of the other work in each batch
+    own: OwnTime = field(default_factory=OwnTime)  # processor time of the profile itself
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
     subject: SubjectFacts = field(default_factory=SubjectFacts)  # names of the models that were trained
     loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches

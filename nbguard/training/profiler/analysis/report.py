@@ -333,19 +333,29 @@ class Comparison:
     notes: tuple[str, ...] = ()  # other differences between the runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """The cost of the profile itself, by its own measurement."""
+    """The processor time that the profile took in all, by its own measurement, in nanoseconds.
 
-    per_mark: int  # nanoseconds
-    marks: int
-    watching: int  # nanoseconds of nbguard's sampling: the row "nbguard itself", samples of stacks, profiles of fetches
-    share: float  # of the wall time, both together
+    What is done in each batch is estimated: the calls are counted, and some of them timed.
+    """
+
+    per_mark: int  # cost of a mark, with its share of everything else that is done in a batch
+    marks: int  # how many there are
+    watching: int  # at events of the fit, for samples of stacks, and for profiles of fetches
+    share: float  # all of it, as a part of what the fit took without the profile
+    before: int = 0  # to import nbguard's modules and to begin
+    after: int = 0  # to end, and to make and show the report
+
+    @property
+    def during(self) -> int:
+        """Return the nanoseconds while the fit went on."""
+        return self.per_mark * self.marks + self.watching
 
     @property
     def total(self) -> int:
-        """Return the nanoseconds of both."""
-        return self.per_mark * self.marks + self.watching
+        """Return all nanoseconds."""
+        return self.before + self.during + self.after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

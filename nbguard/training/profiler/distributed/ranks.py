@@ -15,22 +15,22 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbguard.plain_data import to_plain
 from nbguard.training.profiler.analysis.gradient_sums import GradientSums, ShardCalls, shard_calls
 from nbguard.training.profiler.analysis.ranks import Pulse, RankMessage, RankObservations, message_of, where
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.distributed.agreement import RankDigester, environment
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.ranks.analysis.diagnosis import RankFault
-from nbguard.training.ranks.analysis.launch_errors import launch_of
-from nbguard.training.ranks.errors import group_ranks
-from nbguard.training.ranks.job_board import JobBoard, open_board
 from nbguard.training.ranks.rank import Rank, current_rank, print_once
 from nbguard.training.ranks.watch import watch_ranks
 from nbguard.units import format_time
+
+if TYPE_CHECKING:
+    from nbguard.training.profiler.distributed.agreement import RankDigester
+    from nbguard.training.ranks.job_board import JobBoard
 
 # --- Messages of ranks to rank 0 at their end, through the store of the process group, and on one host through their files,
 # too.
@@ -275,7 +275,7 @@ class RankWatch:
         self._liveness: RankLiveness | None = None
         self._watchdog: RankWatchdog | None = None
         self._hangs = watch_ranks(patience)
-        self._digester = RankDigester(check_ranks) if check_ranks else None
+        self._digester = _digester(check_ranks) if check_ranks else None
         self._recorder: Recorder | None = None
         self._batch = 0
         self._observed: RankObservations | None = None
@@ -316,6 +316,8 @@ class RankWatch:
         self._find_rank()
         if self._rank is None:
             return None
+        from nbguard.training.profiler.distributed.agreement import environment
+
         row = replace(row, rank=self._rank.rank, host=socket.gethostname(), pid=os.getpid())
         digests = None if self._digester is None else self._digester.observe()
         message = RankMessage(row, tuple(environment()), digests)
@@ -360,6 +362,8 @@ class RankWatch:
         log, (number, before) = self._board.own.calls, self._noted
         self._noted = batch, dict(log.times)
         if number and batch == number + 1:
+            from nbguard.training.ranks.errors import group_ranks
+
             calls = shard_calls(log.since(before), dict(group_ranks()), self._device)
             self._shards = max(self._shards, calls, key=lambda shards: sum(each.nbytes for each in shards))
 
@@ -379,6 +383,8 @@ class RankWatch:
         self._rank = current_rank()
         if self._rank is None:
             return
+        from nbguard.training.ranks.job_board import open_board
+
         if self._recorder is not None:
             print_once(self._rank)
         self._fit = next(_fits)
@@ -411,6 +417,8 @@ class RankWatch:
 
     def _collect(self, at: Rank, own: RankMessage) -> RankObservations:
         """Wait for the messages of the other ranks, as long as any may still come."""
+        from nbguard.training.ranks.analysis.launch_errors import launch_of
+
         exchange, others = RankExchange(self._board, self._fit), range(1, at.world)
         texts: dict[int, str] = {}
         exchange.listen(others)
@@ -465,3 +473,10 @@ class RankWatch:
         if self._board is not None:
             self._board.release()
         self._watchdog = self._liveness = self._board = self._digester = None
+
+
+def _digester(every: int) -> RankDigester:
+    """Return the digester of the ranks' models at each so-many-th step; a fit of one process imports no part of it."""
+    from nbguard.training.profiler.distributed.agreement import RankDigester
+
+    return RankDigester(every)

@@ -13,7 +13,7 @@ from nbguard.memory.scan.devices.host import usable_cores
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
 from nbguard.training.profiler import checks as fit_checks
 from nbguard.training.profiler.analysis.nonfinite import FiniteFacts
-from nbguard.training.profiler.analysis.observations import LEARNERS, FitObservations, SubjectFacts
+from nbguard.training.profiler.analysis.observations import LEARNERS, FitObservations, OwnTime, SubjectFacts
 from nbguard.training.profiler.analysis.report import Ending
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
 from nbguard.training.profiler.analysis.time.phase_log import LogPosition, PhaseLog
@@ -356,6 +356,7 @@ class Instruments:
             log=last,
             cores=cores,
             library_callbacks=callbacks,
+            own=OwnTime(events=self.recorder.own_time),
             has_other_threads=self.recorder.elsewhere,
             mistakes=(*self._fit.mistakes, *self.recorder.failed),  # last: an instrument that fails here is among them
             earlier=earlier,

@@ -153,6 +153,7 @@ class Recorder:
         "losses",
         "mark",
         "off",
+        "own_time",
         "retains",
         "subscribers",
         "thread",
@@ -211,6 +212,7 @@ class Recorder:
         self._own = self._labels[phases.OWN]
         self._has_ended = False
         self.off: dict[int, object] = {}  # parts that failed, by their ids
+        self.own_time: int = 0  # nanoseconds of processor time of what is marked as nbguard's own
         self._stopping: Exception | None = None  # that ends the fit on purpose
         self.current: int = self._labels[phases.OTHER]
         self._start = clock()
@@ -410,8 +412,10 @@ class Recorder:
         if event == "stretch" and not facts[0]:
             subscribers = subscribers[::-1]
         is_marked = self.looks or len(subscribers) > 1
+        begun = 0
         if is_marked:
             self.mark(self.current)
+            begun = time.thread_time_ns()
         thread, self.thread = self.thread, _OFF
         try:
             for act in subscribers:
@@ -428,6 +432,7 @@ class Recorder:
             if not self._has_ended:
                 self.thread = thread
                 if is_marked:
+                    self.own_time += time.thread_time_ns() - begun
                     self.mark(self._own)
 
     def attempt(self, part: object, action: str, act: Callable[..., _T], *facts: Any) -> _T | None:
@@ -452,11 +457,12 @@ class Recorder:
     def aside(self, part: object, action: str, act: Callable[..., object], *facts: Any) -> None:
         """Call `act` as `attempt` does, its time being nbguard's own: patched functions log nothing of its work."""
         self.mark(self.current)
-        thread, self.thread = self.thread, _OFF
+        begun, thread, self.thread = time.thread_time_ns(), self.thread, _OFF
         try:
             self.attempt(part, action, act, *facts)
         finally:
             self.thread = thread
+            self.own_time += time.thread_time_ns() - begun
             self.mark(self._own)
 
     def _switch_off(self, part: object, action: str, error: Exception) -> None:

@@ -237,9 +237,10 @@ def _ratio(ratio: float) -> str:
 
 def overhead_sentence(overhead: Overhead) -> str:
     """Return the cost of the profile itself in words."""
-    marks = f"{overhead.marks:,} marks of {format_time(overhead.per_mark)}"
-    looked = f" and {format_time(overhead.watching)} of sampling" if overhead.watching else ""
-    return f"itself took {100 * overhead.share:.3g} % of the wall time, by its own measurement ({marks}{looked})"
+    parts = {"before": overhead.before, "during": overhead.during, "after": overhead.after}
+    when = ", ".join(f"{format_time(took)} {name} it" for name, took in parts.items() if took)
+    share = f"{100 * overhead.share:.3g} % of the fit's own" + (f": {when}" if when else "")
+    return f"itself took {format_time(overhead.total)} of processor time, {share}"
 
 
 _ENDINGS: dict[Ending, str] = {

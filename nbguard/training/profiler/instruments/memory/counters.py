@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from nbguard.memory.cleanup.apply import allocator_history as record
 from nbguard.memory.core.simulated import DEVICE
 from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 from nbguard.memory.scan.devices.counters import heap_reader
@@ -223,15 +222,18 @@ class HistoryRecorder:
 
     def __init__(self, index: int) -> None:
         self._index = index
+        from nbguard.memory.cleanup.apply import allocator_history  # only `--memory` needs it
+
         self._torch: Any = sys.modules["torch"]
+        self._history = allocator_history
         self._began = 0
         self._named: dict[int, Addresses] = {}  # by the number of events before
 
     def start(self) -> str:
         """Switch the history on, unless somebody else records one."""
-        if record.recording().state != "off":
+        if self._history.recording().state != "off":
             return "a history of the allocator is being recorded already, and is left alone"
-        record.start(_MOST_EVENTS)
+        self._history.start(_MOST_EVENTS)
         self._began = self._counted()
         return ""
 
@@ -253,7 +255,7 @@ class HistoryRecorder:
         try:
             trace = self._torch.cuda.memory._snapshot()["device_traces"][self._index]
         finally:
-            record.stop()
+            self._history.stop()
         recorded = self._events([entry for entry in trace if entry["action"] in ("alloc", "free_requested")])
         return recorded if len(recorded[0]) == expected else None
 

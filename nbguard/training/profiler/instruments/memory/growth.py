@@ -14,7 +14,6 @@ from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graphs import Graphs, sequence_of
 from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.roots.frames import frame_locals, running_frames
-from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.training.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
 from nbguard.training.profiler.analysis.memory.holders import (
     NODE,
@@ -164,6 +163,8 @@ class GrowthWatch:
 
     def _held(self) -> HolderSizes:
         """Look at the process once, from within the fit: variables of functions are there only now."""
+        from nbguard.memory.scan.scan import Notebook, scan  # few fits are looked at: the others do without its modules
+
         self.looks += 1
         self._recorder.boundary("disturbed")
         start = time.thread_time()
@@ -208,6 +209,8 @@ def kept_graphs(since: int = 0, least: int = ENOUGH, tracked: str = "") -> tuple
     older, since_then = _with_graphs(since)
     if since_then < least:
         return ()
+    from nbguard.memory.scan.scan import Notebook, scan
+
     graph = scan(Notebook.current(), tracked=tracked).facts.graph
     roots = tuple(root for root in graph.roots if root.kind == "name")
     sizes = holder_sizes(replace(graph, roots=roots), {}, older)
