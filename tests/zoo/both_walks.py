@@ -10,7 +10,7 @@ from nbguard.memory.scan.scan import Notebook, scan
 
 
 def compare() -> None:
-    """Raise AssertionError where the graphs differ. The first scan has Python make what scans make it make, as frames' dicts."""
+    """Raise AssertionError where the graphs differ. The first scan has Python make what scans need, such as frames' dicts."""
     if native.compiled is None:
         return
     scan(Notebook.current())

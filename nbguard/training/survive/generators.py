@@ -67,7 +67,7 @@ def _numpy_state() -> Any:
 
 def _raw(module: Any) -> bytes:
     """Return the bytes of numpy's generator; none where it is another than numpy's own."""
-    generator = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
+    generator: Any = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
     if type(generator).__name__ != "MT19937":
         return b""
     return ctypes.string_at(generator.ctypes.state_address, _BYTES)
