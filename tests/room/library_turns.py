@@ -16,7 +16,7 @@ from torch import nn
 import nbguard
 from nbguard.memory.room.garage import garage_now
 from nbguard.memory.scan.parked import PARKED
-from tests.room.garage_programs import _spaces
+from tests.room.garage_programs import leave_libraries_out, spaces_of
 from tests.room.programs import sign, signature
 
 NAMES: dict[str, Any] = {}
@@ -57,12 +57,12 @@ def _parked() -> list[str]:
 
 
 def _tensors(module: Any) -> list[Any]:
-    return [tensor for space in _spaces(module) for tensor in space.values()]
+    return [tensor for space in spaces_of(module) for tensor in space.values()]
 
 
 def main() -> dict[str, Any]:
     """Let them take turns; return where each was, and whether its bytes are as they were."""
-    torch.zeros(1, device="cuda")
+    leave_libraries_out()
     nbguard.budget("90MiB", NAMES)
     garage = garage_now()
     assert garage is not None
@@ -99,12 +99,12 @@ def main() -> dict[str, Any]:
     found["values"] = [signature(tensor) for tensor in _tensors(body)] == signs
     turn("learner again", fit)
     NAMES["pipe"] = _Classify(_language_model(), device="cuda")
-    turn("pipeline", lambda: NAMES["pipe"]([1, 2, 3]))
+    turn("pipeline", lambda: NAMES["pipe"]([[1, 2, 3]]))
     model = NAMES["trainer"].model
-    turn("generate", lambda: list(model.generate(torch.zeros(1, 2, dtype=torch.long, device="cuda"), max_new_tokens=2).shape))
+    turn("call", lambda: list(model(torch.zeros(1, 2, dtype=torch.long, device=model.device)).logits.shape))  # as `generate`
     turn("predictions", lambda: len(NAMES["learn"].get_preds()))
     nbguard.budget("off")
-    for use in (train, fit, lambda: NAMES["pipe"]([1])):
+    for use in (train, fit, lambda: NAMES["pipe"]([[1]])):
         use()
     found["left"] = _parked()
     return found

@@ -43,14 +43,14 @@ class SetAside(Protocol):
         """Return the most bytes that the allocator had in tensors and reserved at once, with those set aside."""
 
     def is_limited(self) -> bool:
-        """Say whether a memory fraction is set, with which the allocator falls back for every request."""
+        """Say whether a memory fraction is set; the allocator falls back for every request then."""
 
     def end(self) -> None:
         """Give it back. Nothing may lie in it."""
 
 
 class RoomDevice:
-    """A device of PyTorch's whose allocator tells nothing, as of MPS or the host; others add what theirs tell."""
+    """A device of PyTorch's whose allocator tells nothing, as of MPS or the host; classes of others know more."""
 
     home: SimulatedMemory | None = None  # the memory that its tensors are in besides, where it is simulated
 
@@ -83,11 +83,11 @@ class RoomDevice:
         empty_cache()
 
     def default_stream(self) -> AbstractContextManager[Any]:
-        """Return a context in which memory belongs to the default stream, and after which all streams may use it."""
+        """Return a context for memory of the default stream; when it ends, all streams may use that."""
         return nullcontext()
 
     def key(self, storage: Any) -> tuple[str, int]:
-        """Return the device and the address by which a scan knows a storage."""
+        """Return the name of the device and the address of a storage, as a scan has them."""
         return str(storage.device), storage.data_ptr()
 
     @property

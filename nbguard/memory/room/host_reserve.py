@@ -35,7 +35,7 @@ class HostReserve:
     """Host memory that PyTorch's allocator falls back to where a CUDA device is full.
 
     Attributes:
-        pool: torch's MemPool; None once it has ended.
+        pool: torch's MemPool; None after `end`.
     """
 
     def __init__(self, index: int, size: int) -> None:
@@ -72,7 +72,7 @@ class HostReserve:
         return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
 
     def is_limited(self) -> bool:
-        """Say whether a memory fraction is set, with which PyTorch falls back for every request."""
+        """Say whether a memory fraction is set; PyTorch falls back for every request then."""
         return (memory_fraction(self._index) or 1.0) < 1
 
     def end(self) -> None:
