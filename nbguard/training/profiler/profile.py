@@ -128,7 +128,7 @@ def forget() -> None:
 
 
 _SHOWN = 1.25
-"""Processor time to end a profile and to show its report, in multiples of what it took until that was made."""
+"""Processor time to end a profile and to show its report, in multiples of the time until the report is made."""
 _T = TypeVar("_T")
 _running: FitProfile | None = None
 

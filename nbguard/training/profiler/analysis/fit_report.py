@@ -255,7 +255,8 @@ class FitAnalysis:
             before=own.before,
             after=own.after,
         )
-        return replace(cost, share=cost.total / max((own.process or timing.wall) - cost.during, 1))
+        fit = own.process - cost.during if own.process else timing.wall  # the latter: in a file of an earlier version
+        return replace(cost, share=cost.total / max(fit, 1))
 
     @property
     def _comparison(self) -> Comparison | None:

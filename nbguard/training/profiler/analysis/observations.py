@@ -332,7 +332,7 @@ def _read_checks(data: Any, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTime:
-    """The processor time that the profile took where it is measured, in nanoseconds, and that of the process meanwhile."""
+    """The processor time that the profile took where it is measured, in nanoseconds, and the time of the process meanwhile."""
 
     before: int = 0  # to import nbguard's modules and to begin
     events: int = 0  # at events of the fit

@@ -337,7 +337,7 @@ class Comparison:
 class Overhead:
     """The processor time that the profile took in all, by its own measurement, in nanoseconds.
 
-    What is done in each batch is estimated: the calls are counted, and some of them timed.
+    The work in each batch is estimated: its calls are counted, and some of them timed.
     """
 
     per_mark: int  # cost of a mark, with its share of everything else that is done in a batch
