@@ -30,7 +30,7 @@ def kept_by_walks(count: int) -> list[str]:
         names = [kinds.of(type(value)) for value in values]
         while len(lists) < len(objects):
             before = len(lists)
-            one.follow(objects, names, number, lists, stop, {}, len(objects), 10_000)
+            one.follow((objects, names, number, lists), stop, {}, len(objects), 10_000)
             lists += [[]] * (len(lists) == before)
         return objects
 

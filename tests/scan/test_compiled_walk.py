@@ -172,10 +172,10 @@ def test_a_failing_question_ends_the_walk_and_keeps_nothing() -> None:
     for _ in range(50):
         walker = native.compiled.Walker(fails, fails, fails, 64, 200)
         with pytest.raises(RuntimeError):
-            walker.follow([value], ["object"], {id(value): 0}, [], set(), {}, 10, 10)
+            walker.follow(([value], ["object"], {id(value): 0}, []), set(), {}, 10, 10)
         walker = native.compiled.Walker(lambda _: "no pair", fails, fails, 64, 200)
         with pytest.raises((TypeError, SystemError)):
-            walker.follow([value], ["object"], {id(value): 0}, [], set(), {}, 10, 10)
+            walker.follow(([value], ["object"], {id(value): 0}, []), set(), {}, 10, 10)
         with pytest.raises(RuntimeError):
             native.compiled.select(value, fails)
     assert counts == [sys.getrefcount(each) for each in value]

@@ -10,10 +10,11 @@ from nbguard.memory.scan.scan import Notebook, scan
 
 
 def compare() -> None:
-    """Raise AssertionError where the graphs differ. The first scan has Python make what scans need, such as frames' dicts."""
+    """Raise AssertionError where the graphs differ. At the first two scans Python makes dicts of finished frames' variables."""
     if native.compiled is None:
         return
-    scan(Notebook.current())
+    for _ in range(2):
+        scan(Notebook.current())
     compiled, native.compiled = native.compiled, None
     try:
         by_python = _graph()

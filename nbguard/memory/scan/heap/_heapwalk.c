@@ -17,7 +17,7 @@
 #error "without the GIL an object must not be traversed while other threads run"
 #endif
 
-#define INTERFACE 1 /* native.py takes no other */
+#define INTERFACE 2 /* native.py takes no other */
 
 /* How the instances of a type are walked: `_ways` in native.py. */
 enum way {
@@ -425,7 +425,7 @@ static int is_for_python(Walker *self, State *walk, PyObject *later, Py_ssize_t 
 }
 
 PyDoc_STRVAR(follow_doc, "\
-follow(objects, kinds, number, children, stop, later, until, most_tensors) -> tensors\n\n\
+follow((objects, kinds, number, children), stop, later, until, most_tensors) -> tensors\n\n\
 Look into the numbered objects from number len(children) on, up to `until` or to one that is for Python to look into.\n\
 Return how many tensors have been numbered: at most `most_tensors`.");
 
@@ -434,7 +434,7 @@ static PyObject *walker_follow(Walker *self, PyObject *args)
     State walk = {0};
     PyObject *later, *lists;
     Py_ssize_t until;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OO!nn", &PyList_Type, &walk.objects, &PyList_Type, &walk.kinds, &PyDict_Type,
+    if (!PyArg_ParseTuple(args, "(O!O!O!O!)OO!nn", &PyList_Type, &walk.objects, &PyList_Type, &walk.kinds, &PyDict_Type,
                           &walk.number, &PyList_Type, &lists, &walk.stop, &PyDict_Type, &later, &until,
                           &walk.most_tensors)) {
         return NULL;

@@ -222,9 +222,8 @@ class Walk:
         """Look into objects by the compiled part, as `run` does, up to one that Python must; return its number."""
         until = len(self.children) // _OFTEN * _OFTEN + _OFTEN
         room = self.most_tensors - self.tensors
-        self.tensors += self._compiled.follow(
-            self.objects, self.kind, self.number, self.children, self.stop, self._later, until, room
-        )
+        so_far = (self.objects, self.kind, self.number, self.children)
+        self.tensors += self._compiled.follow(so_far, self.stop, self._later, until, room)
         return len(self.children)
 
     def _walk_graphs(self) -> bool:
