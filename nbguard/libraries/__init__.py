@@ -53,7 +53,7 @@ class ExperimentClass:
     cancel: tuple[str, str] = ("", "")  # (module, name) of the exception that ends a fit, and that the library catches
     step: StepMethod | None = None  # its own method that runs the passes of a batch
     guard: Literal["", "callback", "itself", "model"] = ""
-    """What lets its fits go on after they ran out of memory: a callback of its own, or a guard around it or its model."""
+    """Guard that lets its fits go on after they ran out of memory: a callback of its own, or a guard around it or its model."""
 
     is_learner: bool = False  # has a Learner's attributes and callbacks; the training wing copies and tries it by these
 

@@ -7,6 +7,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,8 +22,17 @@ from nbguard.training.survive.generators import Generators
 from nbguard.training.survive.state import StateBefore
 from tests.survive.planted import MESSAGE, Planted, TooLarge, every_place, largest_difference, net
 
-X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
-Y = torch.arange(8) % 4
+
+@cache
+def xs() -> Any:
+    """Return the inputs."""
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def ys() -> Any:
+    """Return the targets."""
+    return torch.arange(8) % 4
 
 
 class _Dropping(nn.Module):  # type: ignore[misc]
@@ -46,6 +56,10 @@ def _numpy_draw() -> float:
     return float(np.random.random())
 
 
+def _torch_draw(generator: Any) -> float:
+    return float(torch.rand((), generator=generator))
+
+
 @pytest.mark.parametrize("draw", [random.random, _numpy_draw])
 def test_numbers_of_python_and_numpy_are_drawn_again(draw: Callable[[], float]) -> None:
     """A whole batch that ran out of memory draws the same ones, and so does each piece in its backward pass."""
@@ -56,7 +70,7 @@ def test_numbers_of_python_and_numpy_are_drawn_again(draw: Callable[[], float]) 
         random.seed(5)
         np.random.seed(5)
         with nbguard.survive(model, items=items) as guard, TooLarge(rows):
-            model(X).square().sum().backward()
+            model(xs()).square().sum().backward()
         return [[p.grad for p in model.parameters() if p.grad is not None], random.getstate(), draw()], guard.changes
 
     state, changes = run(4)
@@ -85,7 +99,7 @@ def test_a_generator_of_the_models_own_is_state() -> None:
         )
         model.own = own
         with nbguard.survive(model) as guard, pytest.raises(torch.OutOfMemoryError), TooLarge(4):
-            model(X)
+            model(xs())
         assert "`own`" in guard.changes[0].refusal
 
 
@@ -101,7 +115,7 @@ def _scaled(at: int) -> tuple[Any, Planted]:
     @guard
     def step(number: int) -> None:
         optimizer.zero_grad()
-        loss = cross_entropy(model(X), Y) * (float("inf") if number == 1 else 1)
+        loss = cross_entropy(model(xs()), ys()) * (float("inf") if number == 1 else 1)
         scaler.scale(loss).backward()
         planted.is_armed = False
         scaler.unscale_(optimizer)
@@ -135,7 +149,7 @@ def test_a_step_that_had_changed_weights_or_scale_is_not_run_again(what: str) ->
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(model(X).sum()).backward()
+    scaler.scale(model(xs()).sum()).backward()
     scaler.unscale_(optimizer)
     guard = nbguard.survive(model, optimizer, scaler)
 
@@ -146,7 +160,7 @@ def test_a_step_that_had_changed_weights_or_scale_is_not_run_again(what: str) ->
         else:
             scaler.update()
         optimizer.zero_grad()
-        model(X)
+        model(xs())
         raise torch.OutOfMemoryError(MESSAGE)
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -166,7 +180,7 @@ def test_autocast_is_nested_and_set_as_before() -> None:
         torch.autocast_decrement_nesting()
         half = torch.autocast("cpu", torch.bfloat16)
         half.__enter__()
-        loss = model(X).float().sum()
+        loss = model(xs()).float().sum()
         if len(seen) == 1:
             raise torch.OutOfMemoryError(MESSAGE)
         half.__exit__(None, None, None)
@@ -193,7 +207,7 @@ class _Casts(TorchDispatchMode):  # type: ignore[misc]
 def test_autocasts_cache_is_empty() -> None:
     """It holds copies of the weights for a batch that failed."""
     model = nn.Linear(6, 4)
-    x = X.bfloat16()
+    x = xs().bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         before = StateBefore([])
         counts = []
@@ -211,14 +225,14 @@ def test_gradients_of_earlier_batches_are_the_same_tensors() -> None:
 
     def run(at: int) -> Planted:
         model, planted = net(), Planted(at)
-        model(X).square().sum().backward()
+        model(xs()).square().sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         first = [gradient.clone() for gradient in gradients]
         guard = nbguard.survive(model)
 
         @guard
         def step() -> None:
-            model(X).square().sum().backward()
+            model(xs()).square().sum().backward()
 
         with guard, planted:
             planted.is_armed = True
@@ -239,7 +253,7 @@ def test_a_guard_that_is_over_keeps_no_model(as_function: bool) -> None:
 
         def work() -> None:
             with TooLarge(4):
-                model(X).sum().backward()
+                model(xs()).sum().backward()
 
         if as_function:
             guard(work)()

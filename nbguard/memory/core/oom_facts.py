@@ -129,7 +129,7 @@ class OomFact:
     learner: int = 0  # ref of the Learner in the error's frames; 0 if none
     batch_size: int | None = None  # of that Learner
     guard: Literal["", "callback", "itself", "model", "parts"] = field(default="", metadata={"json": False})
-    """What would let the training go on in pieces, as of `ExperimentClass`; `parts` for a loop of the user's own; empty where
+    """Guard that would let the training go on in pieces, as of `ExperimentClass`; `parts` for a loop of one's own; empty where
     there is no training, or it is known that it would be refused."""
 
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running

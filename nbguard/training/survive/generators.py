@@ -27,7 +27,7 @@ class HostGenerators:
 
 
 class Generators:
-    """The states of all default generators at one moment: the host's, and those of PyTorch for the host and its devices."""
+    """The states of all default generators at one moment: the host's, and PyTorch's for the host and its devices."""
 
     def __init__(self) -> None:
         torch: Any = sys.modules["torch"]
@@ -51,7 +51,7 @@ class Generators:
 _BYTES = 625 * 4
 """Bytes of a Mersenne twister: its words, and its place in them."""
 _known: tuple[bytes, Any] = (b"", None)
-"""The bytes of numpy's generator at the last look, and its state: numpy takes 50 µs to say the latter."""
+"""The bytes of numpy's generator when its state was last asked for, which takes 50 µs, and this state."""
 
 
 def _numpy_state() -> Any:

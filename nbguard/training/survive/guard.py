@@ -44,7 +44,7 @@ from nbguard.training.survive.state import (
 _LEAST_WITH_NORM = 2
 """Items of a piece that a batch norm needs."""
 _APART = 10
-"""Batches between those for which tensors may move: a move that does not last as long is not worth its time."""
+"""Batches after a move before tensors move again; one that does not last as long is not worth its time."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -232,7 +232,7 @@ class Guard:
     def _may_retry(self, error: BaseException, module: Any, collectives: int) -> bool:
         """Say whether an error ran out of memory and may be survived; if only the latter is not so, say why.
 
-        `collectives`: those of this rank when the try began.
+        `collectives`: their number in this rank when the try began.
         """
         if self._given_up or not is_out_of_memory(error):
             return False

@@ -7,7 +7,7 @@ optimizer and all callbacks see the outputs of the whole batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, update_wrapper
 from itertools import pairwise
@@ -134,14 +134,13 @@ def divided(call: Callable[..., Any], batch: DividableCall, size: int, again: Ca
     """
     from torch.utils.checkpoint import checkpoint
 
-    has_grad, outputs, sizes = _torch().is_grad_enabled(), [], []
+    if not _torch().is_grad_enabled():
+        return _filled(batch, size, call)
+    outputs, sizes = [], []
     for begin, end in batch.bounds(size):
         args, kwargs = batch.cut(begin, end)
-        if has_grad:
-            piece = partial(call, *args, **kwargs)
-            outputs.append(checkpoint(piece, use_reentrant=False, context_fn=partial(_contexts, again, HostGenerators())))
-        else:
-            outputs.append(call(*args, **kwargs))
+        piece = partial(call, *args, **kwargs)
+        outputs.append(checkpoint(piece, use_reentrant=False, context_fn=partial(_contexts, again, HostGenerators())))
         sizes.append(end - begin)
     return _joined(outputs, sizes)
 
@@ -149,7 +148,7 @@ def divided(call: Callable[..., Any], batch: DividableCall, size: int, again: Ca
 def _contexts(again: Callable[[], AbstractContextManager[Any]], before: HostGenerators) -> tuple[Any, Any]:
     """Return the contexts of a piece's first computation and of the next, which draws the same random numbers.
 
-    PyTorch's checkpoint sees to those of PyTorch alone.
+    PyTorch's checkpoint sees to PyTorch's own alone.
     """
 
     @contextmanager
@@ -180,27 +179,57 @@ class _Reusable:
         return self._entered.pop().__exit__(*error)
 
 
+def _filled(batch: DividableCall, size: int, call: Callable[..., Any]) -> Any:
+    """Return the outputs of pieces without gradients, each in its place at once: at no time are there two of them all."""
+    torch, tree = _torch(), _tree()
+    whole: list[Any] = []
+    spec = None
+    for begin, end in batch.bounds(size):
+        args, kwargs = batch.cut(begin, end)
+        leaves, found = tree.tree_flatten(call(*args, **kwargs))
+        spec = spec or found
+        whole = whole or [leaf.new_empty((batch.items, *leaf.shape[1:])) if _is_tensor(leaf) else leaf for leaf in leaves]
+        if found != spec:
+            raise UndividableError(_OTHER_STRUCTURE)
+        for into, leaf in zip(whole, leaves, strict=True):
+            _check((into, leaf), (batch.items, end - begin))
+            if isinstance(leaf, torch.Tensor):
+                into[begin:end] = leaf
+        del leaves
+    return tree.tree_unflatten(whole, spec)
+
+
+_OTHER_STRUCTURE = "its output has another structure for other items"
+
+
 def _joined(outputs: list[Any], sizes: list[int]) -> Any:
     """Return the outputs of pieces as one output of the whole batch."""
     torch, tree = _torch(), _tree()
     flat = [tree.tree_flatten(output) for output in outputs]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
-        raise UndividableError("its output has another structure for other items")
+        raise UndividableError(_OTHER_STRUCTURE)
     joined = []
     for parts in zip(*(leaves for leaves, _ in flat), strict=True):
-        first = parts[0]
-        if isinstance(first, torch.Tensor):
-            if any(part.ndim == 0 or part.shape[0] != size for part, size in zip(parts, sizes, strict=True)):
-                raise UndividableError("an output does not lead with the batch")
-            if any(part.shape[1:] != first.shape[1:] for part in parts):
-                raise UndividableError("an output has another shape for other items")
-            joined.append(torch.cat(parts))
-        elif _is_plain(first) and all(part is first or part == first for part in parts):
-            joined.append(first)
-        else:
-            raise UndividableError(f"it returns a `{type(first).__name__}`, which cannot be joined")
+        _check(parts, sizes)
+        joined.append(torch.cat(parts) if _is_tensor(parts[0]) else parts[0])
     return tree.tree_unflatten(joined, spec)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, _torch().Tensor)
+
+
+def _check(parts: Sequence[Any], sizes: Sequence[int]) -> None:
+    """Raise UndividableError unless the same output of several pieces can be joined."""
+    first = parts[0]
+    if _is_tensor(first):
+        if any(part.ndim == 0 or part.shape[0] != size for part, size in zip(parts, sizes, strict=True)):
+            raise UndividableError("an output does not lead with the batch")
+        if any(part.shape[1:] != first.shape[1:] for part in parts):
+            raise UndividableError("an output has another shape for other items")
+    elif not _is_plain(first) or any(part is not first and part != first for part in parts):
+        raise UndividableError(f"it returns a `{type(first).__name__}`, which cannot be joined")
 
 
 def tensors_of(output: Any) -> list[Any]:
@@ -230,7 +259,7 @@ def obstacle(model: Any, *, piecewise_batch_norm: bool) -> str:
             )
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type != "cpu"}
     if len(devices) > 1:
-        return "its layers lie on several devices, and random numbers would be drawn anew on all but one"
+        return "its layers lie on several devices, and other random numbers would be drawn on all but one"
     return "" if is_alone() else sharding(model)
 
 

@@ -197,7 +197,7 @@ def room_needed(failed: BaseException, nbytes: int, least: int) -> int:
 
 
 def room_for(need: int) -> MadeRoom | None:
-    """Make room for so many bytes in one piece; None where no move could be considered."""
+    """Make room for `need` bytes in one piece; None where no move could be considered."""
     try:
         return make_room_in(Notebook.current(None), need, None, dry_run=False)
     except NbguardError:  # another cleanup runs, or the host has no room either
