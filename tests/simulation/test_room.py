@@ -75,6 +75,28 @@ def test_room_is_made_in_the_model_alone(sim: Simulation) -> None:
         assert sim.memory_allocated() == 0, "each block is freed with its tensor"
 
 
+def test_a_survived_batch_runs_whole_where_a_move_makes_room(sim: Simulation) -> None:
+    with sim:
+        teeth = comb(14)
+        before = state(teeth)
+        model = nn.Sequential(nn.Linear(8, 1024), nn.GELU(), nn.Linear(1024, 1))
+        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(16384, 8)  # 64 MiB for each layer's outputs
+
+        def step() -> None:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        with pytest.raises(torch.OutOfMemoryError):
+            step()
+        model.zero_grad()
+        with nbguard.survive(model, optimizer) as guard:
+            step()
+
+        assert {(change.moved > 0, change.size) for change in guard.changes} == {(True, 0)}
+        assert state(teeth) == before
+
+
 def test_the_wrong_device_and_a_device_that_is_off_are_refused_in_a_line(sim: Simulation) -> None:
     with sim, pytest.raises(nbguard.NbguardError, match=DEVICE):
         nbguard.make_room("1MiB", device="7")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbguard.errors import NbguardError
+from nbguard.memory.room.device import device_now
 from nbguard.memory.room.make_room import make_room_in
 from nbguard.memory.room.plan import MadeRoom
 from nbguard.memory.scan.oom.chain import read
@@ -146,9 +147,9 @@ def clock() -> float:
 
 
 def cleared(failed: BaseException, before: StateBefore) -> int:
-    """Free all that a failed try holds and restore the state; return the bytes of it on the CUDA device."""
-    torch: Any = sys.modules["torch"]
-    allocated = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    """Free all that a failed try holds and restore the state; return the bytes of it on the device."""
+    device = device_now()
+    allocated = device.allocated()
     error: BaseException | None = failed
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -156,10 +157,10 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
     before.restore()
     gc.collect()
     _mend_scalers()
-    if not torch.cuda.is_initialized():
+    if allocated is None:
         return 0
-    torch.cuda.empty_cache()
-    return int(allocated - torch.cuda.memory_allocated())
+    device.empty_cache()
+    return allocated - (device.allocated() or 0)
 
 
 def _mend_scalers() -> None:
@@ -185,15 +186,13 @@ def room_needed(failed: BaseException, nbytes: int, least: int) -> int:
         nbytes: that the try had.
         least: bytes to ask for at least, as fewer were not enough.
     """
-    torch: Any = sys.modules["torch"]
-    text = read(failed)
-    if not torch.cuda.is_initialized() or text is None or not text.requested:
+    device, text = device_now(), read(failed)
+    if device.allocated() is None or text is None or not text.requested:
         return 0
     if threading.current_thread() is not threading.main_thread():
         return 0
     need = max(nbytes + text.requested, least)
-    room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return need if need <= room else 0
+    return need if need <= device.room() else 0
 
 
 def room_for(need: int) -> MadeRoom | None:
