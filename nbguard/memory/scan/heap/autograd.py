@@ -133,7 +133,7 @@ class Autograd:
         return referents
 
     def _behind(self, hook: Any) -> Iterator[Any]:
-        """Yield a hook, and what PyTorch's checkpoint keeps beside it: its other hook, and arguments in no Python object."""
+        """Yield a hook, and for PyTorch's checkpoint its other hook and the arguments, which are in no Python object."""
         yield hook
         if type(hook) is not types.FunctionType or hook.__module__ != "torch.utils.checkpoint":
             return
