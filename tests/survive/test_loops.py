@@ -153,6 +153,19 @@ def test_an_error_that_was_survived_keeps_nothing(as_function: bool) -> None:
         gc.enable()
 
 
+def test_a_step_as_a_function_remembers_its_pieces(capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    guard = nbguard.survive(model)
+    step = guard(lambda x, y: cross_entropy(model(x), y).backward())
+
+    with TooLarge(4):
+        for x, y in zip(xs(), ys(), strict=True):
+            step(x, y)
+
+    assert [change.size for change in guard.changes] == [4]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_bits_are_those_of_a_run_in_pieces_from_the_start() -> None:
     for half in (False, True):
         (whole, _), _ = _fit(items=4, half=half)

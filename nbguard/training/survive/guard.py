@@ -93,6 +93,8 @@ class Guard:
         parameters: all tensors whose gradients a backward pass may change.
         scalers: gradient scalers, as far as they are known.
         is_zeroed: all gradients are zeros, where there are any, so that there is no need to keep them.
+        sizes: items of a piece, with gradients and without; None for whole batches.
+        passes: backward passes that are complete.
     """
 
     def __init__(
@@ -104,18 +106,18 @@ class Guard:
         items: int | None = None,
         redoes: bool = False,
     ) -> None:
-        self.log = ChangeLog(lambda: f"batch {self._passes + 1}", say)
+        self.log = ChangeLog(lambda: f"batch {self.passes + 1}", say)
         self.parameters: list[Any] = []
         self.scalers: list[Any] = []
         self.is_zeroed = False
         self.modules = modules
         self._norms_allowed, self._redoes = piecewise_batch_norm, redoes
-        self.sizes: dict[bool, int | None] = {True: items, False: items}  # items of a piece, with gradients and without
+        self.sizes: dict[bool, int | None] = {True: items, False: items}
+        self.passes = 0
         self._forwards = [GuardedForward(self.call, module) for module in modules]
         self._thread = threading.get_ident()
         self._is_inside = self._is_in_backward = self._is_in_step = False
         self._last: _Call | None = None
-        self._passes = 0  # backward passes that are complete
         self._given_up = False  # the error that is on its way was refused already
         self._passes_back = False  # a backward pass has begun since the model's call
         self._calls = 0
@@ -315,7 +317,7 @@ class Guard:
                 self._last = None
             add_gradients(kept or [], is_complete=is_complete)
         self.is_zeroed = False
-        self._passes += 1
+        self.passes += 1
         self.log.batch_ends(is_complete=True)
 
     def _put_aside(self) -> list[tuple[Any, Any]]:
@@ -414,7 +416,7 @@ class Guard:
     def _stepped(self, run: Callable[[], Any], reset: Callable[[], None]) -> Any:
         state = StateBefore([buffer for module in self.modules for buffer in self._statistics(module)])
         first: BaseException | None = None
-        passes, former = self._passes, self.sizes[True]
+        passes, former = self.passes, self.sizes[True]
         collectives, written = collectives_so_far(), self._written()
         while True:
             self._forget_call()
@@ -426,8 +428,8 @@ class Guard:
                 if self._given_up or not is_out_of_memory(error):
                     raise
                 call = self._last
-                if self._passes != passes or call is None:
-                    where = "before the model's call" if call is None and self._passes == passes else "after the backward pass"
+                if self.passes != passes or call is None:
+                    where = "before the model's call" if call is None and self.passes == passes else "after the backward pass"
                     self._refuse(f"nothing is run again, as that was {where}")
                     raise
                 if written.items() - self._written().items():
@@ -464,7 +466,7 @@ class Guard:
 
     def _has_room(self, failed: BaseException, nbytes: int, *, has_grad: bool) -> bool:
         """Say whether there is room in one piece for all that a failed try had and asked for, also by moving tensors."""
-        now = self._passes if has_grad else self._calls
+        now = self.passes if has_grad else self._calls
         batch, least = self._moved.get(has_grad, (-_APART, 0))
         if 0 < now - batch < _APART:
             return False

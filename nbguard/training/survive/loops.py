@@ -48,6 +48,7 @@ class survive:  # noqa: N801 - used like a function
         self._parts = [ref(part) for part in parts if _is_training(part)]  # a name of this keeps no model on a device
         self._options: dict[str, Any] = {"piecewise_batch_norm": piecewise_batch_norm, "items": checked(items)}
         self._guard: Guard | None = None
+        self._found: tuple[dict[bool, int | None], int] = {}, 0  # sizes of pieces and passes of earlier calls
         self._undo: list[Callable[[], None]] = []
         if not models_of(parts):
             raise NbguardError("there is no model to guard: give one, or a Learner or a Trainer")
@@ -63,6 +64,8 @@ class survive:  # noqa: N801 - used like a function
             )
         self._guard = guard = Guard(models, redoes=not in_steps, say=say, **self._options)
         guard.log.changes = self.changes
+        sizes, guard.passes = self._found
+        guard.sizes |= sizes
         guard.parameters = parameters_of(parts)
         guard.scalers = [part for part in parts if _is_scaler(part)]
         guard.start()
@@ -76,6 +79,7 @@ class survive:  # noqa: N801 - used like a function
             undo()
         self._undo = []
         if self._guard is not None:
+            self._found = self._guard.sizes, self._guard.passes
             self._guard.stop(error if error is not None and is_out_of_memory(error) else None)
         self._guard = None
 
