@@ -152,11 +152,12 @@ gpu-day: $(STAMPS)/extra-test ## all that wants a real GPU: tests, recordings, f
 	@PYTHONPATH=build/peers $(if $(DRY),$(VENV)/bin/python -m tests.fake_cuda) \
 	  $(VENV)/bin/python -m tests.gpu.day $(if $(DRY),--dry --out build/gpu-day) $(ARGS)
 
-build: $(LABEXTENSION) ## wheels (a pure one and, with a compiler, a compiled one) and sdist into dist/
+build: $(LABEXTENSION) ## the pure wheel and the sdist into dist/, and a wheel with the compiled walk into dist/compiled/
 	@$(call say,wheels and sdist)
-	@rm -f dist/nbguard-*
+	@rm -f dist/nbguard-* dist/compiled/nbguard-*
+	@# One wheel in dist/: it installs on any machine, as dist/nbguard-*.whl.
 	@{ NBGUARD_PURE=1 $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --outdir dist . && \
-	  NBGUARD_PURE= $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist .; } \
+	  NBGUARD_PURE= $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist/compiled .; } \
 	  || $(call stop,The build failed. To start afresh: make distclean build)
 
 clean: ## remove what was built; keep .venv and node_modules
