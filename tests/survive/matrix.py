@@ -53,7 +53,7 @@ SETS: dict[str, tuple[Loss, frozenset[str]]] = {
         frozenset({"penalty"}),
     ),
     "triplets, scaler, accumulation": (
-        lambda p, _, __: functional.triplet_margin_loss(p, p.roll(1, 0), p.roll(3, 0)),
+        lambda p, _, h: functional.triplet_margin_loss(p, h, h.roll(1, 0)),
         frozenset({"scaler", "accumulation"}),
     ),
 }
