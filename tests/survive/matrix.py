@@ -14,6 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -195,16 +196,14 @@ def _on_device(make: Callable[[], nn.Module], shape: tuple[int, ...], place: str
     torch.cuda.empty_cache()
     small = max(1, shape[0] // 8 + 1)
     sizes = {"first batch": [shape[0]] * 3, "middle": [small, shape[0], shape[0], small], "validation": [shape[0]] * 2}
-    error = ""
-    with only(capacity - torch.cuda.memory_reserved()), guard:
-        try:
-            for items in sizes.get(place, [shape[0], shape[0], small]):
-                guard(lambda items=items: batch(model, items, trains=place != "validation"))()
-                if place != "validation":
-                    optimizer.step()
-                    optimizer.zero_grad()
-        except torch.OutOfMemoryError:
-            error = "out of memory"
+    with suppress(torch.OutOfMemoryError), only(capacity - torch.cuda.memory_reserved()), guard:
+        error = "out of memory"
+        for items in sizes.get(place, [shape[0], shape[0], small]):
+            guard(lambda items=items: batch(model, items, trains=place != "validation"))()
+            if place != "validation":
+                optimizer.step()
+                optimizer.zero_grad()
+        error = ""
     size = [change.size for change in guard.changes if change.size]
     return {
         "items": shape[0],
