@@ -18,7 +18,6 @@ from nbguard.frontend.notebook.magics import snapshots
 from nbguard.frontend.notebook.magics.command_line import guarded, show, showing_progress, with_names_expanded
 from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.magics.reset_gpu import engines_report
-from nbguard.frontend.notebook.predictions import prediction_on
 from nbguard.frontend.notebook.session import history, session_of
 from nbguard.units import format_bytes
 
@@ -305,6 +304,8 @@ class GpuMemMagics(Magics):
                 __tracebackhide__ = True  # errors of the code are the user's
                 return show(self.shell, options, _leak(self.shell, " ".join(options.code), options.rounds))
             case "predict":
+                from nbguard.frontend.notebook.predictions import prediction_on
+
                 names = getattr(self.shell, "user_ns", {})
                 asked = (options.learner, options.bs, options.gpu, options.settings)
                 prediction = guarded(
