@@ -14,7 +14,6 @@ from nbguard.frontend.notebook.recording import CellRecording
 from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS, NoticeSwitch, SessionMemory
 from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
-from nbguard.memory.scan.heap import native
 
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.listeners.cuda_start import PredictedFits
@@ -61,6 +60,8 @@ class Session:
     @property
     def switches(self) -> Switches:
         """Return the state of the switches."""
+        from nbguard.memory.scan.heap import native
+
         on = self._hooks.listeners
         switches = Switches(
             oom_card=self._oom_watch in on,
