@@ -121,7 +121,7 @@ class Grammar:
         return True
 
     def divided(self, texts: Sequence[str]) -> tuple[str, list[str]]:
-        """Return a line's word and the rest, to which an option that is a word belongs."""
+        """Return a line's word and the rest, with the word where that is an option."""
         first, *rest = self.word_first(texts) or [""]
         if first in self.words and not first.startswith("-"):
             return first, rest

@@ -38,7 +38,7 @@ class Terminal(Grammar):
         super().__init__("nbguard", Word(add=_add_version), words)
 
     def read(self, texts: Sequence[str]) -> argparse.Namespace:
-        """Return the options of a line; what stands behind `--` in `predict` are the arguments of its script.
+        """Return the options of a line; in `predict`, the words after `--` are arguments of its script.
 
         Raises:
             LineError: the line cannot be read.
@@ -150,7 +150,7 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
 
 
 def _add_predict(command: argparse.ArgumentParser) -> None:
-    command.add_argument("script", metavar="SCRIPT", help="a Python file that trains; its arguments stand behind --")
+    command.add_argument("script", metavar="SCRIPT", help="a Python file that trains; its own arguments go after --")
     add_fit(command)
     file = "also the time of an epoch, from `%%%%profile_fit --save FILE` of the fit"
     command.add_argument("--time", metavar="FILE", help=file)

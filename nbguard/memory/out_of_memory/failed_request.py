@@ -65,7 +65,7 @@ def savings_of(request: FailedRequest) -> Advice | None:
 
 
 def survival_of(request: FailedRequest) -> Advice | None:
-    """Return the line with which the failed training goes on in pieces, or None where it would be refused."""
+    """Return the line that lets the failed training go on in pieces, or None where it would be refused."""
     oom = request.oom
     if oom.kind not in ("device", "library") or not oom.guard:
         return None

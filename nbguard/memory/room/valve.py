@@ -1,4 +1,4 @@
-"""The airbag's valve, through which spilled memory goes back to the device as soon as it may move and there is room.
+"""The airbag's valve: spilled memory goes back to the device as soon as it may move and there is room.
 
 PyTorch falls back before it gives its cache back, so spilled memory often has room a moment later. A moved storage is the same
 one at another address. It stays where anything but PyTorch may know the address.

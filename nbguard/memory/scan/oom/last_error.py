@@ -358,7 +358,7 @@ class _Trace:
         return 0, None
 
     def guard(self) -> Literal["", "callback", "itself", "model", "parts"]:
-        """Return the way in which this training could go on in pieces; empty where it is known to be refused."""
+        """Return the kind of guard that would let this training go on in pieces; empty where it is known to be refused."""
         kinds = Kinds()
         for value in self._variables():
             kind = kinds.of(type(value))

@@ -18,7 +18,7 @@ _MOST = 4096
 _CODE = (".py", ".pyc", ".so")
 """Files that imports open."""
 _PIECE = 2**20
-"""Bytes of one read, of which each thread has one on its way."""
+"""Bytes of one read; each thread has one on its way."""
 
 
 class OpenedFiles:
@@ -50,7 +50,7 @@ def storage_pace(paths: Sequence[str], readers: int, seconds: float = 1.0) -> St
     Args:
         paths: of regular files.
         readers: threads that read at the same time.
-        seconds: after which no further piece is read.
+        seconds: no further piece is read after that time.
     """
     if not hasattr(os, "O_DIRECT") or not paths:
         return None
