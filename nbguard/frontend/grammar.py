@@ -54,6 +54,7 @@ class Word:
     help: str = ""  # its purpose, in a line
     usage: str = ""  # the word and its arguments, for the overview: `why NAME`
     advice: str = ""  # the next step after a mistake: `give one name, as in  %gpumem why learn`
+    other: str = ""  # said of arguments that it does not have: `write the script's own after --`
     add: Add = lambda _: None
 
 
@@ -105,7 +106,7 @@ class Grammar:
             complaint = str(error) if is_of_option else error.message
             raise self.mistake(word, complaint, is_of_option=is_of_option and "not allowed with" not in complaint) from None
         if unknown:
-            complaint = unknown_arguments(unknown, parser.option_names)
+            complaint = "; ".join(filter(None, [unknown_arguments(unknown, parser.option_names), self._all[word].other]))
             if word.startswith("-") or not self.has_words:
                 complaint = ": ".join(filter(None, [complaint, self._advice_on(word, unknown[0])]))
             raise self.mistake(word, complaint, is_of_option=unknown[0].startswith("-"))

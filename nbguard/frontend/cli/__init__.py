@@ -10,9 +10,8 @@ from pathlib import Path
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.cli.arguments import TERMINAL
-from nbguard.frontend.cli.terminal import say
+from nbguard.frontend.cli.terminal import complain, say
 from nbguard.frontend.grammar import LineError
-from nbguard.texts import printable
 
 __all__ = ["TERMINAL", "main"]
 
@@ -68,7 +67,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         options = TERMINAL.read(sys.argv[1:] if arguments is None else arguments)
         return int(options.run(options))
     except LineError as error:
-        print(printable(str(error)), file=sys.stderr, flush=True)
+        complain(error)
         return 2
     except NbguardError as error:
         say(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 
 import nbguard
@@ -19,11 +18,15 @@ from nbguard.frontend.arguments import (
     add_two_snapshots,
 )
 from nbguard.frontend.cli import commands, files
+from nbguard.frontend.cli.terminal import show
 from nbguard.frontend.grammar import Add, Grammar, LineParser, Word
 
 _EPILOG = """nbguard COMMAND --help shows the options of one, nbguard --version the version.
 Exit status: 0 done; 1 there is something to do, as a fit that may not fit; 2 a file or an option cannot be used;
 3 doctor has found a problem (--strict, --golden, --max-latency); 130 interrupted; 141 the reader of the output is gone."""
+
+
+_OF_SCRIPT = {"predict": "write the script's own after --"}
 
 
 class Terminal(Grammar):
@@ -34,7 +37,7 @@ class Terminal(Grammar):
 
     def __init__(self, added: Mapping[str, Add]) -> None:
         helps = {name: purpose for commands in COMMANDS.values() for name, purpose in commands.items()}
-        words = {name: Word(help=purpose, add=added[name]) for name, purpose in helps.items()}
+        words = {name: Word(help=purpose, other=_OF_SCRIPT.get(name, ""), add=added[name]) for name, purpose in helps.items()}
         super().__init__("nbguard", Word(add=_add_version), words)
 
     def read(self, texts: Sequence[str]) -> argparse.Namespace:
@@ -49,7 +52,7 @@ class Terminal(Grammar):
             place = own.index("--")
             own, of_script = own[:place], own[place + 1 :]
         if own[:1] in (["-h"], ["--help"]):
-            sys.stdout.write(self.overview())
+            show(self.overview(), end="")
             raise SystemExit(0)
         options = super().read(own)
         if not options.word:

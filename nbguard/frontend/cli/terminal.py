@@ -77,6 +77,11 @@ def show_result(result: Result, *, as_json: bool, **details: int) -> None:
         show_blocks(result.blocks(**details))
 
 
+def complain(error: Exception) -> None:
+    """Print a complaint that names its command itself."""
+    print(printable(str(error)), file=sys.stderr, flush=True)
+
+
 def say(sentence: object) -> None:
     """Print a line about what went wrong, or was written."""
     print(printable(f"nbguard: {sentence}"), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.arguments import add_device, add_fit, add_rows, number
+from nbguard.frontend.arguments import add_device, add_fit, add_rows, number, unquoted
 from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import show_sentence
 from nbguard.frontend.notebook.magics import snapshots
@@ -95,7 +95,7 @@ def _add_why(options: argparse.ArgumentParser) -> None:
 def _add_map(options: argparse.ArgumentParser) -> None:
     source = options.add_mutually_exclusive_group()
     source.add_argument("--request", metavar="SIZE", help="names to release so that a request of 2GiB in one piece succeeds")
-    source.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
+    source.add_argument("--file", metavar="FILE", type=unquoted, help="of this snapshot instead of this kernel")
     add_device(options)
     add_rows(options, "segments per pool")
 
