@@ -72,7 +72,7 @@ class Grammar:
 
     @property
     def has_words(self) -> bool:
-        """Whether one of its words is no option."""
+        """Whether it has words besides options."""
         return any(not word.startswith("-") for word in self.words)
 
     def parser(self, word: str = "") -> LineParser:

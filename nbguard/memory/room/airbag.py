@@ -117,5 +117,5 @@ def deflate() -> bool:
 
 
 def forget(device: RoomDevice) -> None:
-    """Have no airbag any more for a device that is gone, with all that lay in it."""
+    """Forget the airbag of a device that is gone with all that lay in it."""
     _ON[:] = [on for on in _ON if on.stands_for is not device]

@@ -25,7 +25,7 @@ class Traveller:
     """A storage that moves."""
 
     storage: Any  # a torch.UntypedStorage
-    stream: int  # address of the stream that its block belongs to; 0: the default one
+    stream: int  # address of its block's stream; 0 is the default stream
     host: Any = None  # its bytes on the host, from before it leaves until all are back
     is_back: bool = False  # after it has left, its bytes are on the device again
 
@@ -43,7 +43,7 @@ class SetAside(Protocol):
         """Return the most bytes that the allocator had in tensors and reserved at once, with those set aside."""
 
     def is_limited(self) -> bool:
-        """Say whether a memory fraction is set; the allocator falls back for every request then."""
+        """Say whether a memory fraction is set; then the allocator falls back for every request."""
 
     def end(self) -> None:
         """Give it back. Nothing may lie in it."""
@@ -92,14 +92,14 @@ class RoomDevice:
 
     @property
     def is_capturing(self) -> bool:
-        """Say whether a CUDA graph is captured on it."""
+        """Say whether a CUDA graph is being captured on it."""
         return False
 
 
 class MovingDevice(RoomDevice):
     """A device whose storages move out and back one by one."""
 
-    stream = 0  # address of the stream that is current; 0: the default one
+    stream = 0  # address of the current stream; 0 is the default stream
 
     @abstractmethod
     def place(self, storage: Any) -> int | None:
@@ -127,7 +127,7 @@ class MovingDevice(RoomDevice):
 
     @abstractmethod
     def take(self, nbytes: int) -> Any:
-        """Return so many bytes in one piece; they are free with the object that is returned."""
+        """Return an object that holds so many bytes in one piece, and frees them when it goes."""
 
     @abstractmethod
     def refuse_reserve(self, size: int) -> None:

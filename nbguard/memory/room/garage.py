@@ -72,7 +72,7 @@ def garage_now() -> Garage | None:
 
 
 def end_on(device: RoomDevice) -> None:
-    """Have no budget any more for a device that is gone."""
+    """End the budget of a device that is gone."""
     for garage in [each for each in _ON if each.is_on(device)]:
         garage.end()
         _ON.remove(garage)

@@ -67,7 +67,7 @@ def state(notebook: Notebook) -> AirbagState:
 
 
 def end_on(device: RoomDevice) -> None:
-    """Have no airbag any more for a device that is gone."""
+    """End the airbag of a device that is gone."""
     on = airbag_now()
     if on is not None and on.stands_for is device:
         end_watch()

@@ -15,7 +15,7 @@ from nbguard.memory.allocator.model.allocator import CachingAllocator, Event
 from nbguard.memory.allocator.model.blocks import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.facts import AllocatorStats
-from nbguard.memory.scan.devices.reserve import device_peaks, small_part
+from nbguard.memory.scan.devices.reserve import device_peaks, obstacle_in, small_part
 from nbguard.units import MiB
 
 # --- The history of a simulated device, bounded, in the entries of a snapshot's `device_traces`.
@@ -179,7 +179,9 @@ class SimulatedDevice:
     @property
     def obstacle_to_reserve(self) -> str:
         """Return why the model could not keep to a reserve; empty where it can."""
-        return "with a memory fraction PyTorch would spill everything; simulate a device without" if self.model.cap else ""
+        if self.model.cap:
+            return "with a memory fraction PyTorch would spill everything; simulate a device without"
+        return obstacle_in(self.model.settings.conf())
 
     def set_aside(self, size: int) -> None:
         """Make a pool in the model that it falls back to, over `size` bytes that are not the device's."""

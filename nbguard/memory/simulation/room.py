@@ -11,7 +11,6 @@ from nbguard.memory.cleanup.apply.parking import forget_parked
 from nbguard.memory.core.facts import Facts, Segment
 from nbguard.memory.core.simulated import DEVICE
 from nbguard.memory.room.device import MovingDevice, SetAside, Traveller
-from nbguard.memory.scan.devices.reserve import obstacle_in
 from nbguard.memory.scan.parked import SimulatedMemory
 from nbguard.memory.scan.scan import Notebook, Scan, scan
 from nbguard.memory.scan.storage_events import StorageMode
@@ -83,14 +82,14 @@ class SimulatedRoom(MovingDevice):
 
     def refuse_reserve(self, size: int) -> None:  # noqa: D102
         del size
-        if reason := self._device.obstacle_to_reserve or obstacle_in(self._device.model.settings.conf()):
+        if reason := self._device.obstacle_to_reserve:
             raise NbguardError(reason)
 
     def set_aside(self, size: int) -> SetAside:  # noqa: D102
         return _Reserve(self._device, size, self._segments_of)
 
     def end(self) -> None:
-        """Have nothing set up on the device any more: no airbag, no budget, nothing parked."""
+        """End the airbag and the budget of the device, and forget its parked models."""
         for name in ("spill_watch", "garage"):
             loaded = sys.modules.get(f"nbguard.memory.room.{name}")
             if loaded is not None:

@@ -34,7 +34,6 @@ from nbguard.memory.reports.memory_map import MemoryMap, build_map
 from nbguard.memory.reports.report import Report, build_report
 from nbguard.memory.room.device import note_simulated
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.devices.reserve import obstacle_in
 from nbguard.memory.scan.oom.chain import NOTES, as_torch_writes, cell_now, with_free_blocks
 from nbguard.memory.scan.oom.failed_runs import full_collections
 from nbguard.memory.scan.scan import Notebook, scan
@@ -311,7 +310,7 @@ class Simulation:
 
     def _airbag_room(self) -> int:
         device = self._device
-        is_possible = not (device.reserve or device.obstacle_to_reserve or obstacle_in(device.model.settings.conf()))
+        is_possible = not (device.reserve or device.obstacle_to_reserve)
         return (host_facts().room or 0) if is_possible else 0
 
     def _segments(self) -> tuple[Segment, ...]:

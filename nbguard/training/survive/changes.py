@@ -57,11 +57,6 @@ class ChangeLog:
         self._unsaid: SurvivalChange | None = None  # a division whose first batch is not over
         self._begun = self._repeated = 0.0  # when that batch began, and the seconds of it that pieces were computed again
 
-    @property
-    def measures(self) -> bool:
-        """Say whether the batch that runs is the first one of a division."""
-        return self._unsaid is not None
-
     def tell(self, change: SurvivalChange) -> None:
         """Say a change now."""
         self.changes.append(change)

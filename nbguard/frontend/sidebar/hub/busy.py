@@ -74,7 +74,7 @@ class Busy:
 
 
 def is_in_cell(shell: Any) -> bool:
-    """Say whether this is called from a cell whose end IPython will tell: not from a silent one, as a startup file is."""
+    """Say whether a cell is running whose end IPython will announce; a silent one, such as a startup file, is not."""
     parent = getattr(shell, "parent_header", None)
     if type(parent) is not dict or not parent:  # nothing has been asked of the kernel yet
         return False

@@ -28,7 +28,7 @@ class ScanBudget:
 
     @property
     def allows(self) -> bool:
-        """Say whether cells may wait for a scan now. Not before the first one, whose time is unknown."""
+        """Say whether cells may wait for a scan now; they may not before the first scan, whose time is unknown."""
         now = self._clock()
         if self._usual is None or now < self._next:
             return False

@@ -281,7 +281,7 @@ def _in_a_file(nbytes: int) -> Any:
 
 
 def forget_parked(home: SimulatedMemory) -> None:
-    """Have nothing parked any more of simulated memory that is gone; it was never moved."""
+    """Forget the parked tensors of simulated memory that is gone; they were never moved."""
     for parked in [each for each in PARKED if each.home is home]:
         PARKED.remove(parked)
         let_go(parked)
