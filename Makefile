@@ -143,7 +143,7 @@ bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in
 
 bug-cases: $(STAMPS)/extra-bug-cases debian-packages ## public bug reports built anew, those of further libraries too (tests/bug_cases)
 	@$(call say,public bug reports)
-	@$(IN_VENV) $(VENV)/bin/python -m pytest tests/bug_cases \
+	@$(IN_VENV) $(VENV)/bin/python -m pytest tests/bug_cases tests/libraries/test_hugging_face.py \
 	  $$(sed -n 's/.*| `\(tests.*\)` |$$/\1/p' tests/bug_cases/README.md | grep -v '^tests/bug_cases/' | sort -u) $(ARGS) \
 	  || $(call stop,Tests failed. The last one again: make bug-cases ARGS='--lf -x')
 

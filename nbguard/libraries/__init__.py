@@ -48,7 +48,7 @@ class ExperimentClass:
 
     callback_leftovers: tuple[str, ...] = ()  # the same, of a callback that the experiment has: `progress.pbar`
     harmless: frozenset[str] = frozenset()  # of both: those that a fit which ended well leaves, too
-    zero_gradients: str = "model.zero_grad()"  # its own call that frees the gradients between fits
+    zero_gradients: str = ""  # its own call that frees the gradients between fits; empty if that is its model's `zero_grad()`
     fit: str = ""  # name of its method that fits, in `loops`; empty where its memory cannot be predicted
     cancel: tuple[str, str] = ("", "")  # (module, name) of the exception that ends a fit, and that the library catches
     step: StepMethod | None = None  # its own method that runs the passes of a batch
@@ -60,6 +60,16 @@ class ExperimentClass:
 
 DEFAULT_EXPERIMENT = ExperimentClass(modules=(), name="", parts=(ExperimentPart("model", "model"),))
 """Description of an experiment without other known facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """A part of an object that its description in one line names or counts."""
+
+    path: tuple[str | int, ...]  # attributes, keys and indices that lead to it from the object
+    unit: str = ""  # of its elements, which are counted; empty if its class is named
+    dimension: int | None = None  # of a tensor, which is counted instead of elements
+    has_names: bool = False  # its keys are named, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,9 @@ class Library:
     models whose parts are called one by one."""
 
     kinds: tuple[tuple[str, str, str], ...] = ()  # (module, class, kind of node) of its other classes
+    details: Mapping[tuple[str, str], tuple[Detail, ...]] = field(default_factory=dict)
+    """Parts that the description of an object names, by (module, class); those that it lacks are left out."""
+
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
     work: tuple[LibraryWork, ...] = ()
@@ -223,6 +236,12 @@ def steps() -> tuple[StepMethod, ...]:
 def model_parts() -> dict[str, str]:
     """Return the attributes with the parts of models that lead with the batch, by the names of the models' base classes."""
     return {name: attribute for library in libraries() for name, attribute in library.model_parts.items()}
+
+
+@cache
+def details() -> Mapping[tuple[str, str], tuple[Detail, ...]]:
+    """Return the parts that descriptions of objects name, by (module, class)."""
+    return {name: own for library in libraries() for name, own in library.details.items()}
 
 
 def own_optimizers() -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork, StepMethod
+from nbguard.libraries import Detail, ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork, StepMethod
 
 _TRAINER = ExperimentClass(
     modules=("transformers.trainer",),
@@ -14,6 +14,10 @@ _TRAINER = ExperimentClass(
     guard="itself",
 )
 
+_PIPELINE = ExperimentClass(
+    modules=("transformers.pipelines.base",), name="Pipeline", parts=(ExperimentPart("model", "model"),)
+)
+
 _CACHE = ExportRepair(
     reason="an exported program returns tensors, and a Transformers model's cache is not one; the values are the same "
     "without it",
@@ -22,12 +26,20 @@ _CACHE = ExportRepair(
 
 LIBRARY = Library(
     name="Transformers",
-    packages=("transformers", "datasets", "peft", "trl", "diffusers", "tokenizers", "sentence_transformers"),
+    packages=("transformers", "datasets", "trl", "tokenizers", "sentence_transformers"),
     loop_packages=("transformers",),
-    distributions=("transformers", "tokenizers", "datasets", "safetensors", "peft", "diffusers"),
+    distributions=("transformers", "tokenizers", "datasets", "safetensors"),
     calling_modules=("transformers.trainer",),
-    experiments=(_TRAINER,),
+    experiments=(_TRAINER, _PIPELINE),
     model_parts={"PreTrainedModel": "base_model"},
+    details={
+        ("transformers.cache_utils", "Cache"): (
+            Detail(path=("layers",), unit="layer"),
+            Detail(path=("layers", 0, "keys"), unit="token", dimension=-2),
+            Detail(path=("key_cache",), unit="layer"),  # before 4.56
+            Detail(path=("key_cache", 0), unit="token", dimension=-2),
+        ),
+    },
     training_functions=frozenset({"training_step"}),
     work=(
         LibraryWork(

@@ -39,12 +39,29 @@ def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
     assert len(cell.bundles) == 1
 
 
-def test_graphs_that_a_list_keeps_are_a_finding(notebook: Kernel) -> None:
-    notebook.run("net = Net(); losses = [net(torch.randn(40_000, 16)).sum() for _ in range(7)]; del net").ok()
+_TOTAL = "sum(holder.retained for device in {}.devices for holder in device.holders)"
 
-    text = notebook.run("%gpumem").ok().text
 
-    assert "losses keeps 7 autograd graphs alive" in text
+def test_the_graphs_of_a_name_are_a_finding_with_the_line_that_frees_them(notebook: Kernel) -> None:
+    notebook.run("net, x = Net(), torch.randn(40_000, 16)").ok()
+    for made, line, freed in (
+        ("out = net(x)", "out = out.detach()", 1),
+        ("out = [net(x) for _ in range(7)]", "out[:] = [each.detach() for each in out]", 7),
+        ("out = {key: net(x) for key in 'abc'}", "out.update({key: each.detach() for key, each in out.items()})", 3),
+        ("out = [net(x) for _ in range(7)]; other = out[2]", "out[:] = [each.detach() for each in out]", 6),
+        ("out = [net(x), 3.0]", "%gpumem why out", 0),
+        ("out = net(x); other = out", "%gpumem why out", 0),
+    ):
+        notebook.run(f"other = None; {made}").ok()
+        notebook.run("%gpumem -o before").ok()
+        ((command, frees),) = notebook.value(
+            "[(f.advice.command, f.advice.frees) for f in before.findings if f.kind == 'graph' and f.sentence.startswith('out')]"
+        )
+        notebook.run(command).ok()
+        notebook.run("%gpumem -o after").ok()
+
+        assert command == line
+        assert notebook.value(f"{_TOTAL.format('before')} - {_TOTAL.format('after')}") == (frees or 0) >= freed * 2**20
 
 
 def test_why_shows_the_paths_and_how_to_cut_them(notebook: Kernel) -> None:

@@ -21,6 +21,7 @@ _CLASSES = [
         *(each.cancel for each in library.experiments if any(each.cancel)),
         *((module, name) for module, name, _ in library.kinds),
         *library.own_optimizers,
+        *library.details,
         *([library.shared_state] if any(library.shared_state) else []),
         *(tuple(name.rsplit(".", 1)) for name in (*library.module_repairs, *library.output_repairs)),
     ]

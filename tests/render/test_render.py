@@ -53,6 +53,7 @@ def _afternoon() -> Facts:
             "g": "graph",
         },
         device="cuda:0",
+        types={"list": "list"},
     )
     workspace, seeds = 8519680, 400 * MiB
     segments = [
@@ -64,7 +65,7 @@ def _afternoon() -> Facts:
     device = replace(make_cuda_device(segments, total=79 * GiB, free=63 * GiB), workspace=workspace)
     what = {
         "learn": (14, "Learner · resnet34 · Adam · 8 workers"),
-        "losses": (13, "list of 118"),
+        "losses": (13, "list of 1"),
         "Out[9]": (9, "Learner"),
         "last error": (12, "RuntimeError"),
     }

@@ -188,19 +188,26 @@ def test_stale_bytes_come_with_the_command_that_frees_them() -> None:
     assert report.findings[0].sentence.startswith("1 GiB is stale")
 
 
-def test_a_list_of_losses_with_graphs_is_a_finding() -> None:
+@pytest.mark.parametrize(
+    ("what", "command", "frees"),
+    [
+        ("list of 2", "losses[:] = [each.detach() for each in losses]", 2 * MiB),
+        ("list of 3", "%gpumem why losses", None),  # one of them is no tensor
+    ],
+)
+def test_a_list_of_losses_with_graphs_is_a_finding(what: str, command: str, frees: int | None) -> None:
     graph = make_graph(
         {"losses": ["list"]},
         {"list": {"[0]": "a", "[1]": "b"}, "a": {" → graph": "g"}, "b": {" → graph": "h"}, "g": {"": "x"}, "h": {"": "y"}},
         {"a": 4, "b": 4, "x": MiB, "y": MiB},
         {"a": "tensor", "b": "tensor", "g": "graph", "h": "graph", "x": "tensor", "y": "tensor"},
+        types={"list": "list"},
+        whats={"losses": what},
     )
 
-    sentences = [finding.sentence for finding in build_report(Analysis(make_facts(graph))).findings]
+    (finding,) = build_report(Analysis(make_facts(graph))).findings
 
-    assert sentences == [
-        "losses keeps 2 autograd graphs alive (2 MiB): append `loss.item()` or `t.detach()`, or see `%gpumem why losses`"
-    ]
+    assert (finding.kind, finding.command, finding.advice.frees) == ("graph", command, frees)
 
 
 def test_only_one_device_can_be_asked_for() -> None:

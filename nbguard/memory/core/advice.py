@@ -196,6 +196,16 @@ def copy_of_view(name: str, *, has_graph: bool, frees: int | None = None) -> Adv
     return Advice(command=f"{name} = {copied}", effect="keeps a copy of the part alone", frees=frees)
 
 
+def detach(name: str, container: str, cut: frozenset[tuple[int, int]]) -> Advice:
+    """Return the line that takes a tensor, or each one in a "list" or "dict", off its autograd graph."""
+    command = {
+        "": f"{name} = {name}.detach()",
+        "list": f"{name}[:] = [each.detach() for each in {name}]",
+        "dict": f"{name}.update({{key: each.detach() for key, each in {name}.items()}})",
+    }[container]
+    return Advice(command=command, effect="keeps the values without their graphs", cut=cut)
+
+
 def without_graph(container: str, kind: str) -> Advice:
     """Return the line that puts a loss into a container without its autograd graph.
 

@@ -14,8 +14,9 @@ from nbguard.memory.cleanup.plan.promises import promised
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Facts
+from nbguard.memory.core.facts import Facts, Root
 from nbguard.memory.core.finding import Finding, least_shown
+from nbguard.memory.core.references.detaching import detached
 from nbguard.memory.core.references.holders import Holder, idle_gradients, zero_gradients_of
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.core.segments.pinning import HolderPins
@@ -33,7 +34,8 @@ _WORTH_NAMING = 0.3
 _NAMED = 3
 """Holders that a finding on objects left out names."""
 
-_CONTAINERS = frozenset({"list", "dict", "tuple", "set"})
+_COLLECTED = frozenset({"list", "tuple", "set", "dict", "deque", "defaultdict", "OrderedDict"})
+"""Containers that code fills bit by bit."""
 
 
 def _least(facts: Facts) -> int:
@@ -100,13 +102,22 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads:
             many = counted(len(heads), "autograd graph") if len(heads) > 1 else "an autograd graph"
-            label, least = holder.label, "at least " if holder.at_least else ""
-            yield Finding(
-                "graph",
-                f"{label} keeps {many} alive ({least}{format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
-                f"or see " + advice.why(holder.names[0]).code,
-                advice.why(holder.names[0]),
-            )
+            least = "at least " if holder.at_least else ""
+            keeps = f"{holder.label} keeps {many} alive ({least}{format_bytes(kept[number])}): "
+            yield _graph_finding(facts, graph.roots[holder.roots[0]], keeps)
+
+
+def _graph_finding(facts: Facts, root: Root, keeps: str) -> Finding:
+    """Return the finding on a name that keeps graphs, with the line that frees them, or the change that makes none."""
+    graph = facts.graph
+    line, collected = detached(graph, root), graph.nodes[root.nodes[0]].type_name in _COLLECTED
+    append = "append `loss.item()` or `t.detach()`"
+    if line.command and (frees := promised(facts, (line,))):
+        later = f", and {append} from now on" if collected else ""
+        return Finding("graph", keeps + line.code + f" frees {format_bytes(frees)}{later}", replace(line, frees=frees))
+    why = advice.why(root.label)
+    how = append if collected else "compute it under `torch.no_grad()` if no backward pass follows"
+    return Finding("graph", f"{keeps}{how}, or see " + why.code, why)
 
 
 def _left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:

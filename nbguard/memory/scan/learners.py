@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from nbguard.libraries import DEFAULT_EXPERIMENT, ExperimentClass, experiments
+from nbguard.libraries import DEFAULT_EXPERIMENT, Detail, ExperimentClass, details, experiments
 from nbguard.memory.core.facts import LearnerFact
 from nbguard.memory.scan.heap.autograd import has_own_dispatch
 from nbguard.memory.scan.heap.kinds import Kinds, Types, attribute_of, attributes_of, loaded_class, mro_of, name_of
@@ -83,7 +83,14 @@ def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
 
 def gradient_calls(objects: list[tuple[int, Any]]) -> tuple[tuple[int, str], ...]:
     """Return for each (node, Learner) the call of its own that frees its gradients."""
-    return tuple((node, experiment_of(type(learner)).zero_gradients) for node, learner in objects)
+    return tuple((node, _gradient_call(learner)) for node, learner in objects)
+
+
+def _gradient_call(learner: Any) -> str:
+    experiment = experiment_of(type(learner))
+    models = (part.attribute for part in experiment.parts if part.kind == "model")
+    own = (name for name in models if attribute_of(learner, name) is not None)
+    return experiment.zero_gradients or f"{next(own, 'model')}.zero_grad()"
 
 
 def _leftovers(learner: Any) -> tuple[str, ...]:
@@ -108,6 +115,8 @@ def _is_idle(value: Any, idle: object) -> bool:
 
 
 _SIZED = Types((list, tuple, set, dict))
+_NAMED_KEYS = 3
+"""Keys that a description names."""
 
 
 def describe(obj: Any, kinds: Kinds, unread: Unread) -> str:
@@ -120,6 +129,8 @@ def _words(obj: Any, kinds: Kinds) -> str:
     kind = kinds.of(cls)
     if kind == "learner":
         return " · ".join(learner_names(obj))
+    if words := _detail_words(obj, kinds):
+        return f"{name_of(cls)} · {words}"
     if kind in ("loader", "iterator"):
         workers = worker_count(obj)
         return name_of(cls) + (f" · {counted(workers, 'worker')}" if workers else "")
@@ -142,6 +153,44 @@ def _words(obj: Any, kinds: Kinds) -> str:
     return name_of(cls)
 
 
+def _detail_words(obj: Any, kinds: Kinds) -> str:
+    """Return the parts that a library has its object's description name, without those that it lacks; empty without any."""
+    bases = mro_of(type(obj))
+    own = (known for (module, name), known in details().items() if (base := loaded_class(module, name)) and base in bases)
+    return " · ".join(filter(None, (_detail(obj, each, kinds) for each in next(own, ()))))
+
+
+def _detail(obj: Any, detail: Detail, kinds: Kinds) -> str:
+    """Return one part in words: its class, the number of its elements, or the size of a dimension of a tensor."""
+    for step in detail.path:
+        if isinstance(step, int):
+            obj = obj[step] if type(obj) is list and step < len(obj) else None
+        else:
+            part = attribute_of(obj, step)
+            obj = (attribute_of(obj, "_modules") or {}).get(step) if part is None else part
+    if obj is None:
+        return ""
+    if detail.dimension is not None:
+        is_plain = kinds.of(type(obj)) == "tensor" and not has_own_dispatch(type(obj))
+        sizes = _sizes(obj) if is_plain else ()
+        return counted(sizes[detail.dimension], detail.unit) if len(sizes) >= -detail.dimension else ""
+    if not detail.unit:
+        return name_of(type(obj))
+    if type(obj) not in _SIZED:
+        return ""
+    names = [key for key in obj if type(key) is str] if detail.has_names else []
+    more = f" and {len(names) - _NAMED_KEYS} more" if len(names) > _NAMED_KEYS else ""
+    return counted(len(obj), detail.unit) + (f" ({', '.join(names[:_NAMED_KEYS])}{more})" if names else "")
+
+
+def _sizes(tensor: Any) -> tuple[int, ...]:
+    """Return a tensor's shape, read from the C base class; empty for a nested one."""
+    torch: Any = sys.modules["torch"]
+    base = torch._C.TensorBase
+    with torch._C.DisableTorchFunctionSubclass():
+        return () if base.__dict__["is_nested"].__get__(tensor) else tuple(base.__dict__["shape"].__get__(tensor))
+
+
 def tensor_shape(tensor: Any) -> str:
     """Return a tensor's shape and dtype as text, e.g. `64×3×224×224 float32`, read from the C base class."""
     torch: Any = sys.modules["torch"]
@@ -150,5 +199,4 @@ def tensor_shape(tensor: Any) -> str:
         dtype = str(base.__dict__["dtype"].__get__(tensor)).removeprefix("torch.")
         if base.__dict__["is_nested"].__get__(tensor):
             return f"nested of {base.size(tensor, 0)} {dtype}"
-        shape = base.__dict__["shape"].__get__(tensor)
-    return f"{'×'.join(map(str, tuple(shape))) or 'scalar'} {dtype}"
+    return f"{'×'.join(map(str, _sizes(tensor))) or 'scalar'} {dtype}"

@@ -11,6 +11,7 @@ from nbguard.memory.cleanup.plan.promises import freed_by, joined, needed, promi
 from nbguard.memory.core.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph, Root
+from nbguard.memory.core.references.detaching import detached
 from nbguard.memory.core.references.explain import Path, Why, explain, path_to
 from nbguard.memory.core.references.graph import GRAPH, nbytes_of, reach, reach_of_roots, shortest_path, storages_of
 from nbguard.memory.core.references.owner_sets import bits_of
@@ -293,6 +294,10 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free
     if is_shared or (not is_whole and _deletes_what_is_in_use(analysis, lines)):
         lines = []
+    if not lines:  # a result that is needed keeps its value without its graph
+        graphs = [detached(graph, roots[label]) for label in dict.fromkeys(path.steps[0] for path in paths)]
+        if all(line.command for line in graphs) and left <= (freed_by(analysis.facts, graphs) or set()):
+            lines, is_shared = graphs, False
     others = _others(analysis, left, paths) if is_shared else ()
     holder = roots[first.steps[0]]
     names = tuple(dict.fromkeys(one.gone.name for one in found))
