@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from nbguard.memory.scan.parked import has_compiled
 from nbguard.texts import Text
 from tests import frozen, write_audit
 from tests.advice import follow_printed
@@ -81,6 +82,15 @@ def written_files(temporary_folder: None) -> Iterator[None]:
     """What nbguard's own code writes, removes or ends, in this process and in kernels, is the test's."""
     yield
     write_audit.check()
+
+
+@pytest.fixture(autouse=True)
+def compiled_code() -> Iterator[None]:
+    """Forget what a test has compiled: a model that compiled code may use is not parked, and later tests park some."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and has_compiled():
+        dynamo.reset()
 
 
 @pytest.fixture
