@@ -169,25 +169,29 @@ def number_advised(finding: FitFinding) -> int:
 
 @pytest.mark.skipif(usable_cores() < 2, reason="workers that share a core with the fit are not advised")
 def test_an_epoch_with_the_workers_that_are_advised_takes_as_long_as_predicted() -> None:
+    assert any(_is_as_predicted() for _ in range(3)), "profile and epoch are apart: other work of the machine may fall into one"
+
+
+def _is_as_predicted() -> bool:
     finding = advised(Sleepy(), 1)
     workers = number_advised(finding)
     found = re.search(rf"an epoch takes (.+), with {workers} workers (.+) to (.+)", finding.evidence)
     assert found
     now, low, high = map(seconds, found.groups())
-
     assert low < high < now
-    assert (
-        low * 0.95 < min(epochs_of(Sleepy(), 2, num_workers=workers)) < high
-    )  # the least: other work of the machine only adds
+    return low * 0.95 < min(epochs_of(Sleepy(), 2, num_workers=workers)) < high
 
 
 def test_an_epoch_without_the_workers_that_are_needless_is_shorter_by_what_is_predicted() -> None:
+    assert any(_is_shorter_as_predicted() for _ in range(3))
+
+
+def _is_shorter_as_predicted() -> bool:
     data = torch.randn(32, 4)
     finding = advised(data, 12, num_workers=2)
     assert number_advised(finding) == 0
     found = re.search(r"batches take (.+) to make, its workers (.+) to start", finding.evidence)
     assert found
     made, start = map(seconds, found.groups())
-
     assert made * 2 < start
-    assert min(epochs_of(data, 3)) < min(epochs_of(data, 3, num_workers=2)) - (start - made) / 4
+    return min(epochs_of(data, 3)) < min(epochs_of(data, 3, num_workers=2)) - (start - made) / 4
