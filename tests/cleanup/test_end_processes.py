@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nbguard.memory.cleanup.apply import steps as actions
-from nbguard.memory.cleanup.plan.promises import diagnose
+from nbguard.memory.cleanup.plan.orphans import diagnose
 from nbguard.memory.core import advice
 from nbguard.memory.core.processes import DeviceProcess, DiagnosedProcess, Zombies
 from nbguard.memory.scan.devices.processes import is_alive, process_facts, process_of, surroundings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.memory.cleanup.plan.promises import diagnose
+from nbguard.memory.cleanup.plan.orphans import diagnose
 from nbguard.memory.core.processes import DeviceProcess, Kernel, Process, Surroundings, connection_of, is_kernel, pids_text
 
 ME = Surroundings(pid=500, ancestors=frozenset({1, 400}), owner=("1000", "1000", "1000"))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.cleanup.plan.promises import diagnose
+from nbguard.memory.cleanup.plan.orphans import diagnose
 from nbguard.memory.core.facts import NvmlFacts, ProcessFact
 from nbguard.memory.core.processes import Identity
 from nbguard.memory.scan.devices import processes as probe

@@ -31,6 +31,7 @@ from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
 from nbguard.memory.scan.parked import has_compiled, parked_addresses, parked_facts, shared_storages, unseen_by_modes
 from nbguard.memory.scan.pause import keep_garbage, pause_main_thread
+from nbguard.memory.scan.private_pools import pool_facts
 from nbguard.memory.scan.roots import tracebacks as marimo
 from nbguard.memory.scan.roots.frames import LiveRoot, running_roots
 from nbguard.memory.scan.roots.registries import (
@@ -46,7 +47,7 @@ from nbguard.memory.scan.roots.registries import (
     waiting_roots,
 )
 from nbguard.memory.scan.roots.tracebacks import error_roots
-from nbguard.memory.scan.workers import pool_facts, workers_facts
+from nbguard.memory.scan.workers import workers_facts
 from nbguard.texts import running_shell
 
 _COUNTED = ("name", "module", "out")

@@ -25,9 +25,9 @@ from nbguard.memory.core.facts import (
     Segment,
     TickReading,
 )
-from nbguard.memory.core.finding import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.core.gpu_models import gpu_size
 from nbguard.memory.core.oom_facts import AllocatorCounts, OomNote
+from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording, check_entries
 from nbguard.memory.core.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
 from nbguard.memory.out_of_memory.card import OomCard, build_card
 from nbguard.memory.reports.memory_map import MemoryMap, build_map

@@ -113,7 +113,7 @@ def map_of(file: str) -> MemoryMap:
 
 def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
     from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
-    from nbguard.memory.core.finding import DEFAULT_ENTRIES
+    from nbguard.memory.core.recording import DEFAULT_ENTRIES
 
     if simulation is not None:
         kept = DEFAULT_ENTRIES if entries is None else entries

@@ -21,7 +21,8 @@ from nbguard.memory.scan.devices.kept_memory import pinned_facts
 from nbguard.memory.scan.devices.processes import is_alive, is_listed, private_bytes, shared_bytes
 from nbguard.memory.scan.heap.kinds import attributes_of
 from nbguard.memory.scan.heap.walk import WeakTracker
-from nbguard.memory.scan.workers import remember_left_pools, worker_processes
+from nbguard.memory.scan.private_pools import remember_left_pools
+from nbguard.memory.scan.workers import worker_processes
 from nbguard.texts import form, here
 
 # --- Gives back memory that torch and its libraries keep: the allocator's cache, workspaces, pinned host memory.

@@ -20,8 +20,8 @@ from nbguard.memory.cleanup.apply.loaders import FreedBytes, clear_workspaces, e
 from nbguard.memory.cleanup.apply.parking import park
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.cleanup.apply.tracebacks import Placeholders, release_objects, release_variables
+from nbguard.memory.cleanup.plan.orphans import diagnose
 from nbguard.memory.cleanup.plan.plan import Action
-from nbguard.memory.cleanup.plan.promises import diagnose
 from nbguard.memory.core.processes import DeviceProcess, Process, Zombies
 from nbguard.memory.core.references.graph import CONTEXT, GRADIENT
 from nbguard.memory.scan.devices.processes import device_processes, is_alive, surroundings

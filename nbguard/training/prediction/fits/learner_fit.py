@@ -13,6 +13,7 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.training.prediction.fits.batches import FULL, MOST, BatchShapes, enough, sizes, trained_sizes
+from nbguard.training.prediction.fits.callbacks import TracedCallbacks, copied_callback
 from nbguard.training.prediction.fits.copies import (
     CopiedCode,
     FirstBatch,
@@ -25,7 +26,7 @@ from nbguard.training.prediction.fits.copies import (
     tensors_of_models,
 )
 from nbguard.training.prediction.fits.fit import ENDLESS, MakeBatch
-from nbguard.training.prediction.fits.functions import FunctionCopier, TracedCallbacks, copied_callback, unpacks, values_used
+from nbguard.training.prediction.fits.functions import FunctionCopier, unpacks, values_used
 
 # --- A training step that the user wrote as a function of a batch, as a copy without data.
 
