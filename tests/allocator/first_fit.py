@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 
 
 class FirstFit(SimulatedDriver):

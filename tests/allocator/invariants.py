@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, ModelBlock, SimulatedDriver
+from nbguard.memory.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, ModelBlock
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.state import _heads
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, AllocatorSettings, PoolId
 from nbguard.memory.allocator.model.state import copy, load, save
 from nbguard.memory.allocator.replay.replay import replay

@@ -9,7 +9,7 @@ import pytest
 
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import Addresses
+from nbguard.memory.allocator.model.driver import Addresses
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.allocator.replay import cell_program as calls_module
 from nbguard.memory.allocator.replay import cell_program as run_module

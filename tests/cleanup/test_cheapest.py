@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.allocator.model.state import copy
 from nbguard.memory.cleanup.plan.cheapest import Release, cheapest_release

@@ -16,7 +16,7 @@ from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.memory.reports.report import DeviceReport, build_report
-from nbguard.memory.scan.devices.accelerators import read_segments
+from nbguard.memory.scan.devices.segments import read_segments
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import AllocatorStats, Facts, Graph, Node, Root, StorageFact

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.training.ranks.errors import group_ranks
+from nbguard.training.ranks.flight_recorder import group_ranks
 
 
 def test_a_rank_outside_of_a_group_knows_its_own_groups(torch_process: None) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.state import copy
 from nbguard.memory.room.search import Question, cheapest_moves
 from tests.allocator.test_largest import room_of, states

@@ -16,8 +16,8 @@ from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
 
 if TYPE_CHECKING:
-    from nbguard.frontend.notebook.listeners.cuda_start import PredictedFits
     from nbguard.frontend.notebook.listeners.oom_card import OomWatch
+    from nbguard.frontend.notebook.listeners.predicted_fits import PredictedFits
     from nbguard.frontend.notebook.listeners.saved_pictures import SavedPictures, ShownSidebar
     from nbguard.frontend.notebook.profile import CellProfile
     from nbguard.frontend.sidebar.hub.hub import Hub
@@ -201,7 +201,7 @@ class Session:
 
     def _watch_launches(self) -> None:
         """Show the errors of the ranks after each cell whose launch of ranks failed."""
-        from nbguard.frontend.notebook.listeners.oom_card import LaunchWatch
+        from nbguard.frontend.notebook.listeners.failed_launch import LaunchWatch
 
         if not any(isinstance(listener, LaunchWatch) for listener in self._hooks.listeners):
             self._hooks.add(LaunchWatch(self._shell, show_card, show_sentence))
@@ -209,7 +209,7 @@ class Session:
     def _watch_predicted_fits(self) -> None:
         """Tell the outcome after each fit that was predicted on the device."""
         if self._predicted is None:
-            from nbguard.frontend.notebook.listeners.cuda_start import PredictedFits
+            from nbguard.frontend.notebook.listeners.predicted_fits import PredictedFits
 
             self._predicted = PredictedFits(show_sentence)
             self._hooks.add(self._predicted)

@@ -21,8 +21,8 @@ from typing import Any
 from nbguard.errors import NbguardError, NoTorchError, ParkedError, in_one_line
 from nbguard.memory.cleanup.apply.apply import alone
 from nbguard.memory.cleanup.apply.guards import ARRIVALS, Moves, stand_aside, stand_in
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.parking import park, unpark
-from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core import advice
 from nbguard.memory.room.device import RoomDevice, device_now
 from nbguard.memory.room.turns import COMPILED, BudgetState, ModelTurn, TakenTurn, Taker, reason_to_stay, takers_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.memory.cleanup.apply.apply import alone
-from nbguard.memory.cleanup.apply.released_names import Interrupts
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import DeviceAnalysis
 from nbguard.memory.room.device import CudaDevice, MovingDevice, Traveller, simulated_now

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbguard.errors import in_one_line
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.parking import park_left
-from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core.facts import Segment
 from nbguard.memory.room.device import MovingDevice, Traveller
 from nbguard.memory.scan.heap.walk import WeakTracker

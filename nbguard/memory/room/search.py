@@ -15,7 +15,7 @@ from functools import cached_property
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model import state
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings, round_size, segment_size
 from nbguard.memory.allocator.replay.rollback import InitialState, Intervals, LiveBlock
 from nbguard.memory.allocator.replay.start import StartCorrections, set_up

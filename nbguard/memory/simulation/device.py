@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator, Event
-from nbguard.memory.allocator.model.blocks import SimulatedDriver
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.facts import AllocatorStats
 from nbguard.memory.scan.devices.reserve import device_peaks, obstacle_in, small_part

@@ -25,10 +25,11 @@ from nbguard.training.prediction.code.cell import fits_of_cell
 from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.fits.sources import source_of
 from nbguard.training.prediction.hardware import Gpu, gpu_of
+from nbguard.training.prediction.largest_batch import largest_batch
 from nbguard.training.prediction.live import live_device, unopened_gpu
 from nbguard.training.prediction.prediction import CellPrediction, GpuComparison, PredictedFit, Prediction
 from nbguard.training.prediction.savings.savings import savings as tried_savings
-from nbguard.training.prediction.trace import FitTracer, largest_batch
+from nbguard.training.prediction.trace import FitTracer
 from nbguard.units import format_bytes
 
 # --- The time that first imports take, as a trace meets parts of PyTorch that this process has not used yet.

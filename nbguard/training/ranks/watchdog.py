@@ -23,7 +23,7 @@ from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState, from_text, to_text
 from nbguard.training.ranks.analysis.flight_dump import CALL, rendezvous_wait
 from nbguard.training.ranks.analysis.launch_errors import nccl_notes
-from nbguard.training.ranks.errors import group_ranks, progress, recorded_calls, warm_up
+from nbguard.training.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
 from nbguard.training.ranks.job_board import JobBoard, MainThread
 from nbguard.training.ranks.meeting_point import is_meeting, meeting_point
 from nbguard.training.ranks.rank import Rank

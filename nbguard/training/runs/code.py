@@ -18,8 +18,8 @@ from nbguard.memory.scan.scan import Notebook
 from nbguard.training.runs.analysis.cell_seeds import cells_behind
 from nbguard.training.runs.analysis.record import RunCell
 from nbguard.training.runs.analysis.source import clean_source
+from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.fingerprint import bytes_hash
-from nbguard.training.runs.settings import FactCollector
 
 # --- The state of the working tree, asked of git in a few bounded questions that change nothing, not even its index.
 

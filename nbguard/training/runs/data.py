@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
+from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.fingerprint import array_hash, is_tensor, spread, tensors_hash, texts_hash
-from nbguard.training.runs.settings import LOADERS, FactCollector, Ingredients
+from nbguard.training.runs.settings import LOADERS, Ingredients
 
 _FILES = 1000
 """Files whose sizes are asked for, evenly spread over all: names are taken of all."""

@@ -20,16 +20,15 @@ from nbguard.memory.scan.scan import Notebook
 from nbguard.training.runs.analysis.record import TOPICS, RunCell, RunRecord
 from nbguard.training.runs.analysis.secrets import HIDDEN, RECORDED_VARIABLES, is_secret_name, without_secrets
 from nbguard.training.runs.code import collect_cells, collect_git, collect_modules, names_of, notebook_path
+from nbguard.training.runs.collector import FactCollector
 from nbguard.training.runs.data import collect_data
+from nbguard.training.runs.random_state import collect_generators, collect_seeds
 from nbguard.training.runs.settings import (
-    FactCollector,
     Ingredients,
-    collect_generators,
     collect_learner,
     collect_loaders,
     collect_model,
     collect_optimizer,
-    collect_seeds,
     ingredients_of,
 )
 from nbguard.units import format_bytes

@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import pathlib
 import random
 import sys
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import RunRecordError
 from nbguard.memory.core.advice import RECORD_RUN
-from nbguard.memory.scan.devices.generators import LibraryGenerators, is_in_use
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.memory.scan.learners import is_learner
-from nbguard.training.runs.analysis.cell_seeds import seeds_in
-from nbguard.training.runs.analysis.record import NEVER_SET, MissingFact, RunFact, Topic
-from nbguard.training.runs.analysis.secrets import without_secrets
-from nbguard.training.runs.fingerprint import WHOLE, bytes_hash, tensors_hash, texts_hash
+from nbguard.training.runs.collector import FactCollector
+from nbguard.training.runs.fingerprint import WHOLE, tensors_hash, texts_hash
+from nbguard.training.runs.random_state import generator_hash
+from nbguard.training.runs.values import described, text_of
 from nbguard.units import format_bytes
-
-# --- Collects the facts of a run, where each part may fail by itself with its reason on record.
-
-
-_LONGEST_TEXT = 500
-"""Characters of one value."""
-
-
-class FactCollector:
-    """Takes facts and reasons; values are cut to a bound, and possible secrets are taken out."""
-
-    def __init__(self) -> None:
-        self.facts: list[RunFact] = []
-        self.missing: list[MissingFact] = []
-
-    def add(self, topic: Topic, name: str, value: object) -> None:
-        """Keep a fact. `value` is a text or a number of ours, never an object of the user's."""
-        text = without_secrets(str(value))
-        self.facts.append(RunFact(topic, name, text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"))
-
-    def miss(self, topic: Topic, name: str, reason: str) -> None:
-        """Keep that something is not known, and why."""
-        self.missing.append(MissingFact(topic, name, without_secrets(reason)))
-
-    def attempt(self, topic: Topic, name: str, act: Callable[[], None]) -> None:
-        """Collect a part of the facts; where that fails, the reason is on record."""
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - a mistake here must cost neither the run nor the rest of its record
-            first = (str(error).splitlines() or [""])[0][:160]
-            self.miss(topic, name, f"it could not be read ({type(error).__name__}: {first})")
-
-
-# --- The ingredients of a fit: model, optimizer and loaders of a Learner, or as given. Held only while they are read.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,173 +58,6 @@ def ingredients_of(obj: Any, optimizer: Any = None, loaders: Sequence[Any] | Any
             f"this {name_of(type(obj))} is neither a Learner nor a model: name one, as in  " + RECORD_RUN.command
         )
     return Ingredients(model=obj, optimizer=optimizer, loaders=given)
-
-
-# --- Seeds as they were set, and where each generator of random numbers stands. Nothing is drawn.
-
-
-_DEFAULT = 67280421310721
-"""`c10::default_rng_seed_val`: the seed of a device's generator where none was set."""
-
-_LARGEST = 2**32
-"""Numbers from here on are none that people choose: torch's own generator begins with one that the system draws."""
-
-
-def collect_seeds(facts: FactCollector, cells: Sequence[str] | None) -> None:
-    """Collect the seeds: torch tells its own; Python and numpy keep none, so that only the cells tell of it."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        seed = torch.initial_seed()
-        facts.add("seeds", "torch", seed if is_chosen(seed) else NEVER_SET)
-        if not is_chosen(seed):
-            facts.add("generators", "torch, seed that the system drew", seed)
-        if is_in_use(torch.cuda):
-            facts.attempt("seeds", "cuda", lambda: facts.add("seeds", "cuda", torch.cuda.initial_seed()))
-    fixed = os.environ.get("PYTHONHASHSEED", "") if not sys.flags.hash_randomization else ""
-    facts.add("seeds", "hash seed", fixed or "random in each process")
-    if cells is None:
-        facts.miss("seeds", "calls", "without IPython the code that sets seeds is not known")
-        return
-    calls = [call.text for call in seeds_in(cells).seeds]
-    unset = torch is None or not is_chosen(torch.initial_seed())
-    facts.add("seeds", "calls", "; ".join(calls) or ("none" if unset else "none in a cell"))
-
-
-def is_chosen(seed: int) -> bool:
-    """Return whether somebody set this seed."""
-    return seed != _DEFAULT and abs(seed) < _LARGEST
-
-
-def collect_generators(facts: FactCollector) -> None:
-    """Collect a hash of the state of each generator of the libraries, of devices only where they are in use."""
-    for name, state in LibraryGenerators().states:
-        facts.attempt("generators", name, lambda name=name, state=state: facts.add("generators", name, _hash(state)))  # type: ignore[misc]
-
-
-def generator_hash(state: Any) -> str:
-    """Return a hash of the state of a generator, as the library gives it."""
-    return _hash(state)
-
-
-def _hash(state: Any) -> str:
-    """Return a hash of a state: tuples of numbers, arrays and tensors of bytes."""
-    return texts_hash(_parts(state))
-
-
-def _parts(state: Any) -> list[str]:
-    kind = type(state)
-    if kind in (tuple, list):
-        return [part for each in state for part in _parts(each)]
-    if kind is dict:
-        return [part for key in sorted(state) for part in (str(key), *_parts(state[key]))]
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and kind is torch.Tensor:
-        return [bytes_hash(state.numpy().tobytes())]
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and kind is numpy.ndarray:
-        return [bytes_hash(state.tobytes())]
-    return [repr(state)]  # a number or text of a library's own state
-
-
-# --- Values of the user's as text: numbers, texts and containers of them. Of anything else only the type has a name.
-
-
-_ITEMS = 16
-_DEPTH = 3
-_LONGEST = 120
-
-
-def text_of(value: Any, depth: int = _DEPTH) -> str:
-    """Return a value as text. No code of the user's runs: objects but numbers, texts and containers become types."""
-    kind = type(value)
-    if value is None or kind in (bool, int, float):
-        return repr(value)
-    if kind is str:
-        return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
-    if kind in (tuple, list) and depth:
-        parts = [text_of(part, depth - 1) for part in value[:_ITEMS]]
-        return f"({', '.join([*parts, *(['…'] if len(value) > _ITEMS else [])])})"
-    if kind is dict and depth:
-        parts = [f"{text_of(key, 0)}: {text_of(part, depth - 1)}" for key, part in list(value.items())[:_ITEMS]]
-        return "{" + ", ".join([*parts, *(["…"] if len(value) > _ITEMS else [])]) + "}"
-    return _number(value) or _function(value, depth) or _tensor(value) or _library(value) or f"<{name_of(kind)}>"
-
-
-def _number(value: Any) -> str:
-    """Return a number or text of a subclass, such as numpy's float64, by the base's own function; empty for anything else."""
-    bases = mro_of(type(value))
-    for base in (float, int, str):
-        if base in bases:
-            return str.__str__(value)[:_LONGEST] if base is str else base.__repr__(value)
-    if issubclass(type(value), pathlib.PurePath) and type(value).__module__.startswith("pathlib"):
-        return str(value)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and numpy.generic in bases and type(value).__module__ == "numpy":
-        return repr(value.item())
-    return ""
-
-
-def _function(value: Any, depth: int) -> str:
-    """Return the name of a function or class, or a partial's function with its keywords; empty for anything else."""
-    kind = type(value)
-    if kind is functools.partial:
-        more = [f"{key}={text_of(part, depth - 1)}" for key, part in value.keywords.items()] if depth else []
-        return f"{text_of(value.func, 0)}({', '.join([*(text_of(part, 0) for part in value.args), *more])})"
-    if kind in (types.FunctionType, types.BuiltinFunctionType):
-        return str(value.__name__)
-    if kind is types.MethodType:
-        return _function(value.__func__, depth)
-    return name_of(value) if type in mro_of(kind) else ""
-
-
-def _tensor(value: Any) -> str:
-    """Return a small tensor of the host's by its numbers, another one by its shape: to read from a device would wait for it."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or (type(value) is not torch.Tensor and torch.Tensor not in mro_of(type(value))):
-        return ""
-    with torch._C.DisableTorchFunctionSubclass():
-        plain = value.detach()
-        if plain.device.type == "cpu" and plain.numel() <= _ITEMS and plain.layout is torch.strided:
-            return text_of(_rounded(plain.tolist()))
-        return f"tensor of {tuple(plain.shape)} on {plain.device.type}"
-
-
-def _rounded(value: Any) -> Any:
-    if type(value) is list:
-        return [_rounded(part) for part in value]
-    return float(f"{value:.6g}") if type(value) is float else value
-
-
-def _library(value: Any) -> str:
-    """Return torch's dtypes and devices as they are written; empty for anything else."""
-    torch: Any = sys.modules.get("torch")
-    return str(value) if torch is not None and type(value) in (torch.dtype, torch.device) else ""
-
-
-def described(value: Any, limit: int = 8) -> str:
-    """Return an object by its class and the arguments that it was made with, where it keeps them: `Resize(size=224)`.
-
-    fastcore's `store_attr` keeps them by name; of a torchvision transform they are its attributes.
-    """
-    if type(value) in (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial):
-        return text_of(value)
-    stored = attribute_of(value, "__stored_args__")
-    if type(stored) is not dict:
-        torchs = type(value).__module__.startswith(("torchvision.", "torch.", "albumentations."))
-        stored = _atoms(value) if torchs else {}
-    arguments = [f"{name}={text_of(part, 2)}" for name, part in list(stored.items())[:limit] if type(name) is str]
-    return f"{name_of(type(value))}({', '.join(arguments)})" if arguments else name_of(type(value))
-
-
-def _atoms(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object of a library's that are numbers, texts or tuples of them."""
-    from nbguard.memory.scan.heap.kinds import attributes_of
-
-    own = attributes_of(value) or {}
-    simple = (bool, int, float, str, tuple, list)
-    return {
-        name: part for name, part in own.items() if not name.startswith("_") and type(part) in simple and name != "training"
-    }
 
 
 LOADERS = ("training", "validation")

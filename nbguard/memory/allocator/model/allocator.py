@@ -19,15 +19,13 @@ from nbguard.memory.allocator.model.blocks import (
     SIZE_SHIFT,
     UNMAPPED,
     BlockPool,
-    Driver,
     FreeSet,
     Json,
     ModelBlock,
     PrivatePool,
-    Range,
-    SimulatedDriver,
     segments_of,
 )
+from nbguard.memory.allocator.model.driver import Driver, Range, SimulatedDriver
 from nbguard.memory.allocator.model.settings import (
     DEFAULT_POOL,
     MIN_BLOCK,

@@ -6,18 +6,8 @@ from collections import deque
 from typing import Any
 
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import (
-    FREE,
-    LIVE,
-    PENDING,
-    UNMAPPED,
-    Addresses,
-    BlockPool,
-    Driver,
-    ModelBlock,
-    Range,
-    SimulatedDriver,
-)
+from nbguard.memory.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, BlockPool, ModelBlock
+from nbguard.memory.allocator.model.driver import Addresses, Driver, Range, SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.plain_data import to_plain
 

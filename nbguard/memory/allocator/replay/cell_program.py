@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import Addresses, SimulatedDriver
+from nbguard.memory.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, AllocatorSettings, PoolId, segment_size
 from nbguard.memory.allocator.model.state import load, save
 from nbguard.memory.allocator.replay.replay import RecordedDevice

@@ -6,7 +6,8 @@ from bisect import bisect_right
 
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import FREE, LIVE, UNMAPPED, FreeSet, ModelBlock, SimulatedDriver
+from nbguard.memory.allocator.model.blocks import FREE, LIVE, UNMAPPED, FreeSet, ModelBlock
+from nbguard.memory.allocator.model.driver import SimulatedDriver
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, MIN_BLOCK, SMALL_MAX, PoolId, round_size, segment_size
 from nbguard.memory.allocator.model.state import copy
 from nbguard.memory.allocator.replay.start import StartAssumptions, StartCorrections, prefer

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from nbguard.errors import SettingsError, SnapshotError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import Addresses, Driver, SimulatedDriver
+from nbguard.memory.allocator.model.driver import Addresses, Driver, SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings, TieBreak, parse_version, range_size, tie_break
 from nbguard.memory.allocator.replay.player import Player
 from nbguard.memory.allocator.replay.rollback import InitialState, roll_back

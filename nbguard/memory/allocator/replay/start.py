@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from nbguard.errors import SnapshotError
 from nbguard.memory.allocator.model.allocator import CachingAllocator
-from nbguard.memory.allocator.model.blocks import COUNTER_SHIFT, FREE, LIVE, PENDING, UNMAPPED, FreeSet, ModelBlock, Range
+from nbguard.memory.allocator.model.blocks import COUNTER_SHIFT, FREE, LIVE, PENDING, UNMAPPED, FreeSet, ModelBlock
+from nbguard.memory.allocator.model.driver import Range
 from nbguard.memory.allocator.model.settings import SMALL_MAX, SMALL_SEGMENT, range_size, round_size
 from nbguard.memory.allocator.replay.rollback import InitialState, LiveBlock, Owner
 from nbguard.memory.allocator.snapshot.snapshot import Event

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from nbguard.memory.allocator.model.blocks import Addresses
+from nbguard.memory.allocator.model.driver import Addresses
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, AllocatorSettings, parse_version, round_size, tie_break
 from nbguard.memory.allocator.replay.cell_program import Refusal, Run, WhatIfOutcome, program, usable_bytes
 from nbguard.memory.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device

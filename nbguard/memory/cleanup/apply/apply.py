@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.errors import NbguardError
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.loaders import FreedBytes, note_left_pools
 from nbguard.memory.cleanup.apply.parking import unpark
-from nbguard.memory.cleanup.apply.released_names import Interrupts, tell_released
+from nbguard.memory.cleanup.apply.released_names import tell_released
 from nbguard.memory.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.memory.cleanup.figures import holdings_of, way_out
 from nbguard.memory.cleanup.plan.parking import Unparked

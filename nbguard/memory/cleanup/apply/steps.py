@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbguard.memory.cleanup.apply.interrupts import Interrupts
 from nbguard.memory.cleanup.apply.loaders import FreedBytes, clear_workspaces, empty_cache, end_workers, return_pinned_memory
 from nbguard.memory.cleanup.apply.parking import park
-from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.cleanup.apply.tracebacks import Placeholders, release_objects, release_variables
 from nbguard.memory.cleanup.plan.orphans import diagnose
 from nbguard.memory.cleanup.plan.plan import Action

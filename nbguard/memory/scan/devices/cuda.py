@@ -14,11 +14,13 @@ from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
 from nbguard.memory.core.gpu_models import GpuReading
-from nbguard.memory.scan.devices.accelerators import AmdReader, accelerator_facts, read_segments
+from nbguard.memory.scan.devices.accelerators import accelerator_facts
+from nbguard.memory.scan.devices.amd import AmdReader
 from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
+from nbguard.memory.scan.devices.segments import read_segments
 
 # --- The GPUs of this machine, read from the driver alone, without a context and without PyTorch.
 

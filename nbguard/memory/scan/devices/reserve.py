@@ -13,8 +13,8 @@ from typing import Any
 
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import AirbagFact, PoolId, Segment
-from nbguard.memory.scan.devices.accelerators import read_segments
 from nbguard.memory.scan.devices.host import host_facts
+from nbguard.memory.scan.devices.segments import read_segments
 from nbguard.units import MiB
 
 _MOST_SMALL = 64 * MiB

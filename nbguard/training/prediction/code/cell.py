@@ -13,10 +13,11 @@ from nbguard.cell_names import names_of
 from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.memory.scan.learners import is_learner
 from nbguard.memory.scan.targets import lookup
-from nbguard.training.prediction.fits.copies import first_batch
+from nbguard.training.prediction.fits.first_batch import first_batch
 from nbguard.training.prediction.fits.fit import FitSource
-from nbguard.training.prediction.fits.learner_fit import LearnerSource, StepSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
 from nbguard.training.prediction.fits.sources import is_of, source_of
+from nbguard.training.prediction.fits.step_fit import StepSource
 
 # --- The loops of a script that train, found in its source, and marked so that the script can be stopped in front of them.
 

@@ -24,7 +24,7 @@ from nbguard.errors import NbguardError, ReachedError, UndiagnosableError, Unpre
 from nbguard.files import unreadable
 from nbguard.libraries import experiments, learner_packages
 from nbguard.training.prediction.code.cell import FEW, GOES_ON, REACHED, CellFit, Loops, MarkedLoop, as_function
-from nbguard.training.prediction.fits.copies import first_batch
+from nbguard.training.prediction.fits.first_batch import first_batch
 from nbguard.training.prediction.fits.loop_fit import LoopSource, few, goes_on, is_tracing
 from nbguard.training.prediction.fits.sources import source_of
 from nbguard.training.prediction.predict import of_fits, predict_source

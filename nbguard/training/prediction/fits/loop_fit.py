@@ -15,14 +15,8 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.training.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes, trained_sizes
-from nbguard.training.prediction.fits.copies import (
-    CopiedCode,
-    batch_size_of,
-    device_of,
-    first_batch,
-    state_of,
-    tensors_of_models,
-)
+from nbguard.training.prediction.fits.copies import CopiedCode, device_of, state_of, tensors_of_models
+from nbguard.training.prediction.fits.first_batch import batch_size_of, first_batch
 from nbguard.training.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.training.prediction.fits.functions import FunctionCopier, values_used
 

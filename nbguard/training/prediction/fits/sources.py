@@ -7,8 +7,10 @@ from typing import Any
 from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.memory.scan.learners import is_learner
 from nbguard.training.prediction.fits.fit import FitSource
-from nbguard.training.prediction.fits.learner_fit import LearnerSource, StepSource
-from nbguard.training.prediction.fits.trainer_fit import LightningSource, TrainerSource
+from nbguard.training.prediction.fits.learner_fit import LearnerSource
+from nbguard.training.prediction.fits.lightning_fit import LightningSource
+from nbguard.training.prediction.fits.step_fit import StepSource
+from nbguard.training.prediction.fits.trainer_fit import TrainerSource
 
 _PRECISIONS = (None, "bf16", "fp16")
 

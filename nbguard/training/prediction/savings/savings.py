@@ -15,11 +15,13 @@ from torch import nn, optim
 from nbguard.errors import UnpredictableError
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.training.prediction.fits.functions import names_used
-from nbguard.training.prediction.fits.learner_fit import PRECISIONS, LearnerSource, StepSource
+from nbguard.training.prediction.fits.learner_fit import PRECISIONS, LearnerSource
 from nbguard.training.prediction.fits.loop_fit import LoopSource
+from nbguard.training.prediction.fits.step_fit import StepSource
 from nbguard.training.prediction.hardware import Gpu
+from nbguard.training.prediction.largest_batch import largest_batch
 from nbguard.training.prediction.prediction import ChangeKind, Saving
-from nbguard.training.prediction.trace import FitTrace, FitTracer, OutOfTimeError, largest_batch
+from nbguard.training.prediction.trace import FitTrace, FitTracer, OutOfTimeError
 
 # --- Changes to a model (checkpoints, biases that a norm takes away, a loss in parts) and to a fastai Learner.
 

@@ -362,7 +362,7 @@ class RankWatch:
         log, (number, before) = self._board.own.calls, self._noted
         self._noted = batch, dict(log.times)
         if number and batch == number + 1:
-            from nbguard.training.ranks.errors import group_ranks
+            from nbguard.training.ranks.flight_recorder import group_ranks
 
             calls = shard_calls(log.since(before), dict(group_ranks()), self._device)
             self._shards = max(self._shards, calls, key=lambda shards: sum(each.nbytes for each in shards))

@@ -151,7 +151,8 @@ class RunWatch:
         """Add the settings of the optimizer, which nobody knew before its first step."""
         if self._has_optimizer or self._record is None:
             return
-        from nbguard.training.runs.settings import FactCollector, collect_optimizer
+        from nbguard.training.runs.collector import FactCollector
+        from nbguard.training.runs.settings import collect_optimizer
 
         self._has_optimizer = True
         more, record = FactCollector(), self._record

@@ -1,0 +1,49 @@
+"""The segments of PyTorch's allocators, from the snapshots of any version and any accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nbguard.memory.core.facts import Block, Segment
+from nbguard.memory.scan.devices.allocation_sites import Sites
+
+
+def read_segments(listed: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment, ...]]:
+    """Return the segments of a snapshot by device."""
+    by_device: dict[int, list[Segment]] = {}
+    sites = Sites()
+    for segment in listed:
+        address = segment["address"]
+        blocks = []
+        for block in segment["blocks"]:
+            address = block.get("address", address)
+            site = sites.of(_stack(block)) if block["state"] == "active_allocated" else ""
+            blocks.append(
+                Block(
+                    address=address,
+                    size=block["size"],
+                    state=block["state"],
+                    requested=block.get("requested_size", 0),
+                    site=site,
+                )
+            )
+            address += block["size"]
+        by_device.setdefault(segment["device"], []).append(
+            Segment(
+                address=segment["address"],
+                total_size=segment["total_size"],
+                is_small=segment["segment_type"] == "small",
+                is_expandable=bool(segment.get("is_expandable")),
+                blocks=tuple(blocks),
+                stream=segment.get("stream", 0),
+                pool=tuple(segment.get("segment_pool_id", (0, 0))),
+            )
+        )
+    return {device: tuple(segments) for device, segments in by_device.items()}
+
+
+def _stack(block: Any) -> Any:
+    """Return the Python stack that allocated a block, the innermost frame first: empty unless history is recorded."""
+    history = block.get("history") or [{}]  # torch 2.0 keeps it there
+    return block.get("frames") or history[0].get("frames") or ()
