@@ -137,6 +137,27 @@ def test_four_ways_lead_on_where_a_device_is_full(tmp_path: Path) -> None:
     assert re.search(r"difference of a weight: (0e\+00|\de-(0[789]|1\d))", "\n".join(shown.values()))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_kernels")
+def test_objects_of_hugging_face_are_named_and_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
+
+    demo["run"](_FOLDER / "06_hugging_face.ipynb", tmp_path)
+
+    text = capsys.readouterr().out
+    for row in (
+        "Trainer · BertForSequenceClassification · AcceleratedOptimizer",
+        "DynamicCache · 4 layers · 300 tokens",
+        "PeftModel · GPT2LMHeadModel · 2 adapters (formal, friendly)",
+        "PeftModel · GPT2LMHeadModel · 1 adapter (formal)",
+    ):
+        assert row in text
+    freed = re.findall(r"freed (\S+ \S+) of (\S+ \S+) promised", text)
+    assert len(freed) == 3
+    assert all(one == other for one, other in freed)
+    assert "held by `features.model` (In[16])" in (tmp_path / "06_hugging_face.ipynb").read_text(encoding="utf-8")
+
+
 def _text(output: Any) -> str:
     return str(output.get("data", {}).get("text/plain") or output.get("text") or output.get("evalue"))
 
