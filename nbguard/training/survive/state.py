@@ -159,6 +159,8 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
     _mend_scalers()
     if allocated is None:
         return 0
+    if not _instances(sys.modules["torch"].cuda.CUDAGraph):  # one may have recorded the address of a workspace
+        device.clear_workspaces()  # those of the failed try keep its segments, and the next product makes new ones
     device.empty_cache()
     return allocated - (device.allocated() or 0)
 
@@ -166,9 +168,13 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
 def _mend_scalers() -> None:
     """Let gradient scalers that ran out of memory between their first two tensors make both again; they never would."""
     module: Any = sys.modules.get("torch.amp.grad_scaler")
-    for each in gc.get_objects() if module is not None else ():
-        if issubclass(type(each), module.GradScaler) and getattr(each, "_growth_tracker", 0) is None:
-            each._scale = None
+    for scaler in _instances(module.GradScaler) if module is not None else ():
+        if getattr(scaler, "_growth_tracker", 0) is None:
+            scaler._scale = None
+
+
+def _instances(cls: type) -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), cls)]
 
 
 def let_go(survived: BaseException | None) -> None:
