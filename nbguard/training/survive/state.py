@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Container
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from nbguard.errors import NbguardError
@@ -86,8 +87,11 @@ def _drop(node: Any, name: str) -> None:
             each.register_hooks(lambda _: None, lambda _: None)
 
 
-_KINDS = ("cuda", "cpu", "xpu", "mps")
-"""Devices that autocast has a setting of."""
+@cache
+def _kinds() -> list[str]:
+    """Return the kinds of devices that autocast has a setting of, and that this PyTorch can use."""
+    binding: Any = sys.modules["torch"]._C
+    return [kind for kind in ("cuda", "cpu", "xpu", "mps") if getattr(binding, f"_has_{kind}", True)]
 
 
 class StateBefore:
@@ -113,7 +117,7 @@ def autocast_now(torch: Any) -> tuple[int, list[tuple[str, bool, Any]]]:
     """Return how deep autocast is nested, and its setting of each device."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    return nesting, [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    return nesting, [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _kinds()]
 
 
 def set_autocast(torch: Any, state: tuple[int, list[tuple[str, bool, Any]]]) -> None:

@@ -52,7 +52,8 @@ _log = logging.getLogger("nbguard")
 def _survived() -> deque[str]:
     """Return the sentences on trainings that ran out of memory, which are kept where they are said."""
     changes = sys.modules.get("nbguard.training.survive.changes")
-    return deque() if changes is None else changes.RECENT
+    told: deque[str] = deque() if changes is None else changes.RECENT
+    return told
 
 
 class Hub:

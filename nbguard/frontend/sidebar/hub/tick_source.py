@@ -251,9 +251,7 @@ class TickSource:
         """Call Learners by these names, by their ids."""
         self._progress.names = names
 
-    def tick(
-        self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...], survived: Iterable[str] = ()
-    ) -> Tick:
+    def tick(self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...], survived: Iterable[str] = ()) -> Tick:
         """Return the present counters.
 
         Args:
