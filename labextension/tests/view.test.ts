@@ -299,6 +299,21 @@ describe('what is shown', () => {
     expect(root.textContent).toContain(sentence);
   });
 
+  it('tells how a training went on where memory ran out, also once it is over', () => {
+    show();
+    const { tick } = scene('training');
+    const section = (): HTMLElement | null | undefined => root.querySelector('[role=progressbar]')?.closest('section');
+    const survived = ['batch 7: out of memory; it runs in 2 pieces', 'batch 9: out of memory, and `BatchNorm1d` forbids it'];
+    model.set({ tick: { ...tick, survived } });
+    expect(section()?.textContent).toContain('Batch 7: out of memory; it runs in 2 pieces.Batch 9: out of memory, and BatchNorm1d forbids it.');
+    expect(section()?.textContent).toContain('learn.fit_one_cycle');
+    model.set({ tick: { ...tick, fit: null, survived } });
+    expect(headings(root)).toContain('Fit');
+    expect(root.querySelector('[role=progressbar]')?.closest('[hidden]')).not.toBeNull();
+    model.set({ tick: { ...tick, fit: null, survived: [] } });
+    expect(headings(root)).not.toContain('Fit');
+  });
+
   it('tells a screen reader how far the fit is', () => {
     show();
     const bar = root.querySelector('[role=progressbar]');

@@ -1,20 +1,22 @@
-"""What a guard against running out of memory adds to a step in which nothing runs out, in instructions, beside the step itself.
+"""What a guard against running out of memory adds to a step in which nothing runs out, as a share of a step of 10 ms.
 
-    python tests/benchmarks/survive_cost.py
+    python tests/benchmarks/survive_cost.py                   # instructions, counted by callgrind (apt-get install valgrind)
+    python tests/benchmarks/survive_cost.py --time            # processor time, as a ratio of steps side by side
 
-Instructions are counted by valgrind's callgrind (apt-get install valgrind; some minutes). Their share is of the instructions
-that the loop executes in 10 ms, by its own rate on this machine.
+Instructions are compared with those that the loop executes in 10 ms, by its own rate on this machine. PyTorch is imported once,
+as that takes most of the time in callgrind.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,59 +26,72 @@ sys.path.insert(0, str(ROOT))
 from tests.benchmarks import callgrind  # noqa: E402 - a script
 
 WAYS = ("without", "with", "function")
-LAYERS, WARM, COUNTED = 75, 6, 10
+LAYERS, WARM, COUNTED = 75, 4, 5
+ROUNDS, BLOCK = 200, 10
+"""Rounds of blocks of steps, one of each way, that are timed."""
 
 
-def steps(way: str) -> Callable[[], None]:
-    """Return a step of a training with 150 parameters, guarded in one way."""
-    import numpy as np
-    import torch
-    from torch import nn
+class Training:
+    """A training with 150 parameters, guarded in one way or in none."""
 
-    import nbguard
+    def __init__(self, way: str) -> None:
+        import numpy as np
+        import torch
+        from torch import nn
 
-    np.random.seed(0)  # as a notebook that has numpy
-    torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(LAYERS)))
-    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 16)
+        import nbguard
 
-    def step() -> None:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        np.random.seed(0)  # as a notebook that has numpy
+        torch.set_num_threads(1)
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(LAYERS)))
+        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 16)
 
-    guard: Any = nullcontext() if way == "without" else nbguard.survive(model, optimizer)
-    guard.__enter__()
-    return guard(step) if way == "function" else step
+        def step() -> None:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        guard: Any = nullcontext() if way == "without" else nbguard.survive(model, optimizer)
+        self.guard: AbstractContextManager[Any] = guard
+        self.step: Callable[[], None] = guard(step) if way == "function" else step
+
+    def run(self, steps: int) -> None:
+        """Run so many steps within the guard."""
+        with self.guard:
+            for _ in range(steps):
+                self.step()
+
+    def seconds(self) -> float:
+        """Return the processor time of a step in a block of them, to enter the guard not counted."""
+        with self.guard:
+            self.step()
+            start = time.process_time()
+            for _ in range(BLOCK):
+                self.step()
+            return (time.process_time() - start) / BLOCK
 
 
-def count(way: str) -> None:
-    """Run steps in callgrind, and have it write what `COUNTED` of them take."""
-    step = steps(way)
+def count() -> None:
+    """Run steps in callgrind, and have it write what each way has taken in all after `WARM` and `WARM + COUNTED` of them."""
+    trainings = {way: Training(way) for way in WAYS}
     gc.disable()
-    for number in range(WARM + COUNTED + 1):
-        if number in (WARM - 2, WARM, WARM + COUNTED):
-            callgrind.order({WARM - 2: "--instr=on", WARM: "--dump=before"}.get(number, "--dump=counted"))
-        step()
+    for training in trainings.values():
+        training.run(WARM)
+    callgrind.order("--instr=on")
+    for way, training in trainings.items():
+        for steps, label in ((1, "few"), (1 + COUNTED, "many")):  # the difference: to enter the guard is not counted
+            training.run(WARM)
+            callgrind.order("--dump=before")
+            training.run(steps)
+            callgrind.order(f"--dump={label}_{way}")
 
 
-def measure() -> None:
-    """Print the seconds of a step without a guard."""
-    step, best = steps("without"), 1e9
-    for _ in range(20):
-        start = time.process_time()
-        for _ in range(20):
-            step()
-        best = min(best, (time.process_time() - start) / 20)
-    print(best)
-
-
-def main() -> None:
-    found = {}
-    for way in WAYS:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-W", "ignore", __file__, "--count", way]
-            found[way] = dict(callgrind.counted(command, folder))["counted"][0] / COUNTED
+def in_instructions() -> None:
+    """Print the instructions that a guard adds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-W", "ignore", __file__, "--count"]
+        totals = {label: counts[0] for label, counts in callgrind.counted(command, folder)}
+    found = {way: (totals[f"many_{way}"] - totals[f"few_{way}"]) / COUNTED for way in WAYS}
     command = [sys.executable, "-W", "ignore", __file__, "--measure"]
     seconds = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     in_10_ms = found["without"] / seconds * 0.01
@@ -86,10 +101,31 @@ def main() -> None:
         print(f"    guarded ({way}): {more:+,.0f} instructions, {more / in_10_ms:.2%} of a step of 10 ms")
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--count"]:
-        count(sys.argv[2])
-    elif sys.argv[1:] == ["--measure"]:
-        measure()
+def in_time() -> None:
+    """Print the processor time that a guard adds, by the median of the ratios of blocks that ran after one another."""
+    trainings = {way: Training(way) for way in WAYS}
+    gc.disable()
+    rounds = [{way: training.seconds() for way, training in trainings.items()} for _ in range(ROUNDS)]
+    least = min(each["without"] for each in rounds)
+    print(f"a step of {2 * LAYERS} parameters: {least * 1e6:.0f} µs of processor time")
+    for way in WAYS[1:]:
+        ratio = statistics.median(each[way] / each["without"] for each in rounds)
+        more = (ratio - 1) * least
+        print(f"    guarded ({way}): ×{ratio:.4f}, {more * 1e6:+.1f} µs, {more / 0.01:.2%} of a step of 10 ms")
+
+
+def main(arguments: list[str]) -> None:
+    """Print what a guard adds, or do the part of it that runs by itself."""
+    if arguments == ["--count"]:
+        count()
+    elif arguments == ["--measure"]:
+        training = Training("without")
+        print(min(training.seconds() for _ in range(40)))
+    elif arguments == ["--time"]:
+        in_time()
     else:
-        main()
+        in_instructions()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -118,6 +118,35 @@ def test_moves_make_room_first(fake_cuda_run: Callable[..., str]) -> None:
     assert said == ["True {'cuda:0'} (True, 0)"] * 4
 
 
+_WORKSPACE = """
+import torch
+from nbguard.training.survive.state import StateBefore, cleared
+
+MIB = 2**20
+def failed():
+    '''Run out of memory after a product of matrices whose workspace lies in a segment of 64 MiB.'''
+    activations = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    del activations
+    weight @ weight
+    try:
+        torch.empty(2**40, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        cleared(error, before)
+    return torch.cuda.memory_reserved() < 32 * MIB
+
+weight, before = torch.zeros(64, 64, device="cuda"), StateBefore([])
+graph = torch.cuda.CUDAGraph()
+print(failed())
+del graph
+print(failed())
+"""
+
+
+def test_no_workspace_keeps_a_segment_of_the_try_that_failed(fake_cuda_run: Callable[..., str]) -> None:
+    """A piece, or the optimizer, may need it in one piece. A CUDA graph may have recorded the address."""
+    assert fake_cuda_run(_WORKSPACE).split() == ["False", "True"]
+
+
 _CARD = """
 import gc, torch
 from torch import nn

@@ -47,6 +47,16 @@ def test_it_is_live_while_a_fit_runs(kernel: Kernel, panel: Panel) -> None:
     assert answer["refused"]  # nothing is stale
 
 
+def test_it_says_how_a_training_went_on_until_the_next_cell(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("import nbguard\nfrom tests.survive.planted import TooLarge, net\nmodel = net()").ok()
+    cell = "with nbguard.survive(model), TooLarge(4):\n    model(torch.ones(8, 6)).sum().backward()"
+    assert "same weights" in kernel.run(cell).ok().stdout
+    (sentence,) = panel.until(lambda tick: tick["survived"])["survived"]
+    assert "2 pieces of 4 items" in sentence
+    kernel.run("pass").ok()
+    panel.until(lambda tick: not tick["survived"] and not tick["busy"])
+
+
 def test_what_a_cell_had_in_its_hands_is_called_by_its_name_when_it_has_ended(kernel: Kernel, panel: Panel) -> None:
     kernel.run(
         "import pathlib\ndef make():\n    made = torch.ones(2**20)\n    pathlib.Path('made').touch()\n"

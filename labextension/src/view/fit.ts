@@ -1,8 +1,8 @@
-/** The fit that runs: how far it is and what it takes. */
+/** The fit that runs: how far it is and what it takes, and how it went on where memory ran out, also once it is over. */
 
-import { element, nameElement, percent, setAttribute, setName, setText, show } from './dom';
-import type { FitTick } from './protocol';
-import { fitCost, fitProgress, fitShare, type Trans } from './words';
+import { element, nameElement, percent, sentenceElement, setAttribute, setName, setText, show } from './dom';
+import type { FitTick, Tick } from './protocol';
+import { fitCost, fitProgress, fitShare, sentence, type Trans } from './words';
 
 export class FitSection {
   readonly node = element('section', 'section');
@@ -11,6 +11,9 @@ export class FitSection {
   readonly #track = element('div', 'progress');
   readonly #done = element('i');
   readonly #cost = element('div', 'dim');
+  readonly #running = element('div', '', this.#call, this.#progress, this.#track, this.#cost);
+  readonly #survived = element('div');
+  #drawnSurvived = '';
 
   readonly #trans: Trans;
 
@@ -20,14 +23,23 @@ export class FitSection {
     this.#track.setAttribute('role', 'progressbar');
     this.#track.setAttribute('aria-label', trans.__('The fit'));
     const title = element('h3', 'title', trans.__('Fit'));
-    this.node.append(title, this.#call, this.#progress, this.#track, this.#cost);
+    this.node.append(title, this.#running, this.#survived);
   }
 
-  update(fit: FitTick | null): void {
-    show(this.node, fit !== null);
-    if (fit === null) {
-      return;
+  update({ fit, survived }: Tick): void {
+    show(this.node, fit !== null || survived.length > 0);
+    show(this.#running, fit !== null);
+    const drawn = JSON.stringify(survived);
+    if (drawn !== this.#drawnSurvived) {
+      this.#drawnSurvived = drawn;
+      this.#survived.replaceChildren(...survived.map(each => sentenceElement('div', sentence(each))));
     }
+    if (fit !== null) {
+      this.#draw(fit);
+    }
+  }
+
+  #draw(fit: FitTick): void {
     setName(this.#call, fit.label === '' ? fit.call : `${fit.label}.${fit.call}`);
     setText(this.#progress, fitProgress(fit, this.#trans));
     setText(this.#cost, fitCost(fit, this.#trans));

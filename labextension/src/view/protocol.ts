@@ -377,6 +377,8 @@ export interface Tick {
   cell: number | null;
   devices: DeviceTick[];
   fit: FitTick | null;
+  /** How a training of this cell, or the last, went on after it ran out of memory, or why not. */
+  survived: string[];
   /** The one that runs first. */
   jobs: JobStatus[];
   /** The newest, and the last run of the cell that runs; oldest first. */
@@ -397,6 +399,7 @@ export const isTick: Check<Tick> = object({
   cell: nullable(number),
   devices: list(isDeviceTick),
   fit: nullable(isFitTick),
+  survived: list(text),
   jobs: list(isJobStatus),
   marks: list(isTimeMark),
   neighbours: list(isNeighbour),

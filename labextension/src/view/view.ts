@@ -177,7 +177,7 @@ export class View {
     this.#fragmentation.follow(tick);
     this.#asOf.update(this.#connection.heap, tick);
     this.#neighbours.update(tick);
-    this.#fit.update(tick.fit);
+    this.#fit.update(tick);
     this.#holders.follow(tick);
     this.#findings.follow(tick.fit);
     this.#actions.follow(tick);

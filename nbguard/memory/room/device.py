@@ -82,6 +82,9 @@ class RoomDevice:
         """Give the allocator's free segments back."""
         empty_cache()
 
+    def clear_workspaces(self) -> None:
+        """Have libraries give back the memory that they make again."""
+
     def default_stream(self) -> AbstractContextManager[Any]:
         """Return a context for memory of the default stream; when it ends, all streams may use that."""
         return nullcontext()
@@ -136,9 +139,6 @@ class MovingDevice(RoomDevice):
     @abstractmethod
     def set_aside(self, size: int) -> SetAside:
         """Return host memory that its allocator falls back to from now on; NbguardError where there is none."""
-
-    def clear_workspaces(self) -> None:
-        """Have libraries give back the memory that they make again."""
 
 
 class CudaDevice(MovingDevice):

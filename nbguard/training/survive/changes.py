@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,10 @@ class SurvivalChange:
         return head + weights + ("" if self.extra is None else f", about +{self.extra:.0%} time")
 
 
+RECENT: deque[str] = deque(maxlen=3)
+"""The last sentences that were said in the cell that runs, or in the last one, for the panel."""
+
+
 class ChangeLog:
     """Says each change and refusal once; a division only when its first batch is over, with the time that it takes.
 
@@ -60,6 +65,7 @@ class ChangeLog:
     def tell(self, change: SurvivalChange) -> None:
         """Say a change now."""
         self.changes.append(change)
+        RECENT.append(change.sentence)
         self._say(f"nbguard: {change.sentence}")
 
     def refuse(self, reason: str, *, raises: bool) -> None:

@@ -321,12 +321,9 @@ class Guard:
         self.log.batch_ends(is_complete=True)
 
     def _put_aside(self) -> list[tuple[Any, Any]]:
-        kept = []
-        for parameter in self.parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                kept.append((parameter, gradient))
-                parameter.grad = None
+        kept = [(parameter, gradient) for parameter in self.parameters if (gradient := parameter.grad) is not None]
+        for parameter, _ in kept:
+            parameter.grad = None
         return kept
 
     def _drop_new(self, kept: list[tuple[Any, Any]] | None) -> None:
@@ -417,7 +414,7 @@ class Guard:
         state = StateBefore([buffer for module in self.modules for buffer in self._statistics(module)])
         first: BaseException | None = None
         passes, former = self.passes, self.sizes[True]
-        collectives, written = collectives_so_far(), self._written()
+        collectives, weights, scales = collectives_so_far(), self._weights(), self._scales()
         while True:
             self._forget_call()
             try:
@@ -432,7 +429,7 @@ class Guard:
                     where = "before the model's call" if call is None and self.passes == passes else "after the backward pass"
                     self._refuse(f"nothing is run again, as that was {where}")
                     raise
-                if written.items() - self._written().items():
+                if weights != self._weights() or scales.items() - self._scales().items():
                     self._refuse("nothing is run again, as the step had changed weights or the scale before")
                     raise
                 if not self._may_retry(error, call.forward.module, collectives):
@@ -454,9 +451,13 @@ class Guard:
     def _forget_call(self) -> None:
         self._last = None  # not in place: a type checker would take it for None after the step, which sets it
 
-    def _written(self) -> dict[Any, Any]:
-        """Return marks of the weights and the scalers that change when those do."""
-        marks = {id(parameter): parameter._version for parameter in self.parameters}
+    def _weights(self) -> list[int]:
+        """Return marks of the weights that change when those do."""
+        return [parameter._version for parameter in self.parameters]
+
+    def _scales(self) -> dict[int, Any]:
+        """Return marks of the scalers that change when those do."""
+        marks: dict[int, Any] = {}
         for scaler in self.scalers:
             marks |= {id(each): each._version for each in (scaler._scale, scaler._growth_tracker) if each is not None}
             marks[id(scaler)] = tuple((key, each["stage"]) for key, each in scaler._per_optimizer_states.items())

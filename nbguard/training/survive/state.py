@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Container
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from nbguard.errors import NbguardError
@@ -86,8 +87,11 @@ def _drop(node: Any, name: str) -> None:
             each.register_hooks(lambda _: None, lambda _: None)
 
 
-_KINDS = ("cuda", "cpu", "xpu", "mps")
-"""Devices that autocast has a setting of."""
+@cache
+def _kinds() -> list[str]:
+    """Return the kinds of devices that autocast has a setting of, and that this PyTorch can use."""
+    binding: Any = sys.modules["torch"]._C
+    return [kind for kind in ("cuda", "cpu", "xpu", "mps") if getattr(binding, f"_has_{kind}", True)]
 
 
 class StateBefore:
@@ -113,7 +117,7 @@ def autocast_now(torch: Any) -> tuple[int, list[tuple[str, bool, Any]]]:
     """Return how deep autocast is nested, and its setting of each device."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    return nesting, [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    return nesting, [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _kinds()]
 
 
 def set_autocast(torch: Any, state: tuple[int, list[tuple[str, bool, Any]]]) -> None:
@@ -159,6 +163,8 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
     _mend_scalers()
     if allocated is None:
         return 0
+    if not _instances(sys.modules["torch"].cuda.CUDAGraph):  # one may have recorded the address of a workspace
+        device.clear_workspaces()  # those of the failed try keep its segments, and the next product makes new ones
     device.empty_cache()
     return allocated - (device.allocated() or 0)
 
@@ -166,9 +172,13 @@ def cleared(failed: BaseException, before: StateBefore) -> int:
 def _mend_scalers() -> None:
     """Let gradient scalers that ran out of memory between their first two tensors make both again; they never would."""
     module: Any = sys.modules.get("torch.amp.grad_scaler")
-    for each in gc.get_objects() if module is not None else ():
-        if issubclass(type(each), module.GradScaler) and getattr(each, "_growth_tracker", 0) is None:
-            each._scale = None
+    for scaler in _instances(module.GradScaler) if module is not None else ():
+        if getattr(scaler, "_growth_tracker", 0) is None:
+            scaler._scale = None
+
+
+def _instances(cls: type) -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), cls)]
 
 
 def let_go(survived: BaseException | None) -> None:

@@ -25,7 +25,9 @@ def _bytes(tick: Tick) -> int:
     return len(json.dumps(asdict(tick)).encode())
 
 
-def _tick(reading: TickReading, *, marks: tuple[TimeMark, ...] = (), look: LastLook | None = None) -> Tick:
+def _tick(
+    reading: TickReading, *, marks: tuple[TimeMark, ...] = (), look: LastLook | None = None, survived: tuple[str, ...] = ()
+) -> Tick:
     devices = device_readings(reading)
     return build_tick(
         "b00t",
@@ -37,6 +39,7 @@ def _tick(reading: TickReading, *, marks: tuple[TimeMark, ...] = (), look: LastL
         look=look or LastLook(heap=7, cell=14),
         busy=True,
         cell=15,
+        survived=survived,
         marks=marks,
     )
 
@@ -179,6 +182,13 @@ def test_what_fits_is_not_said_of_blocks_that_have_changed_since_they_were_looke
 
     assert [_tick(each, look=look).devices[0].fits for each in (changed, unknown)] == [None, None]
     assert (_tick(reading, look=look).heap, _tick(reading, look=look).heap_cell) == (7, 14)
+
+
+def test_a_sentence_on_a_training_that_went_on_is_short_enough() -> None:
+    sentences = ("batch 7: out of memory; same weights", "x" * 10_000)
+    whole, cut = _tick(TickReading(), survived=sentences).survived
+    assert whole == sentences[0]
+    assert len(cut.encode()) <= 400
 
 
 def _lined(readings: list[tuple[int, int]]) -> tuple[MemoryLine, list[LinePoint]]:

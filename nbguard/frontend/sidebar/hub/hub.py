@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import uuid
@@ -46,6 +47,13 @@ _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
 
 _log = logging.getLogger("nbguard")
+
+
+def _survived() -> deque[str]:
+    """Return the sentences on trainings that ran out of memory, which are kept where they are said."""
+    changes = sys.modules.get("nbguard.training.survive.changes")
+    told: deque[str] = deque() if changes is None else changes.RECENT
+    return told
 
 
 class Hub:
@@ -130,6 +138,7 @@ class Hub:
     def before(self) -> None:
         """Note that a cell begins."""
         self._busy.begin()
+        _survived().clear()
         self._is_in_a_row = self._settling is not None
         self._cancel_settling()
         self._forget_offered()
@@ -320,7 +329,8 @@ class Hub:
 
                 self._tick_source = TickSource(self._boot, self._simulated)
             look = None if self._handler is None else self._handler.states.look_for_ticks
-            self._outbox.send_tick(self._leases.channels, self._tick_source.tick(look, self._busy.cell, self._jobs.listed))
+            tick = self._tick_source.tick(look, self._busy.cell, self._jobs.listed, tuple(_survived()))
+            self._outbox.send_tick(self._leases.channels, tick)
             while self._history_requests:
                 channel, request = self._history_requests.popleft()
                 self._outbox.send_history(channel, request.rid, self._tick_source.history(request.seconds))

@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
@@ -251,8 +251,15 @@ class TickSource:
         """Call Learners by these names, by their ids."""
         self._progress.names = names
 
-    def tick(self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
-        """Return the present counters. `look` is the last scan of the heap, if any; `cell` the number of the cell that runs."""
+    def tick(self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...], survived: Iterable[str] = ()) -> Tick:
+        """Return the present counters.
+
+        Args:
+            look: the last scan of the heap, if any.
+            cell: the number of the cell that runs.
+            jobs: requests that wait.
+            survived: sentences on a training that ran out of memory.
+        """
         self._count += 1
         now = time.time()
         simulated = self._tried("the simulated device", self._simulated)
@@ -273,6 +280,7 @@ class TickSource:
             busy=cell is not None,
             cell=cell,
             fit=fit,
+            survived=survived,
             jobs=jobs,
             marks=self._line.newest_marks(),
         )

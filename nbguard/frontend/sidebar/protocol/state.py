@@ -154,6 +154,7 @@ class Tick:
     cell: int | None = None  # number of the cell that runs
     devices: tuple[DeviceTick, ...] = ()
     fit: FitTick | None = None
+    survived: tuple[str, ...] = ()  # how a training of this cell, or the last, went on after it ran out of memory, or why not
     jobs: tuple[JobStatus, ...] = ()  # the one that runs first
     marks: tuple[TimeMark, ...] = ()  # the newest, and the last run of the cell that runs; oldest first
     neighbours: tuple[Neighbour, ...] = ()  # the largest first, at most 8

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 TEXT = 200
 """So many bytes of a label, a path or a description are sent."""
+_SENTENCE = 400
+"""So many bytes of a sentence are sent."""
 _UNSEEN = ("Cc", "Cs")
 
 
@@ -126,6 +128,7 @@ def build_tick(
     busy: bool,
     cell: int | None = None,
     fit: FitTick | None = None,
+    survived: Iterable[str] = (),
     jobs: tuple[JobStatus, ...] = (),
     marks: tuple[TimeMark, ...] = (),
 ) -> Tick:
@@ -142,6 +145,7 @@ def build_tick(
         cell=cell,
         devices=tuple([_device(reading, each, points.get(each.facts.device), look, brief) for each in devices]),
         fit=fit,
+        survived=tuple([truncate_utf8(sentence, _SENTENCE) for sentence in survived]),
         jobs=jobs,
         marks=marks,
         neighbours=_neighbours(reading),
