@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import contextlib
 import gc
 import io
@@ -213,7 +211,7 @@ def passes(source: str, names: Names) -> int:
 
 def loaded_on_device(source: str, names: Names) -> int:
     """Count the bytes that a case keeps of a checkpoint that it asked for on the device; it is loaded into host memory here."""
-    load, size = torch.load, 0
+    load = torch.load
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def loaded(file: Any, map_location: str) -> Any:
@@ -224,8 +222,7 @@ def loaded_on_device(source: str, names: Names) -> int:
 
     with patched(torch, "load", loaded):
         run(source, names)
-    size = sum(tensor.nbytes for each in alive if (tensor := each()) is not None)
-    return size
+    return sum(tensor.nbytes for each in alive if (tensor := each()) is not None)
 
 
 def figures(source: str, names: Names) -> int:
@@ -276,19 +273,14 @@ def hooks_of_rerun(source: str, names: Names) -> int:
 def weights_in_out(source: str, names: Names) -> int:
     """Count the weights that live on in IPython's own shell after its cells have run."""
     from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
 
-    kept = builtins.__dict__.get("_"), builtins.__dict__.get("get_ipython")
-    shell = InteractiveShell()
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
     with contextlib.redirect_stdout(io.StringIO()):
-        for cell in cells(source):
+        for cell in (*cells(source), "0", "0", "0", "0"):
             shell.run_cell(cell, store_history=True).raise_error()
-        shell.run_cell("None", store_history=True)
-        shell.run_cell("0", store_history=True)
-        shell.run_cell("0", store_history=True)
-        shell.run_cell("0", store_history=True)
     counted = weights({})
     shell.reset(new_session=True, aggressive=False)
-    del kept
     return counted
 
 
@@ -300,12 +292,3 @@ def cells(source: str) -> list[str]:
 def cases(folder: Path) -> list[str]:
     """Return the names of all cases."""
     return sorted(file.stem.removesuffix("_bad") for file in folder.glob("*_bad.py"))
-
-
-def is_python(text: str) -> bool:
-    """Say whether a text is Python."""
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nbguard.errors import NbguardError
 from nbguard.files import read_file, write_file
 from nbguard.spelling import did_you_mean
-from nbguard.training.lint.program import Program
+from nbguard.training.lint.program import ParsedProgram
 from nbguard.training.lint.report import LintFinding, LintReport
 from nbguard.training.lint.rule import Hit, Rule, first_of_each_line
 from nbguard.training.lint.rules import RULES
@@ -44,7 +44,7 @@ class Looked:
 
 def look(source: Source, rules: Iterable[Rule] = RULES) -> Looked:
     """Return the hits of a source by line, without those that a comment exempts."""
-    program = Program(source)
+    program = ParsedProgram(source)
     if not program.uses_torch:
         return Looked(source, ())
     hits = [
@@ -144,5 +144,3 @@ def _repair(looked: Looked) -> int:
 
 def _overlap(one: Edit, other: Edit) -> bool:
     return one.line == other.line and one.start <= other.end and other.start <= one.end
-
-

@@ -22,9 +22,13 @@ _USUAL = {
     "DataLoader": "torch.utils.data.DataLoader",
 }
 """Names that `from fastai.vision.all import *` and its like bring, or that a file leaves to others."""
-_FRAMEWORKS = frozenset(["torch", "fastai", "fastbook", "lightning", "pytorch_lightning", "transformers", "accelerate", "torchvision"])
+_FRAMEWORKS = frozenset(
+    ["torch", "fastai", "fastbook", "lightning", "pytorch_lightning", "transformers", "accelerate", "torchvision"]
+)
 _LOADER = re.compile(r"loader|(^|_)dls?$|(^|_)dl_|dataloader", re.IGNORECASE)
-_WRAPPERS = frozenset(["enumerate", "tqdm", "tqdm.tqdm", "zip", "progress_bar", "iter", "track", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"])
+_WRAPPERS = frozenset(
+    ["enumerate", "tqdm", "tqdm.tqdm", "zip", "progress_bar", "iter", "track", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"]
+)
 _NO_GRADIENTS = frozenset(["torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode"])
 _HARMLESS_CONTEXTS = re.compile(r"(^|\.)(autocast|tqdm|open|profile|record_function|trange|Progress|Timer|timer|suppress)$")
 
@@ -36,7 +40,7 @@ def up_to(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
         yield node
 
 
-class Program:
+class ParsedProgram:
     """The syntax tree of a file with the questions that rules ask of it."""
 
     def __init__(self, source: Source) -> None:
@@ -56,7 +60,9 @@ class Program:
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    found[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else alias.name.partition(".")[0]
+                    found[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         return found
@@ -152,6 +158,11 @@ class Program:
             inner = each
         return found
 
+    def binds_once(self, region: ast.AST, name: str) -> bool:
+        """Say whether a region binds a name in one place."""
+        stores = [node for node in self.own(region) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        return sum(node.id == name for node in stores) == 1
+
     def is_conditional(self, node: ast.AST, region: ast.AST) -> bool:
         """Say whether something within a region decides whether a node runs."""
         for each in self.around(node):
@@ -161,11 +172,16 @@ class Program:
                 return True
         return False
 
-    def looped_over(self, loop: Loop) -> str:
-        """Return the name over which a loop runs, without `enumerate` and the like; empty where that has none."""
+    def iterated(self, loop: Loop) -> ast.expr | None:
+        """Return the expression over which a loop runs, without `enumerate` and the like; None for `while`."""
         iterated = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
         while isinstance(iterated, ast.Call) and iterated.args and self.name(iterated.func) in _WRAPPERS:
             iterated = iterated.args[0]
+        return iterated
+
+    def looped_over(self, loop: Loop) -> str:
+        """Return the name over which a loop runs, without `enumerate` and the like; empty where that has none."""
+        iterated = self.iterated(loop)
         return ast.unparse(iterated) if isinstance(iterated, (ast.Name, ast.Attribute, ast.Subscript)) else ""
 
     def is_over_batches(self, loop: Loop) -> bool:
@@ -176,15 +192,13 @@ class Program:
 
     def is_over_epochs(self, loop: Loop) -> bool:
         """Say whether a loop counts: over `range(...)`, with another loop inside."""
-        iterated = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
-        while isinstance(iterated, ast.Call) and iterated.args and self.name(iterated.func) in _WRAPPERS:
-            iterated = iterated.args[0]
+        iterated = self.iterated(loop)
         if not isinstance(iterated, ast.Call) or self.name(iterated.func).rpartition(".")[2] not in ("range", "trange"):
             return False
         return not iterated.args or self.number(iterated.args[-1]) not in (0, 1)
 
     def number(self, node: ast.expr | None) -> float | None:
-        """Return the number that an expression is, also by a name that has one value in the file; None where it is not known."""
+        """Return the number that an expression is, also as a name with one value; None where it is not known."""
         if isinstance(node, ast.Name) and len(values := self.assigned(node.id)) == 1:
             node = values[0]
         return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) else None
@@ -301,7 +315,9 @@ class Program:
                     into = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
                 case ast.AugAssign(target=target, value=value) | ast.For(target=target, iter=value):
                     into = {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
-                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend" | "insert"), args=[*_, value]):
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend" | "insert"), args=[*_, value]
+                ):
                     into = {name}
                 case _:
                     continue

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from inspect import cleandoc
 
-from nbguard.training.lint.program import Program
+from nbguard.training.lint.program import ParsedProgram
 from nbguard.training.lint.source import Edit
 
 
@@ -20,7 +20,7 @@ class Hit:
     edits: tuple[Edit, ...] = ()  # the repair, where it is certain
 
 
-Find = Callable[[Program], Iterable[Hit]]
+Find = Callable[[ParsedProgram], Iterable[Hit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

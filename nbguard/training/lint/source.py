@@ -35,7 +35,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """The place of a line in its file."""
 
     cell: int | None  # the number of the code cell among all cells, from 1; None in a script
@@ -49,7 +49,7 @@ class Source:
     path: str
     tree: ast.Module  # of all cells one after the other; lines are counted through
     lines: tuple[str, ...]  # those that the tree counts, as they stand in the file
-    places: tuple[Place, ...]  # of each of these lines
+    places: tuple[LinePlace, ...]  # of each of these lines
     unparsed: tuple[str, ...] = ()  # why a cell was left out, a sentence each
 
     @property
@@ -82,13 +82,13 @@ def _script(path: str, data: bytes) -> Source:
         lines = tuple(line.decode(encoding, "replace") for line in data.splitlines())
     except (*_NO_PYTHON, LookupError) as error:
         raise NbguardError(f"{path} is no Python: {_reason(error)}") from None
-    return Source(path=path, tree=tree, lines=lines, places=tuple(Place(None, line + 1) for line in range(len(lines))))
+    return Source(path=path, tree=tree, lines=lines, places=tuple(LinePlace(None, line + 1) for line in range(len(lines))))
 
 
 def _notebook(path: str, data: bytes) -> Source:
     body: list[ast.stmt] = []
     lines: list[str] = []
-    places: list[Place] = []
+    places: list[LinePlace] = []
     unparsed = []
     for number, text in _cells(path, data):
         of_cell = _lines(text)
@@ -98,7 +98,7 @@ def _notebook(path: str, data: bytes) -> Source:
         elif tree is not None:
             body += ast.increment_lineno(tree, len(lines)).body
             lines += of_cell
-            places += [Place(number, line + 1) for line in range(len(of_cell))]
+            places += [LinePlace(number, line + 1) for line in range(len(of_cell))]
     tree = ast.Module(body=body, type_ignores=[])
     return Source(path=path, tree=tree, lines=tuple(lines), places=tuple(places), unparsed=tuple(unparsed))
 
@@ -196,7 +196,7 @@ def _edited(line: str, edits: list[Edit]) -> str:
     return data.decode()
 
 
-def _repaired_notebook(data: bytes, lines: dict[Place, str]) -> bytes | None:
+def _repaired_notebook(data: bytes, lines: dict[LinePlace, str]) -> bytes | None:
     content = json.loads(data)
     write = _writer_of(content, data)
     if write is None:
@@ -218,9 +218,7 @@ def _writer_of(content: Any, data: bytes) -> Any:
         for ascii_only in (False, True):
             for end in ("\n", "", "\r\n"):
 
-                def write(
-                    content: Any, indent: Any = indent, ascii_only: bool = ascii_only, end: str = end
-                ) -> bytes:
+                def write(content: Any, indent: Any = indent, ascii_only: bool = ascii_only, end: str = end) -> bytes:
                     return (json.dumps(content, indent=indent, ensure_ascii=ascii_only) + end).encode()
 
                 try:
