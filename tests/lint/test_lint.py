@@ -225,7 +225,7 @@ def test_sarif_has_each_finding_with_its_rule(tmp_path: Path, capsys: pytest.Cap
     (run,) = json.loads(capsys.readouterr().out)["runs"]
 
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["NBG101"]
-    cell, line = (each["locations"][0] for each in run["results"])
+    line, cell = (each["locations"][0] for each in run["results"])
     assert cell["logicalLocations"] == [{"name": "cell 2, line 7"}]
     assert line["physicalLocation"]["region"]["startLine"] == 7
 

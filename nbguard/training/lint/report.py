@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nbguard.render.html import Block, Listing, Title
+from nbguard.render.html import Block, Title
 from nbguard.render.result import Result
 
 
@@ -48,8 +48,7 @@ class LintReport(Result):
 
 def lint_blocks(report: LintReport) -> Iterator[Block]:
     """Yield a line for each finding, and a last one with their number."""
-    if report.findings:
-        yield Listing(sentences=tuple(_line(each) for each in report.findings), mark="")
+    yield from (Title(_line(each)) for each in report.findings)
     yield Title(_summary(report))
 
 
