@@ -59,18 +59,17 @@ def nodes(names: Names) -> int:
     return len(graph)
 
 
-def weights(names: Names) -> int:
-    """Count the weights of the layers that a case makes and gives up, 7 × 5 each, which live on."""
+def living_weights() -> int:
+    """Count the weights of the layers that cases make and give up, 7 × 5 each."""
     gc.collect()
     return sum(type(each) is torch.nn.Parameter and each.shape == (5, 7) for each in gc.get_objects())
 
 
-def tensors(source: str, names: Names) -> int:
-    """Count the tensors that were made in a case and lie in frames when it is over."""
-    before = {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}
+def weights(source: str, names: Names) -> int:
+    """Count the weights that a case gives up, and that live on."""
+    before = living_weights()
     run(source, names)
-    own = {id(value) for value in names.values()}
-    return sum(isinstance(each, torch.Tensor) and id(each) not in before | own for each in gc.get_objects())
+    return living_weights() - before
 
 
 def saved(source: str, names: Names) -> int:
@@ -275,11 +274,12 @@ def weights_in_out(source: str, names: Names) -> int:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
+    before = living_weights()
     shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in (*cells(source), "0", "0", "0", "0"):
             shell.run_cell(cell, store_history=True).raise_error()
-    counted = weights({})
+    counted = living_weights() - before
     shell.reset(new_session=True, aggressive=False)
     return counted
 

@@ -101,6 +101,9 @@ def lint(paths: Iterable[str], rules: Iterable[Rule] = RULES, *, fix: bool = Fal
         except NbguardError as error:
             errors.append(error)
             continue
+        except RecursionError:
+            errors.append(NbguardError(f"{path} is nested too deeply to be looked at"))
+            continue
         files += 1
         findings += [_finding(looked.source, rule, hit) for rule, hit in looked.hits]
         left_out += looked.source.unparsed

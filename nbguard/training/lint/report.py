@@ -80,9 +80,12 @@ def as_github(report: LintReport) -> str:
 def _github(finding: LintFinding) -> str:
     place = f"line={finding.line},col={finding.column},endLine={finding.end_line}," if finding.cell is None else ""
     where = f"cell {finding.cell}, line {finding.line}: " if finding.cell is not None else ""
-    message = f"{where}{finding.message}".replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    file, title = (text.replace("%", "%25").replace(":", "%3A").replace(",", "%2C") for text in (finding.file, finding.code))
-    return f"::warning file={file},{place}title=nbguard {title}::{message}"
+    file = _escaped(finding.file).replace(":", "%3A").replace(",", "%2C")
+    return f"::warning file={file},{place}title=nbguard {finding.code}::{_escaped(where + finding.message)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def as_sarif(report: LintReport, version: str, rules: dict[str, tuple[str, str]]) -> str:

@@ -19,6 +19,8 @@ from nbguard.files import read_file, unreadable
 
 LARGEST = 100 * 1024**2
 """Bytes of a notebook or a script."""
+_MOST_MAGICS = 200
+"""How often a cell is parsed at most: once for each line that IPython transforms."""
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w., \[\]]+=\s*[!%]|[\w.]+\?\??\s*$)")
 """The beginning of a line that IPython transforms, or a question such as `model?`."""
@@ -131,7 +133,7 @@ def _cell_tree(text: str, lines: list[str]) -> ast.Module | str | None:
         if not magic or magic[0] in OTHER_LANGUAGES:
             return None
         lines[first] = ""
-    for _ in range(len(lines) + 1):
+    for _ in range(_MOST_MAGICS):
         try:
             return _parsed("\n".join(lines))
         except SyntaxError as error:
@@ -141,7 +143,7 @@ def _cell_tree(text: str, lines: list[str]) -> ast.Module | str | None:
             _mask(lines, number)
         except _NO_PYTHON as error:
             return _reason(error)
-    return None
+    return f"it has more than {_MOST_MAGICS - 1} magics"
 
 
 def _mask(lines: list[str], number: int) -> None:
@@ -207,8 +209,10 @@ def _repaired_notebook(data: bytes, lines: dict[LinePlace, str]) -> bytes | None
         cell = content["cells"][place.cell - 1]
         of_cell = "".join(cell["source"]).split("\n")
         of_cell[place.line - 1] = text + ("\r" if of_cell[place.line - 1].endswith("\r") else "")
-        whole = "\n".join(of_cell)
-        cell["source"] = whole.splitlines(keepends=True) if isinstance(cell["source"], list) else whole
+        whole, is_list = "\n".join(of_cell), isinstance(cell["source"], list)
+        if is_list and "".join(cell["source"]).splitlines(keepends=True) != cell["source"]:
+            return None
+        cell["source"] = whole.splitlines(keepends=True) if is_list else whole
     return write(content)
 
 
