@@ -13,7 +13,7 @@ from functools import lru_cache
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_OTHER_LANGUAGES = frozenset(
+OTHER_LANGUAGES = frozenset(
     [
         "bash",
         "cmd",
@@ -200,7 +200,7 @@ def _code_of_magics(tree: ast.AST) -> Iterator[str]:
             case ast.Call(
                 func=ast.Attribute(attr="run_line_magic" | "run_cell_magic" as kind),
                 args=[ast.Constant(value=str(magic)), *between, ast.Constant(value=str(code))],
-            ) if magic not in _OTHER_LANGUAGES:
+            ) if magic not in OTHER_LANGUAGES:
                 yield code
                 if kind == "run_cell_magic" and magic == "capture" and isinstance(between[0], ast.Constant):
                     yield from (f"{word} = None" for word in str(between[0].value).split() if word.isidentifier())

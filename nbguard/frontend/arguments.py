@@ -173,6 +173,7 @@ COMMANDS = {
         "doctor": "check this machine, or the model of a script",
     },
     "A fit, before it runs and afterwards": {
+        "lint": "find leaks and slow lines in scripts and notebooks",
         "predict": "predict the memory of a script's first fit",
         "profile": "show a fit's report again, from %%profile_fit --save",
         "compare": "show differences between two runs, those that can change bits first",

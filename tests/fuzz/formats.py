@@ -363,9 +363,10 @@ def _make_source(rng: random.Random, folder: Path) -> None:
     file.write_text(text, encoding="utf-8", errors="surrogatepass")
 
 
-def _look_at_lock(rng: random.Random, folder: Path) -> Look:
-    del rng
-    for kind, text in command(["lock", str(next(folder.iterdir()))], folder):
+def _look_at_source(rng: random.Random, folder: Path) -> Look:
+    file = str(next(folder.iterdir()))
+    form = rng.choice(("text", "github", "json", "sarif"))
+    for kind, text in (*command(["lock", file], folder), *command(["lint", file, "--output-format", form], folder)):
         assert "evil==1" not in text.splitlines()
         yield kind, text
 
@@ -428,7 +429,7 @@ FORMATS = {
     "records": Format(_make_records, _look_at_runs),
     "engines": Format(_make_engines, _look_at_engines, files=100),
     "notebooks": Format(_make_notebooks, _look_at_runs),
-    "sources": Format(_make_source, _look_at_lock, files=4),
+    "sources": Format(_make_source, _look_at_source, files=4),
     "profiles": Format(_make_profile, _look_at_profile, files=30),
     "messages": Format(_make_message, _look_at_message, files=300),
 }

@@ -40,6 +40,7 @@ from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.training.doctor.analysis.serving import RepairedModel
 from nbguard.training.doctor.analysis.step_trace import Deterministic, StepTimes
+from nbguard.training.lint.report import LintFinding, LintReport
 from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
 from nbguard.training.profiler.analysis.nonfinite import NanRepair, Origin
 from nbguard.training.profiler.analysis.operations import Float32Trial
@@ -235,6 +236,24 @@ EXAMPLES: tuple[Result, ...] = (
         driver="driver 580.1, CUDA up to 13.0",
         unavailable="",
         processes=(_ORPHAN, _KEEPER),
+    ),
+    LintReport(
+        files=2,
+        fixed=1,
+        findings=(
+            LintFinding(
+                code="NBG101",
+                name="loss-kept",
+                file="cats.ipynb",
+                cell=3,
+                line=7,
+                column=5,
+                end_line=7,
+                message="`total` keeps the graph of each step's `loss`; keep `loss.detach()` or `loss.item()`",
+                fixable=True,
+            ),
+        ),
+        left_out=("cats.ipynb: cell 2 is no Python: invalid syntax (line 1)",),
     ),
     SnapshotDiff(
         "before.pickle",

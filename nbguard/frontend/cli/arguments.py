@@ -17,7 +17,7 @@ from nbguard.frontend.arguments import (
     add_two_runs,
     add_two_snapshots,
 )
-from nbguard.frontend.cli import commands, files
+from nbguard.frontend.cli import commands, files, lint
 from nbguard.frontend.cli.terminal import show
 from nbguard.frontend.grammar import Add, Grammar, LineParser, Word
 
@@ -152,6 +152,17 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=commands.doctor)
 
 
+def _add_lint(command: argparse.ArgumentParser) -> None:
+    command.add_argument("files", nargs="+", metavar="FILE", help="scripts, notebooks, and folders of them")
+    command.add_argument("--select", metavar="CODES", type=lint.codes, help="rules whose codes begin so: NBG1,NBG404 (all)")
+    command.add_argument("--ignore", metavar="CODES", type=lint.codes, help="rules that are left out")
+    command.add_argument("--fix", action="store_true", help="repair the lines for which the repair is certain")
+    formats = "text, json, or for GitHub's marks (github) and for code scanning (sarif)"
+    command.add_argument("--output-format", choices=lint.FORMATS, default="text", metavar="FORMAT", help=formats)
+    command.add_argument("--json", action="store_const", const="json", dest="output_format", help="as --output-format json")
+    command.set_defaults(run=lint.lint)
+
+
 def _add_predict(command: argparse.ArgumentParser) -> None:
     command.add_argument("script", metavar="SCRIPT", help="a Python file that trains; its own arguments go after --")
     add_fit(command)
@@ -211,6 +222,7 @@ TERMINAL = Terminal(
         "whatif": _add_whatif,
         "gpus": _add_gpus,
         "doctor": _add_doctor,
+        "lint": _add_lint,
         "predict": _add_predict,
         "profile": _add_profile,
         "compare": _add_compare,

@@ -1,0 +1,16 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loss_fn = nn.MSELoss()
+loader = DataLoader(TensorDataset(torch.randn(48, 4), torch.randn(48, 1)), batch_size=8)
+
+import tempfile
+
+file = tempfile.NamedTemporaryFile(suffix=".pt")
+torch.save(model.state_dict(), file.name)
+
+checkpoint = torch.load(file.name, map_location="cpu")
+model.load_state_dict(checkpoint)

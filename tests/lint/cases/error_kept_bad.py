@@ -1,0 +1,16 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loss_fn = nn.MSELoss()
+loader = DataLoader(TensorDataset(torch.randn(48, 4), torch.randn(48, 1)), batch_size=8)
+
+errors = []
+for x, y in [*loader, *loader]:
+    try:
+        loss = loss_fn(model(x), y.expand(8, 2)[:, :3].reshape(7, 5))
+        loss.backward()
+    except RuntimeError as error:
+        errors.append(error)
