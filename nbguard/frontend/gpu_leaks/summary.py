@@ -1,0 +1,89 @@
+"""The summary of a run: a section of the terminal's, annotations for GitHub, a file. With xdist in the process that leads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from nbguard.files import write_file
+from nbguard.frontend.gpu_leaks.results import GpuLeaks, MemoryOfTest
+from nbguard.plain_data import from_plain, to_json
+
+MEMORY, DEVICE, JUDGED, PROBLEM = "nbguard_memory", "nbguard_device", "nbguard_judged", "nbguard_problem"
+"""Attributes of a report on a teardown, by which a worker of xdist's tells."""
+
+
+class LeakSummary:
+    """Gathers the findings on all tests, whichever process ran them."""
+
+    def __init__(self, minimum: int, file: str | None) -> None:
+        self._minimum = minimum
+        self._file = file
+        self._tests: list[MemoryOfTest] = []
+        self._judged = 0
+        self._tracked = ""
+        self._problem = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take note of a report on a teardown."""
+        self._problem = self._problem or getattr(report, PROBLEM, "")
+        self._tracked = self._tracked or getattr(report, DEVICE, "")
+        self._judged += bool(getattr(report, JUDGED, False))
+        if (data := getattr(report, MEMORY, None)) is not None:
+            self._tests.append(from_plain(MemoryOfTest, data))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+        """Count a test with leaks as failed: by itself, the failure of a teardown would be an error."""
+        data = getattr(report, MEMORY, None)
+        if data is None or not report.failed or not from_plain(MemoryOfTest, data).is_failed:
+            return None
+        return "failed", "F", ("FAILED", {"red": True})
+
+    @property
+    def result(self) -> GpuLeaks:
+        """Return the result of the run so far."""
+        return GpuLeaks(
+            tracked=self._tracked,
+            minimum=self._minimum,
+            judged=self._judged,
+            tests=tuple(sorted(self._tests, key=lambda test: test.test)),
+            problem=self._problem,
+        )
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the section and, on GitHub, the annotations; write the file."""
+        _count_once(terminalreporter, {test.test for test in self._tests if test.is_failed})
+        result = self.result
+        terminalreporter.section("gpu leaks", sep="-")
+        terminalreporter.line(str(result).rstrip())
+        if self._file is not None:
+            try:
+                write_file(self._file, to_json(result.to_data()))
+            except OSError as error:
+                terminalreporter.line(f"--gpu-leaks-json: {error}", red=True)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for test in result.failed:
+                for line in test.lines:
+                    terminalreporter.line(_annotation(test, line))
+
+
+def _count_once(reporter: Any, failed: set[str]) -> None:
+    """Take tests that failed for their memory out of those that passed: their reports on the call were good."""
+    passed = reporter.stats.get("passed", [])
+    passed[:] = [report for report in passed if report.nodeid not in failed]
+
+
+def _annotation(test: MemoryOfTest, line: str) -> str:
+    """Return a command of GitHub's for a line beside the test in a pull request."""
+    properties = f"file={_escaped(test.file, ':,')},line={test.line},title=GPU memory"
+    return f"::error {properties}::{_escaped(f'{test.test}: {line}')}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    for character in more:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
