@@ -25,6 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also name the line that allocated it; each operation of the tests takes longer",
     )
     group.addoption("--gpu-leaks-json", metavar="FILE", help="write the leaks and peaks of all tests to a file, as JSON")
+    group.addoption("--gpu-leaks-comment", metavar="FILE", help="write them to a file as Markdown, for a pull request")
+    group.addoption("--gpu-leaks-base", metavar="JSON", help="the file of another branch that the comment compares with")
 
 
 def pytest_configure(config: pytest.Config) -> None:

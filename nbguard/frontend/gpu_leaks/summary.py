@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.files import write_file
+from nbguard.errors import NbguardError
+from nbguard.files import read_file, unreadable, write_file
+from nbguard.frontend.gpu_leaks.comparison import MOST_BYTES, comment_on, read_result
 from nbguard.frontend.gpu_leaks.results import GpuLeaks, MemoryOfTest
 from nbguard.plain_data import from_plain, to_json
 
@@ -18,9 +20,11 @@ MEMORY, DEVICE, JUDGED, PROBLEM = "nbguard_memory", "nbguard_device", "nbguard_j
 class LeakSummary:
     """Gathers the findings on all tests, whichever process ran them."""
 
-    def __init__(self, minimum: int, file: str | None) -> None:
+    def __init__(self, minimum: int, config: pytest.Config) -> None:
         self._minimum = minimum
-        self._file = file
+        self._json: str | None = config.getoption("--gpu-leaks-json")
+        self._comment: str | None = config.getoption("--gpu-leaks-comment")
+        self._base = _base(config.getoption("--gpu-leaks-base"))
         self._tests: list[MemoryOfTest] = []
         self._judged = 0
         self._tracked = ""
@@ -59,15 +63,29 @@ class LeakSummary:
         result = self.result
         terminalreporter.section("gpu leaks", sep="-")
         terminalreporter.line(str(result).rstrip())
-        if self._file is not None:
-            try:
-                write_file(self._file, to_json(result.to_data()))
-            except OSError as error:
-                terminalreporter.line(f"--gpu-leaks-json: {error}", red=True)
+        try:
+            if self._json is not None:
+                write_file(self._json, to_json(result.to_data()))
+            if self._comment is not None:
+                write_file(self._comment, comment_on(result, self._base))
+        except OSError as error:
+            terminalreporter.line(f"the leaks could not be written: {error}", red=True)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for test in result.failed:
                 for line in test.lines:
                     terminalreporter.line(_annotation(test, line))
+
+
+def _base(file: str | None) -> GpuLeaks | None:
+    """Return the result of another branch; raise pytest.UsageError if the file has none."""
+    if file is None:
+        return None
+    try:
+        return read_result(read_file(file, MOST_BYTES), file)
+    except OSError as error:
+        raise pytest.UsageError(f"--gpu-leaks-base: {unreadable(file, error)}") from None
+    except NbguardError as error:
+        raise pytest.UsageError(f"--gpu-leaks-base: {error}") from None
 
 
 def _count_once(reporter: Any, failed: set[str]) -> None:

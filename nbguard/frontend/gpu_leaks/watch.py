@@ -40,8 +40,7 @@ def watch_tests(config: pytest.Config) -> None:
     minimum = size_of(config.getoption("--gpu-leaks-min"), "--gpu-leaks-min")
     config.pluginmanager.register(LeakWatch(minimum, lines=config.getoption("--gpu-leaks-lines")), "nbguard-leak-watch")
     if not hasattr(config, "workerinput"):
-        summary = LeakSummary(minimum, config.getoption("--gpu-leaks-json"))
-        config.pluginmanager.register(summary, "nbguard-leak-summary")
+        config.pluginmanager.register(LeakSummary(minimum, config), "nbguard-leak-summary")
 
 
 class LeakWatch:
