@@ -84,11 +84,11 @@ class TensorBirths:
 
         For a test the gradients and graphs count that it has left on older tensors.
         """
-        torch: Any = sys.modules.get("torch")
-        if torch is None or self._kinds is None or not self.tracked:
+        if self._kinds is None or not self.tracked:
             return {}
-        made = [tensor for weak in self._made.get(owner, {}).values() if (tensor := weak()) is not None]
-        with torch._C.DisableTorchFunction():
+        weak_ones = list(self._made.get(owner, {}).values())  # at once: a collection may add to them at any line
+        made = [tensor for weak in weak_ones if (tensor := weak()) is not None]
+        with _no_code_of_subclasses():
             reader = _Reader(self.tracked)
             found = reader.held_by(made)
             if owner == TEST:
@@ -115,24 +115,31 @@ class TensorBirths:
         """Make the test's tensors on these storages a fixture's, which keeps them."""
         wanted, reader = set(keys), _Reader(self.tracked)
         made, heirs = self._made.get(TEST, {}), self._made.setdefault(heir, {})
-        for key, weak in list(made.items()):
-            tensor = weak()
-            if tensor is not None and any(each in wanted for each, _, _ in reader.storages((tensor,))):
-                heirs[key] = made.pop(key)
+        with _no_code_of_subclasses():
+            for key, weak in list(made.items()):
+                tensor = weak()
+                if tensor is not None and any(each in wanted for each, _, _ in reader.storages((tensor,))):
+                    heirs[key] = made.pop(key)
 
     def _grow_old(self, tensors: Iterable[Any]) -> None:
         reader = _Reader(self.tracked)
-        for tensor in tensors:
-            weak = weak_reference(tensor)
-            if weak is None:
-                continue
-            self._old[id(tensor)] = weak
-            for key, _, storage in reader.storages((tensor, *reader.gradient_of(tensor))):
-                self._old_storages[key] = weak_storage(storage)
+        with _no_code_of_subclasses():
+            for tensor in tensors:
+                weak = weak_reference(tensor)
+                if weak is None:
+                    continue
+                self._old[id(tensor)] = weak
+                for key, _, storage in reader.storages((tensor, *reader.gradient_of(tensor))):
+                    self._old_storages[key] = weak_storage(storage)
         if len(self._old) > self._prune_at:
             self._old = {key: weak for key, weak in self._old.items() if weak() is not None}
             self._old_storages = {key: weak for key, weak in self._old_storages.items() if not weak.expired()}
             self._prune_at = 2 * len(self._old) + _PRUNE_AT
+
+
+def _no_code_of_subclasses() -> Any:
+    """Return a context in which to read a tensor's attributes runs no code of a subclass or mode."""
+    return sys.modules["torch"]._C.DisableTorchFunction()
 
 
 class _Reader:

@@ -212,7 +212,10 @@ class LeakWatch:
 
     def _leaks(self, item: pytest.Item, left: dict[str, dict[StorageKey, int]], least: int) -> tuple[list[HeldMemory], int]:
         """Return the leaks of owners, by their labels, and the bytes on the instance of the test's class."""
-        labels = {label_of(fixture): key for key, fixture in self._fixtures.items()}
+        labels = dict[str, int]()
+        for key, fixture in self._fixtures.items():
+            label = label_of(fixture)
+            labels[label if label not in labels else f"{label}, number {len(labels)}"] = key
         living = {label: _kept_by(self._fixtures[key]) for label, key in labels.items()}
         instance = getattr(item, "_instance", None)
         namespace = living | ({} if instance is None else {_INSTANCE: instance})
