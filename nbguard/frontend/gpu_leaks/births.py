@@ -1,9 +1,9 @@
-"""Tensors by the test or fixture that made them, each known by a weak reference.
+"""The watch over new tensors. Each is known by a weak reference and by its owner, the test or fixture that made it.
 
-To scan the heap after each test would cost more than most tests. A tensor is cheap to find while it is young, in the youngest
+A scan of the heap after each test would cost more than most tests. A tensor is cheap to find while it is young, in the youngest
 generation of Python's collector. So that generation is read at the beginning of each collection, before its objects grow old,
-and when a test or a fixture begins or ends: once or twice for each object that lives until then. Gradients and saved tensors of
-graphs have no object of Python's until somebody asks: those of the tensors that are alive are asked for when a test ends.
+and when a test or a fixture begins or ends. Each object that lives until then is read once or twice. Gradients and saved
+tensors of graphs have no Python object until somebody asks, so the living tensors are asked for them when a test ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEST = 0
 """The owner of tensors that the test itself makes, with its fixtures of the scope `function`. Others are ids of fixtures."""
 _TENSORS = frozenset({"tensor"})
 _PRUNE_AT = 1000
-"""Old tensors from which on those that are gone are forgotten; then twice as many as are left, and so many more."""
+"""Number of old tensors at which the dead ones are forgotten. Later it is twice the number of the living, plus this."""
 
 
 class TensorBirths:
@@ -44,7 +44,7 @@ class TensorBirths:
         self._is_reading = False
 
     def start(self) -> None:
-        """Take all tensors that exist for old, and read young ones from now on."""
+        """Count all present tensors as old, and read young ones from now on."""
         if (kinds := self._known_kinds()) is not None:
             self._grow_old(kinds.tracked(_TENSORS))
         gc.callbacks.append(self._before_collection)
@@ -80,9 +80,9 @@ class TensorBirths:
         return any((weak := known.get(key)) is not None and weak() is tensor for known in (self._old, *self._made.values()))
 
     def left(self, owner: int) -> dict[StorageKey, int]:
-        """Return the bytes of the storages that an owner's tensors still hold, of those that it made itself.
+        """Return the bytes of each new storage that an owner's tensors still hold.
 
-        For a test the gradients and graphs count that it has left on older tensors.
+        For a test, its gradients on older tensors count, too.
         """
         if self._kinds is None or not self.tracked:
             return {}
@@ -103,7 +103,7 @@ class TensorBirths:
         return weak is not None and not weak.expired()
 
     def settle(self, owner: int) -> None:
-        """Take all that an owner has left for old: it was judged."""
+        """Count the living tensors of an owner as old, after its judgement."""
         left = self._made.pop(owner, {})
         if self._kinds is not None and self.tracked:
             self._grow_old(tensor for weak in left.values() if (tensor := weak()) is not None)
@@ -138,7 +138,7 @@ class TensorBirths:
 
 
 def _no_code_of_subclasses() -> Any:
-    """Return a context in which to read a tensor's attributes runs no code of a subclass or mode."""
+    """Return a context that keeps reads of a tensor's attributes from running code of a subclass or mode."""
     return sys.modules["torch"]._C.DisableTorchFunction()
 
 

@@ -1,4 +1,4 @@
-"""A run of `pytest --gpu-leaks` compared with that of another branch, as Markdown for a pull request. Pure."""
+"""The comparison of two runs of `pytest --gpu-leaks`, here and on a base branch, as Markdown for a pull request. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 50
 
 
 def read_result(text: bytes, name: str) -> GpuLeaks:
-    """Return the result in a file that `--gpu-leaks-json` wrote; raise NbguardError if it is none. `name` is the file's."""
+    """Return the result in a file of `--gpu-leaks-json` called `name`. Raises NbguardError if it was not written by that."""
     try:
         data = json.loads(text)
         if type(data) is not dict or data.get("kind") != GpuLeaks.kind:
@@ -32,7 +32,7 @@ def read_result(text: bytes, name: str) -> GpuLeaks:
 
 
 def comment_on(result: GpuLeaks, base: GpuLeaks | None) -> str:
-    """Return the comment: tests whose leaks or peaks changed since the base branch, new leaks first; without one, all."""
+    """Return the comment on tests whose leaks or peaks changed since the base branch, new leaks first; without one, on all."""
     return "\n".join(_lines(result, base)) + "\n"
 
 

@@ -13,14 +13,14 @@ _NAMES = ("peak", "keeps")
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What `@pytest.mark.gpu_memory(...)` allows a test, in bytes; None: it says nothing."""
+    """The bytes that `@pytest.mark.gpu_memory(...)` allows a test. A limit that it does not give is None."""
 
     peak: int | None = None  # most that its tensors may take at a time
     keeps: int | None = None  # that it may leave
 
 
 def size_of(size: object, where: str) -> int:
-    """Return a size in bytes; raise pytest.UsageError if it is none."""
+    """Return a size in bytes. Raises pytest.UsageError on a text or value that is not a size."""
     try:
         if isinstance(size, str):
             return parse_bytes(size)
@@ -30,7 +30,7 @@ def size_of(size: object, where: str) -> int:
 
 
 def allowance_of(item: pytest.Item) -> Allowance:
-    """Return what the nearest mark allows a test; raise pytest.UsageError if it cannot be used."""
+    """Return the allowance of the nearest mark of a test. Raises pytest.UsageError if the mark cannot be used."""
     mark = item.get_closest_marker("gpu_memory")
     if mark is None:
         return Allowance()

@@ -37,7 +37,7 @@ class CpuPeak:
         self._now -= self._sizes[token]
 
     def phase(self) -> AbstractContextManager[Any]:
-        """Return the context in which a phase of the test runs."""
+        """Return the context around a phase of the test."""
         return self._mode
 
 
@@ -68,7 +68,7 @@ class CudaPeak:
         return max(peaks)
 
     def phase(self) -> AbstractContextManager[Any]:
-        """Return the context in which a phase of the test runs."""
+        """Return the context around a phase of the test."""
         return nullcontext()
 
 

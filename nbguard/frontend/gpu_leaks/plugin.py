@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail a test that leaves memory of tensors behind, and name the holder; without a GPU, tensors on the CPU count",
     )
-    group.addoption("--gpu-leaks-min", metavar="SIZE", default="1MiB", help="what a test may leave unnoticed (1MiB)")
+    group.addoption("--gpu-leaks-min", metavar="SIZE", default="1MiB", help="size that makes a leak (1MiB)")
     group.addoption(
         "--gpu-leaks-lines",
         action="store_true",

@@ -35,7 +35,7 @@ class HeldMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOfTest:
-    """What one test did to memory, as far as there is something to say."""
+    """The memory of one test, with its leaks and its peak."""
 
     test: str  # its id, as pytest writes it
     file: str  # its file, from the root folder of the tests
@@ -101,7 +101,7 @@ class GpuLeaks(Result):
 
 
 def gpu_leaks_blocks(result: GpuLeaks) -> Iterator[Block]:
-    """Yield the blocks: how many tests left how much, the holders, and notes."""
+    """Yield the blocks with the number of leaking tests, their bytes and holders, and notes."""
     if result.problem:
         yield Line(result.problem, "strong")
     if not result.tracked:

@@ -1,4 +1,4 @@
-"""The summary of a run: a section of the terminal's, annotations for GitHub, a file. With xdist in the process that leads."""
+"""The summary of a run in the terminal, in annotations for GitHub and in files. With xdist the controller writes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbguard.frontend.gpu_leaks.results import GpuLeaks, MemoryOfTest
 from nbguard.plain_data import from_plain, to_json
 
 MEMORY, DEVICE, JUDGED, PROBLEM = "nbguard_memory", "nbguard_device", "nbguard_judged", "nbguard_problem"
-"""Attributes of a report on a teardown, by which a worker of xdist's tells."""
+"""Attributes of a report on a teardown. A worker of xdist sends its findings in them."""
 
 
 class LeakSummary:
@@ -40,7 +40,7 @@ class LeakSummary:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-        """Count a test with leaks as failed: by itself, the failure of a teardown would be an error."""
+        """Count a test with leaks as failed, where pytest would count the failed teardown as an error."""
         data = getattr(report, MEMORY, None)
         if data is None or not report.failed or not from_plain(MemoryOfTest, data).is_failed:
             return None
@@ -89,13 +89,13 @@ def _base(file: str | None) -> GpuLeaks | None:
 
 
 def _count_once(reporter: Any, failed: set[str]) -> None:
-    """Take tests that failed for their memory out of those that passed: their reports on the call were good."""
+    """Remove tests that failed for their memory from the passed ones, where the good reports on their calls put them."""
     passed = reporter.stats.get("passed", [])
     passed[:] = [report for report in passed if report.nodeid not in failed]
 
 
 def _annotation(test: MemoryOfTest, line: str) -> str:
-    """Return a command of GitHub's for a line beside the test in a pull request."""
+    """Return the command that has GitHub show a line at the test in a pull request."""
     properties = f"file={_escaped(test.file, ':,')},line={test.line},title=GPU memory"
     return f"::error {properties}::{_escaped(f'{test.test}: {line}')}"
 

@@ -1,4 +1,4 @@
-"""The judgement on the memory that a test left, by one scan: a living fixture's is no leak, other holders are named. Pure."""
+"""The judgement by one scan on the memory that a test left. A living fixture may hold it, other holders are leaks. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.memory.reports.notices.causes import held_storages, telling_path
 from nbguard.memory.reports.notices.notice import StorageKey
 
 _ORDER: tuple[RootKind, ...] = ("name", "module", "library", "cache", "frame", "error", "out", "garbage")
-"""Kinds of roots, the one first that says most about a leak: a global rather than the thread that uses it."""
+"""Kinds of roots in the order of how much they tell about a leak, such as a global before the thread that uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def judge(
     lines: Mapping[StorageKey, str],
     fixture: str = "",
 ) -> Verdict:
-    """Return the verdict on storages that a test, or the `fixture` that has ended, left.
+    """Return the verdict on storages that a test left, or a fixture after its end.
 
     Args:
         analysis: of a scan whose namespace has the values of the living fixtures by their labels.
@@ -83,7 +83,7 @@ def _leak(
 
 
 def _written(root: Root, text: str, files: Mapping[str, str]) -> str:
-    """Return a way with the file of its module before it, `tests/test_x.py: CACHE[3]`; a graph is its last step."""
+    """Return a way as `CACHE[3]` behind the file of its module. It ends where a graph begins."""
     way, graph, _ = text.partition(GRAPH)
     way += graph
     if root.module in files and way.startswith(f"{root.module}."):

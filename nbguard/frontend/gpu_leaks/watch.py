@@ -1,6 +1,6 @@
-"""The watch over the tests of one process: when they and their fixtures begin and end, and the judgement after each.
+"""The hooks in the tests of one process. They follow tests and fixtures, and judge each test.
 
-A test is judged after its teardown, when pytest has made the report: nobody needs its fixtures' values any more.
+A test is judged after its teardown and the report on that, since its fixtures' values are not used any more then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.plain_data import to_plain
 
 _INSTANCE = "instance of the test's class"
-"""Label of what a test has put on `self`: pytest keeps the instance until the end of the run."""
+"""Label of the root for a test's own attributes on `self`. pytest keeps the instance until the end of the run."""
 
 
 def watch_tests(config: pytest.Config) -> None:
@@ -44,7 +44,7 @@ def watch_tests(config: pytest.Config) -> None:
 
 
 class LeakWatch:
-    """The hooks. A failure of ours never fails a test: it is told once, and the watch ends."""
+    """The hooks. A failure of nbguard's own never fails a test. The summary tells it, and the watch ends."""
 
     def __init__(self, minimum: int, *, lines: bool) -> None:
         self._minimum = minimum
@@ -65,7 +65,7 @@ class LeakWatch:
             allowance_of(item)
 
     def pytest_runtestloop(self) -> None:
-        """Begin: all that importing the tests has made is theirs for good."""
+        """Begin after the import of the tests. Their globals may stay."""
         self._births.start()
 
     def pytest_unconfigure(self) -> None:
@@ -103,7 +103,7 @@ class LeakWatch:
             self._fixtures[id(fixturedef)] = fixturedef
 
     def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
-        """Note that a fixture has ended: what it made is judged after the present teardown."""
+        """Note the end of a fixture. The memory that it made is judged after the present teardown."""
         if self._fixtures.pop(id(fixturedef), None) is not None:
             self._ended[id(fixturedef)] = label_of(fixturedef)
 
