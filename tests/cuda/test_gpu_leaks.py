@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu_leaks import planted
+
 pytestmark = pytest.mark.fakecuda
 
 _SUITE = """
@@ -47,12 +49,10 @@ assert int(status) == 1, out.getvalue()
 
 
 def test_tensors_on_the_gpu_are_judged(fake_cuda_run: Callable[..., str], tmp_path: Path) -> None:
-    from tests.gpu_leaks.test_gpu_leaks import IS_INSTALLED, PLUGIN
-
     (tmp_path / "test_gpu.py").write_text(_SUITE, encoding="utf-8")
     file = tmp_path / "found.json"
 
-    fake_cuda_run(_CODE.format(folder=str(tmp_path), file=str(file), plugin=() if IS_INSTALLED else ("-p", PLUGIN)))
+    fake_cuda_run(_CODE.format(folder=str(tmp_path), file=str(file), plugin=planted.OPTIONS))
 
     data = json.loads(file.read_text(encoding="utf-8"))
     found = {test["test"].partition("::")[2]: test for test in data["tests"]}

@@ -5,6 +5,14 @@ It is written into a folder as `test_planted.py` and run there: a file of the us
 
 from __future__ import annotations
 
+from importlib import metadata
+
+PLUGIN = "nbguard.frontend.gpu_leaks.plugin"
+IS_INSTALLED = any(point.value == PLUGIN for point in metadata.entry_points(group="pytest11"))
+"""Whether pytest finds the plugin by itself: an environment may be older than its point of entry."""
+
+OPTIONS = () if IS_INSTALLED else ("-p", PLUGIN)
+
 COUNT = 5
 
 HOLDERS = {
@@ -28,12 +36,13 @@ CONFTEST = """
 import gc
 
 import torch
-import torch._dynamo  # an optimizer would import it
 
 torch.set_num_threads(1)
 gc.collect()
 gc.freeze()  # half a million objects of libraries, which hold nothing here
 """
+
+WITH_OPTIMIZERS = f"import torch._dynamo  # an optimizer would import it\n{CONFTEST}"
 
 SUITE = """
 import functools

@@ -59,6 +59,8 @@ class LeakSummary:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the section and, on GitHub, the annotations; write the file."""
+        if terminalreporter.config.option.collectonly:
+            return
         _count_once(terminalreporter, {test.test for test in self._tests if test.is_failed})
         result = self.result
         terminalreporter.section("gpu leaks", sep="-")
