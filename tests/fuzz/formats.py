@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import nbguard
-from nbguard.errors import DamagedDataError, RankFactsError, RunRecordError
+from nbguard.errors import DamagedDataError, NbguardError, RankFactsError, RunRecordError
 from nbguard.frontend.cli import main
 from nbguard.frontend.cluster.analysis import engine_of, report_of
+from nbguard.frontend.gpu_leaks.comparison import comment_on, read_result
+from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
 from nbguard.frontend.sidebar.protocol.messages import BadRequest, parse
 from nbguard.render.result import Result
 from nbguard.training.ranks.analysis.facts import CollectiveCall, RankFacts, to_text
@@ -384,6 +386,30 @@ def _look_at_profile(rng: random.Random, folder: Path) -> Look:
     yield from command(["profile", str(folder / "profile"), *(["--json"] if rng.random() < 0.2 else ())], folder)
 
 
+def gpu_leaks_data() -> dict[str, Any]:
+    """Return a valid file of `pytest --gpu-leaks-json`."""
+    leak = HeldMemory(holder="tests/test_x.py: CACHE[3]", nbytes=2 << 20, storages=1, line="test_x.py:4 in f()", fixture="bag")
+    test = MemoryOfTest(test="tests/test_x.py::test_a", file="tests/test_x.py", line=4, leaks=(leak,), peak=3 << 20, limit=5)
+    return GpuLeaks(tracked="cpu", minimum=1 << 20, judged=3, tests=(test,)).to_data()
+
+
+def _make_gpu_leaks(rng: random.Random, folder: Path) -> None:
+    content = json.dumps(changed(gpu_leaks_data(), rng)).encode()
+    (folder / "leaks").write_bytes(damaged(content, rng) if rng.random() < 0.1 else content)
+
+
+def _look_at_gpu_leaks(rng: random.Random, folder: Path) -> Look:
+    del rng
+    try:
+        result = read_result((folder / "leaks").read_bytes(), "leaks")
+    except NbguardError as error:
+        yield "refused", str(error)
+        return
+    yield from shown(result)
+    yield "text", comment_on(result, result)
+    yield "text", comment_on(result, None)
+
+
 _MESSAGES = (
     {"op": "hello", "client": "a1", "visible": True, "boot": "b", "heap": 1, "glance": False},
     {"op": "plan", "rid": "r", "action": "release", "heap": 1, "ids": [1, 2], "names": ["x"], "keep": ["k"]},
@@ -431,5 +457,6 @@ FORMATS = {
     "notebooks": Format(_make_notebooks, _look_at_runs),
     "sources": Format(_make_source, _look_at_source, files=4),
     "profiles": Format(_make_profile, _look_at_profile, files=30),
+    "leaks of tests": Format(_make_gpu_leaks, _look_at_gpu_leaks, files=100),
     "messages": Format(_make_message, _look_at_message, files=300),
 }

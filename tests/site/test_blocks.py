@@ -24,6 +24,7 @@ NOT_RUN = {
     "guide/notices.md": _SHOWN,
     "guide/processes.md": "several notebooks on one GPU, as tests/cuda/test_zombies.py starts them",
     "guide/profile.md": _SHOWN,
+    "guide/pytest.md": "commands of pytest and GitHub; tests/gpu_leaks runs pytest with every option",
     "guide/ranks.md": "output of several processes; tests/ranks has such from real ones",
     "guide/snapshots.md": "lines of PyTorch's own, which need a GPU",
     "guide/stale.md": _SHOWN,

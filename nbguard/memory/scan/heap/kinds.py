@@ -190,9 +190,12 @@ class Kinds:
         """Return the kind of the instances of `cls`: a node kind, or `leaf`, `class`, `storage`, `array`."""
         return self.known.of(cls)
 
-    def tracked(self, wanted: Container[str]) -> list[Any]:
-        """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does."""
-        objects = gc.get_objects()
+    def tracked(self, wanted: Container[str], generation: int | None = None) -> list[Any]:
+        """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does.
+
+        With `generation`, those of one of its generations alone; 0 is the youngest.
+        """
+        objects = gc.get_objects(generation)
         if native.compiled is not None:
             selected: list[Any] = native.compiled.select(objects, lambda cls: self.known.of(cls) in wanted)
             return selected
