@@ -50,7 +50,7 @@ class ScanBudget:
     def spend(self, seconds: float) -> None:
         """Note that cells waited `seconds` for a scan, and put the next one off accordingly."""
         self._usual = seconds
-        self._next = self._clock() + seconds / SHARE - seconds
+        self._next = max(self._next, self._clock() + seconds / SHARE - seconds)
 
 
 _COSTLY = 0.002
