@@ -14,7 +14,10 @@ from tests.panels import Message, Panel
 
 MIB = 1024**2
 ALWAYS = "from nbguard.frontend.sidebar.hub import sampler; sampler.SHARE, sampler._SHORT = 1.0, 1e9"
-NEVER = "from nbguard.frontend.sidebar.hub import sampler; sampler.SHARE = sampler._SHORT = 1e-9"
+NEVER = """
+from nbguard.frontend.sidebar.hub import sampler
+sampler.SHARE = sampler._SHORT = sampler.OF_ITS_CELL = sampler._UNFELT = 1e-9
+"""
 COUNT = """
 import nbguard.memory.scan.scan as _scanning
 _scan_of_nbguard, scans = _scanning._scan_without_collecting, []

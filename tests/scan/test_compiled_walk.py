@@ -177,7 +177,7 @@ def test_a_failing_question_ends_the_walk_and_keeps_nothing() -> None:
         with pytest.raises((TypeError, SystemError)):
             walker.follow(([value], ["object"], {id(value): 0}, []), set(), {}, 10, 10)
         with pytest.raises(RuntimeError):
-            native.compiled.select(value, fails)
+            native.compiled.take(list(value), fails)
     assert counts == [sys.getrefcount(each) for each in value]
 
 

@@ -1,10 +1,14 @@
-"""One heap, walked by the compiled part and by Python, in the kernel of a case: both find the same."""
+"""One heap, found in two ways in the kernel of a case: by both walks, and after a cleanup by a scan and by the plan."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from nbguard.memory.core.facts import Graph
+from nbguard.memory.cleanup.apply import apply
+from nbguard.memory.cleanup.plan.plan import Plan
+from nbguard.memory.core.analysis import Analysis
+from nbguard.memory.core.facts import Facts, Graph
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.scan import Notebook, scan
 
@@ -13,6 +17,12 @@ _MOST = 8
 
 
 def compare() -> None:
+    """Compare the walks now, and the ways to the outcome in each cleanup from now on."""
+    compare_walks()
+    compare_cleanups()
+
+
+def compare_walks() -> None:
     """Raise AssertionError where a graph differs from the two that the other walk found before and after it, which agree."""
     if native.compiled is None:
         return
@@ -27,6 +37,24 @@ def compare() -> None:
                 assert mine == others
             return
     raise AssertionError("the heap did not rest")
+
+
+def compare_cleanups() -> None:
+    """Have each cleanup that foresees the holders left, instead of a second scan, raise AssertionError if that finds others."""
+    foreseen = apply.foreseen
+
+    def compared(plan: Plan, facts: Facts) -> Analysis:
+        """Return the analysis that the cleanup goes on with."""
+        analysis = foreseen(plan, facts)
+        expected, found = _left(analysis), _left(scan(Notebook.current()).analysis)
+        assert expected == found, (expected, found)
+        return analysis
+
+    apply.foreseen = compared
+
+
+def _left(analysis: Analysis) -> list[Any]:
+    return [(each.label, each.nbytes, each.what, each.advice.command, each.advice.frees) for each in apply._left(analysis)]
 
 
 def _graph(*, by_python: bool) -> Graph:

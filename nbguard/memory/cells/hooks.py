@@ -107,8 +107,8 @@ class CellScan:
             self.last = timed_scan(Notebook(self._shell, self._shell.user_ns))
         return self.last
 
-    def replace(self, after: TimedScan) -> None:
-        """Forget the scan so far: `after` was made since, when a listener had changed the state."""
+    def replace(self, after: TimedScan | None) -> None:
+        """Forget the scan so far: a listener has changed the state. `after` was made since, if any was."""
         self.last = after
 
 

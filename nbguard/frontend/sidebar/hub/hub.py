@@ -97,6 +97,7 @@ class Hub:
         self._settling: Any = None
         self._is_in_a_row = False  # the cell that runs began before the last one's end was scanned
         self._budget = ScanBudget()
+        self._begun = time.perf_counter()  # when the last cell began
         self._first_cell: CellEnd | None = None
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
@@ -137,6 +138,7 @@ class Hub:
 
     def before(self) -> None:
         """Note that a cell begins."""
+        self._begun = time.perf_counter()
         self._busy.begin()
         _survived().clear()
         self._is_in_a_row = self._settling is not None
@@ -163,7 +165,7 @@ class Hub:
         is_idle = self._jobs.is_idle
         self._jobs.proceed()
         if self._handler is not None and self._leases.wants_scans:
-            if self._is_in_a_row and is_idle and self._budget.allows:
+            if self._is_in_a_row and is_idle and self._budget.allows(time.perf_counter() - self._begun):
                 self._look_between_cells(self._handler)
             self._settling = self._kernel.io_loop.call_later(_SETTLED, self._settled)
 

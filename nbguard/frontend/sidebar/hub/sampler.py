@@ -8,6 +8,10 @@ from collections.abc import Callable
 
 SHARE = 0.01
 """Of the time that looks between the cells of a Run All may take."""
+OF_ITS_CELL = 0.02
+"""Of the time of one cell that the scan after it may take, however many there were."""
+_UNFELT = 0.05
+"""Seconds of a scan that may be made after any cell."""
 _SHORT = 0.5
 """Most seconds of a scan that may be made before it is paid for: the first of a Run All.
 
@@ -16,7 +20,7 @@ With fastai, pandas and matplotlib loaded a scan takes 0.15 to 0.25 s on a quiet
 
 
 class ScanBudget:
-    """Allows a scan once so much time has passed since the last one that this took no more than `SHARE` of it.
+    """Allows a scan after a cell that took much longer, and else once `SHARE` of the time since the last one pays for that.
 
     Only scans that cells have to wait for are paid for. Others say how long one takes.
     """
@@ -26,13 +30,18 @@ class ScanBudget:
         self._start = self._next = clock()
         self._usual: float | None = None  # seconds that the last scan took; None without one
 
-    @property
-    def allows(self) -> bool:
-        """Say whether cells may wait for a scan now; they may not before the first scan, whose time is unknown."""
-        now = self._clock()
-        if self._usual is None or now < self._next:
+    def allows(self, cell: float) -> bool:
+        """Say whether the next cell may wait for a scan now; it may not before the first scan, whose time is unknown.
+
+        Args:
+            cell: seconds that the cell took which has just ended.
+        """
+        if self._usual is None:
             return False
-        return self._usual <= max(_SHORT, SHARE * (now - self._start))
+        if self._usual <= max(_UNFELT, OF_ITS_CELL * cell):
+            return True
+        now = self._clock()
+        return now >= self._next and self._usual <= max(_SHORT, SHARE * (now - self._start))
 
     def measure(self, seconds: float) -> None:
         """Note that a scan took `seconds` without a waiting cell."""
@@ -41,7 +50,7 @@ class ScanBudget:
     def spend(self, seconds: float) -> None:
         """Note that cells waited `seconds` for a scan, and put the next one off accordingly."""
         self._usual = seconds
-        self._next = self._clock() + seconds / SHARE - seconds
+        self._next = max(self._next, self._clock() + seconds / SHARE - seconds)
 
 
 _COSTLY = 0.002

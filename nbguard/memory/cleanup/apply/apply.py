@@ -22,15 +22,17 @@ from nbguard.memory.cleanup.apply.parking import unpark
 from nbguard.memory.cleanup.apply.released_names import tell_released
 from nbguard.memory.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.memory.cleanup.figures import holdings_of, way_out
+from nbguard.memory.cleanup.plan.builder import facts_without
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan, verdict
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Facts, PoolId
+from nbguard.memory.core.facts import NOTICED, Facts, PoolId, Reading
 from nbguard.memory.core.oom_facts import OomNote
 from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.memory.core.references.holders import idle_gradients, zero_gradients_of
 from nbguard.memory.core.segments.requests import left_pools
+from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.devices.cuda import (
     allocator_settings,
     device_facts,
@@ -147,7 +149,7 @@ class Cleaned:
     """A cleanup that has been carried out."""
 
     outcome: Outcome
-    after: TimedScan  # scan after the cleanup, which the outcome is measured by
+    after: TimedScan | None  # scan after the cleanup; None where the one before and the counters have told the outcome
 
 
 def uncover() -> int:
@@ -194,8 +196,9 @@ def apply(plan: Plan, notebook: Notebook, scanned: Scan, uncovered: int = 0) -> 
         return Cleaned(replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered), after)
 
 
-def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan]:
-    reserved_before = _counted("reserved_bytes")
+def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan | None]:
+    reserved_before, counters = _counted("reserved_bytes"), Counters()
+    reading = counters.read()
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
     freed = FreedBytes()
@@ -221,10 +224,22 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
         note_left_pools(_unkept_pools(plan, scanned.facts))
     tell_released(plan, done, scanned)
     expired = scanned.tracker.expired()
-    after = (
-        timed_scan(notebook) if _may_have_changed(plan, done, expired, scanned.facts) else _looked_at_once(scanned, notebook)
-    )
-    outcome = _measure(plan, scanned.facts, expired, after.analysis)
+    after: TimedScan | None = None
+    if not _may_have_changed(plan, done, expired, scanned.facts):
+        after = _looked_at_once(scanned, notebook)
+        analysis = after.analysis
+    elif (
+        done == [*plan.actions]
+        and not notebook.is_running
+        and _is_foreseen(plan, scanned.facts)
+        and expired == plan.storages
+        and _went_down(reading, counters.read(), nbytes_of(scanned.facts.graph, expired))
+    ):
+        analysis = foreseen(plan, scanned.facts)
+    else:
+        after = timed_scan(notebook)
+        analysis = after.analysis
+    outcome = _measure(plan, scanned.facts, expired, analysis)
     return replace(
         outcome,
         done=tuple(done),
@@ -241,6 +256,35 @@ def _may_have_changed(plan: Plan, done: Sequence[Action], expired: set[int], fac
     """Say whether a cleanup needs a second scan. It does not if nothing was collected and no private pool may be free."""
     has_done = plan.request.hard or plan.request.workers or any(action.kind != "collect" for action in done)
     return bool(has_done or plan.promised or plan.at_least or expired or facts.changed or facts.pools or plan.doubtful)
+
+
+_FORESEEN = frozenset({"del", "out", "error", "debugger", "leftovers", "cache", "collect"})
+"""Kinds of steps after which the holders that are left are known beforehand, with all that is said of them."""
+
+
+def _is_foreseen(plan: Plan, facts: Facts) -> bool:
+    """Say whether the holders after a plan follow from the facts before it, if just what it promises is freed."""
+    names = {root.label for root in facts.graph.roots if root.kind == "name"}
+    return not (plan.request.hard or plan.at_least or plan.doubtful or facts.changed or facts.pools or facts.unwalked) and all(
+        action.kind in _FORESEEN
+        and action.nbytes is not None
+        and (action.kind != "del" or names.issuperset(action.names))  # a part of a name is told in its words: `list of 3`
+        and (action.kind != "collect" or not action.refs)
+        for action in plan.actions
+    )
+
+
+def _went_down(before: Reading | None, after: Reading | None, nbytes: int) -> bool:
+    """Say whether the counters have gone down by at least so many bytes, so that nothing has come instead."""
+    if before is None or after is None:
+        return False
+    return after.grown_by(before) <= (0 if after.devices else NOTICED) - nbytes
+
+
+def foreseen(plan: Plan, facts: Facts) -> Analysis:
+    """Return the analysis after a plan that has freed just what it promised, by the facts before it."""
+    devices, unavailable = device_facts(facts.tracked)
+    return Analysis(replace(facts_without(facts, plan.gone, plan.cut), devices=devices, unavailable=unavailable))
 
 
 def _looked_at_once(scanned: Scan, notebook: Notebook) -> TimedScan:

@@ -126,15 +126,8 @@ class PlanBuilder:
         self.facts = replace(self.facts, graph=replace(self.graph, roots=(*roots, rest)))
 
     def left(self) -> Facts:
-        """Return the facts after the steps so far: without the roots and the references that they remove."""
-        parents = {parent for parent, _ in self.cut}
-        nodes = list(self.graph.nodes)
-        for parent in parents:
-            kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in self.cut]
-            children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
-            nodes[parent] = replace(nodes[parent], children=children, labels=labels)
-        roots = tuple(root for number, root in enumerate(self.graph.roots) if number not in self.gone)
-        return replace(self.facts, graph=replace(self.graph, roots=roots, nodes=tuple(nodes)))
+        """Return the facts after the steps so far."""
+        return facts_without(self.facts, self.gone, self.cut)
 
     def settle(self) -> Settled:
         """Return the plan, where each storage is freed by the step that removes the last way to it."""
@@ -163,6 +156,17 @@ class PlanBuilder:
             node == graph.rest or graph.rest in graph.nodes[node].children for node in goes
         )
         return Settled(tuple(reversed(actions)), frozenset(freed), kept, at_least)
+
+
+def facts_without(facts: Facts, gone: Set[int], cut: Set[Edge]) -> Facts:
+    """Return facts without the roots `gone` and the references `cut`."""
+    nodes = list(facts.graph.nodes)
+    for parent in {parent for parent, _ in cut}:
+        kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in cut]
+        children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
+        nodes[parent] = replace(nodes[parent], children=children, labels=labels)
+    roots = tuple(root for number, root in enumerate(facts.graph.roots) if number not in gone)
+    return replace(facts, graph=replace(facts.graph, roots=roots, nodes=tuple(nodes)))
 
 
 def _why_nothing(below: Set[int], freed: Set[int]) -> str:

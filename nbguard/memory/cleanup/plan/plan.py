@@ -11,7 +11,7 @@ from nbguard.memory.core.advice import NONE, Advice
 from nbguard.memory.core.analysis import NOT_OURS, Analysis, DeviceAnalysis, DevicePart, parts_of
 from nbguard.memory.core.facts import DEBUGGER, CacheKind, Facts, HolderSource, PoolId, Target
 from nbguard.memory.core.processes import Process, Zombies
-from nbguard.memory.core.references.graph import STALE_KINDS
+from nbguard.memory.core.references.graph import STALE_KINDS, Edge
 from nbguard.memory.core.references.holders import Holder, unheld
 from nbguard.memory.core.references.partners import KeptTarget
 from nbguard.render.result import Result
@@ -210,6 +210,8 @@ class Plan(Result):
     request: Request  # that it meets
     actions: tuple[Action, ...] = ()  # steps in the order of their run
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
+    gone: frozenset[int] = field(default=frozenset(), metadata={"json": False})  # numbers of the roots that the steps remove
+    cut: frozenset[Edge] = field(default=frozenset(), metadata={"json": False})  # references that the steps remove
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
     at_least: bool = False  # the removed objects lead to something that the scan left out: `promised` is a lower bound
     at_most: int | None = None  # bytes that may come back then, by the allocator's count; None if unknown

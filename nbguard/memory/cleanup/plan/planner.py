@@ -166,6 +166,8 @@ def _settled(
         skipped=tuple(builder.skipped),
         pools=pools_in_use(facts, settled.alive),
         doubtful=doubtful_pools(facts, settled.alive),
+        gone=frozenset(builder.gone),
+        cut=frozenset(builder.cut),
     )
     return plan, builder, settled.alive
 

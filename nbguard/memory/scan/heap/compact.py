@@ -9,7 +9,7 @@ import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from typing import Any
 
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, ModulePart, Node, OwnEnd, Root, StorageFact
@@ -90,6 +90,11 @@ def _context_labels(node: Any) -> dict[int, str]:
     return labels
 
 
+def _writers_of_parts(cls: type) -> dict[str, Writer]:
+    """Return the writers of the parts of a torch module of this class."""
+    return {name: Writer.of_parts(name, cls) for name in TRANSPARENT}
+
+
 def _slots_of(cls: type) -> list[tuple[str, Any]]:
     spaces = map(namespace_of, mro_of(cls))
     return [(name, slot) for space in spaces for name, slot in space.items() if type(slot) is types.MemberDescriptorType]
@@ -109,6 +114,7 @@ class Labels:
         self._autograd = autograd
         self._slots = TypeTable(_slots_of)
         self._hiding = TypeTable(hiding_names)
+        self._of_parts = TypeTable(_writers_of_parts)
 
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
@@ -129,11 +135,11 @@ class Labels:
         if cls is list or cls is tuple or cls is deque:
             return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj))) if id(item) in wanted}
         if dict in mro_of(cls):
-            return self._attribute_labels(obj) | _dict_labels(obj, self._writers.get(id(obj)), wanted)
+            return self._attribute_labels(obj, wanted) | _dict_labels(obj, self._writers.get(id(obj)), wanted)
         if cls is types.FunctionType:
             self._closures[id(obj.__closure__)] = obj.__code__.co_freevars
             labels = _function_labels(obj)
-            return labels if wanted <= labels.keys() else self._attribute_labels(obj) | labels
+            return labels if wanted <= labels.keys() else self._attribute_labels(obj, wanted) | labels
         if kind == "frame":
             return _frame_labels(obj)
         if kind == "class":
@@ -143,13 +149,13 @@ class Labels:
             return _context_labels(obj)
         if kind in ("graph", "cell", "array", "part of an array") or cls is types.TracebackType:
             return {}
-        known = self._slot_labels(obj) | self._attribute_labels(obj)
+        known = self._slot_labels(obj) | self._attribute_labels(obj, wanted)
         if kind == "tensor" and self._autograd is not None:
             known |= self._autograd.labels(obj)
         return known
 
-    def _attribute_labels(self, obj: Any) -> dict[int, str]:
-        """Return how an object's attributes are written, and note how the dicts that hold them write theirs."""
+    def _attribute_labels(self, obj: Any, wanted: set[int]) -> dict[int, str]:
+        """Return how an object's `wanted` attributes are written, and note how the dicts that hold them write theirs."""
         attributes = attributes_of(obj)
         if attributes is None:
             return {}
@@ -158,8 +164,9 @@ class Labels:
         self._writers[id(attributes)] = writer
         for name in TRANSPARENT:
             if name in attributes:
-                self._writers[id(attributes[name])] = Writer.of_parts(name, cls)
-        known = {id(value): writer.label(name) for name, value in list(attributes.items()) if type(name) is str}
+                self._writers[id(attributes[name])] = self._of_parts.of(cls)[name]
+        items = list(attributes.items())
+        known = {id(value): writer.label(name) for name, value in items if id(value) in wanted and type(name) is str}
         return known | {id(attributes): ""}
 
     def _slot_labels(self, obj: Any) -> dict[int, str]:
@@ -225,7 +232,8 @@ attribute makes Python build the attribute dict of its owner, which must not hap
 
 def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callable[[StorageFact], int]) -> Graph:
     """Return the walk as a graph. `nbytes` says what the allocator set aside for a storage."""
-    relevant = sorted(walk.leading_to(n for n in range(len(walk.objects)) if _is_goal(walk, n)))
+    kept = compress(range(len(walk.objects)), map(KEPT_KINDS.__contains__, walk.kind))
+    relevant = sorted(walk.leading_to({*kept, *walk.holds, *(() if walk.rest is None else (walk.rest,))}))
     new = {old: number for number, old in enumerate(relevant)}
     for old in relevant:
         if walk.kind[old] == "frame" and (view := walk.number.get(attached_locals(walk.objects[old]) or 0)) is not None:

@@ -191,22 +191,24 @@ class Kinds:
         return self.known.of(cls)
 
     def tracked(self, wanted: Container[str], generation: int | None = None) -> list[Any]:
-        """Return the objects of these kinds that the garbage collector tracks, by passes in C over all that it does.
+        """Return the objects of these kinds that the garbage collector tracks, by one pass in C over all that it does.
 
-        With `generation`, those of one of its generations alone; 0 is the youngest.
+        The list of all is let go piece by piece, while each is in the processor's cache. With `generation`, only objects of
+        one of the collector's generations count; 0 is the youngest.
         """
         objects = gc.get_objects(generation)
         if native.compiled is not None:
-            selected: list[Any] = native.compiled.select(objects, lambda cls: self.known.of(cls) in wanted)
-            return selected
-        found: list[Any] = []
-        for at in range(0, len(objects), _PIECE):
-            piece = objects[at : at + _PIECE]
+            taken: list[Any] = native.compiled.take(objects, lambda cls: self.known.of(cls) in wanted)
+            return taken
+        found: list[list[Any]] = []
+        while objects:
+            piece = objects[-_PIECE:]
+            del objects[-_PIECE:]
             types = list(map(type, piece))
             looked_for = {key for key in self.known.note(types) if self.known[key] in wanted}
             if looked_for:
-                found += compress(piece, map(looked_for.__contains__, map(id, types)))
-        return found
+                found.append(list(compress(piece, map(looked_for.__contains__, map(id, types)))))
+        return list(chain.from_iterable(reversed(found)))
 
 
 def _kind_of(bases: dict[int, str], cls: type) -> str:
@@ -232,9 +234,9 @@ _BY_KEY = ("ModuleDict", "ParameterDict")
 
 def attributes_of(obj: Any) -> dict[str, Any] | None:
     """Return an instance's attribute dict, or None. Reads the slot itself, so no property or `__getattr__` runs."""
-    for cls in mro_of(type(obj)):
-        slot = namespace_of(cls).get("__dict__")
-        if type(slot) in _SLOTS:
+    for cls in _mro(type(obj)):
+        slot = _namespace(cls).get("__dict__")
+        if slot is not None and type(slot) in _SLOTS:
             attributes = slot.__get__(obj)
             return attributes if type(attributes) is dict else None
     return None

@@ -55,8 +55,7 @@ def error_holders(shell: Any) -> Iterator[Any]:
     Where marimo runs the cells, the errors of all that failed.
     """
     yield from (sys.__dict__[name] for name in _SYS_NAMES if sys.__dict__.get(name) is not None)
-    spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
-    yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
+    yield from _kept_by_debugger(shell)
     if shell is None:
         yield from errors_of_cells()
         return
@@ -68,6 +67,13 @@ def error_holders(shell: Any) -> Iterator[Any]:
         value = None if result is None else result.__dict__.get(name)
         if value is not None:
             yield value
+
+
+def _kept_by_debugger(shell: Any) -> Iterator[Any]:
+    if sys.version_info < (3, 12):
+        return
+    spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
+    yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
 
 
 def error_roots(shell: Any) -> list[LiveRoot]:
