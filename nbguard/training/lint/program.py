@@ -207,14 +207,11 @@ class ParsedProgram:
     def _assigned(self) -> dict[str, list[ast.expr]]:
         found: dict[str, list[ast.expr]] = {}
         for node in self.nodes:
-            match node:
-                case ast.Assign(targets=targets, value=value):
-                    pairs = [(target, value) for target in targets]
-                case ast.AnnAssign(target=target, value=ast.expr() as value):
-                    pairs = [(target, value)]
-                case _:
-                    continue
-            for target, value in pairs:
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                continue
+            value = node.value
+            targets: list[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
                 if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
                     for each, part in zip(target.elts, value.elts, strict=True):
                         found.setdefault(ast.unparse(each), []).append(part)
@@ -260,7 +257,7 @@ class ParsedProgram:
         return isinstance(context, ast.Call) and bool(_HARMLESS_CONTEXTS.search(self.name(context.func)))
 
     def _called(self, call: ast.Call) -> str:
-        return getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+        return str(getattr(call.func, "attr", "") or getattr(call.func, "id", ""))
 
     def callers(self, function: Function) -> list[ast.Call]:
         """Return the calls of a function by its name."""

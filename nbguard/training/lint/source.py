@@ -8,7 +8,7 @@ import json
 import re
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,8 @@ def _repaired_notebook(data: bytes, lines: dict[LinePlace, str]) -> bytes | None
             return None
         cell = content["cells"][place.cell - 1]
         of_cell = "".join(cell["source"]).split("\n")
+        if len(of_cell) != len(_lines("\n".join(of_cell))):  # a carriage return within a line
+            return None
         of_cell[place.line - 1] = text + ("\r" if of_cell[place.line - 1].endswith("\r") else "")
         whole, is_list = "\n".join(of_cell), isinstance(cell["source"], list)
         if is_list and "".join(cell["source"]).splitlines(keepends=True) != cell["source"]:
@@ -216,7 +218,7 @@ def _repaired_notebook(data: bytes, lines: dict[LinePlace, str]) -> bytes | None
     return write(content)
 
 
-def _writer_of(content: Any, data: bytes) -> Any:
+def _writer_of(content: Any, data: bytes) -> Callable[[Any], bytes] | None:
     """Return a function that writes JSON as the file is written, or None where none gives the same bytes."""
     for indent in (1, 2, 4, None, 0, "\t"):
         for ascii_only in (False, True):

@@ -155,9 +155,7 @@ def method_not_called(program: ParsedProgram) -> Iterator[Hit]:
 
     It does nothing then. The same is true of `torch.cuda.empty_cache` and `gc.collect`.
     """
-    last = {}
-    for node in program.tree.body:
-        last[program.source.cell_of(node)] = node
+    last = {program.source.cell_of(node): node for node in program.tree.body}
     for node in program.nodes:
         match node:
             case ast.Expr(value=ast.Attribute(value=owner, attr=method) as named):

@@ -202,7 +202,7 @@ def made_on_cpu_and_moved(program: ParsedProgram) -> Iterator[Hit]:
             case ast.Call(func=ast.Attribute(value=ast.Call() as made, attr="to"), args=[where], keywords=[]) if _is_device(
                 where
             ):
-                device = ast.unparse(where) if not isinstance(where, ast.Constant) else f'"{where.value}"'
+                device = ast.unparse(where).replace("'", '"')
             case _:
                 continue
         given = {word.arg for word in made.keywords}
