@@ -19,7 +19,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 
 from nbguard.errors import in_one_line, line_of
 from nbguard.frontend.gpu_leaks.births import TEST, TensorBirths
-from nbguard.frontend.gpu_leaks.marks import Allowance, allowance_of, size_of
+from nbguard.frontend.gpu_leaks.marks import MemoryAllowance, allowance_of, size_of
 from nbguard.frontend.gpu_leaks.peaks import CpuPeak, CudaPeak, peak_of
 from nbguard.frontend.gpu_leaks.results import HeldMemory, MemoryOfTest
 from nbguard.frontend.gpu_leaks.summary import DEVICE, JUDGED, MEMORY, PROBLEM, LeakSummary
@@ -177,7 +177,7 @@ class LeakWatch:
             report.outcome = "failed"
             report.longrepr = _shown(item, memory)
 
-    def _memory_of(self, item: pytest.Item, allowance: Allowance) -> MemoryOfTest:
+    def _memory_of(self, item: pytest.Item, allowance: MemoryAllowance) -> MemoryOfTest:
         least = max(self._minimum, allowance.keeps or 0)
         owners = {TEST: "", **self._ended}
         left = {owner: nbytes for owner in owners if (nbytes := self._births.left(owner))}
