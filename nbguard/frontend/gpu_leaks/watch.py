@@ -66,7 +66,8 @@ class LeakWatch:
 
     def pytest_runtestloop(self) -> None:
         """Begin after the import of the tests. Their globals may stay."""
-        self._births.start()
+        self._try(self._find_device)  # before old storages are read: those of another kind of device are left out
+        self._try(self._births.start)
 
     def pytest_unconfigure(self) -> None:
         """End."""
