@@ -12,7 +12,7 @@ _NAMES = ("peak", "keeps")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class MemoryAllowance:
     """The bytes that `@pytest.mark.gpu_memory(...)` allows a test. A limit that it does not give is None."""
 
     peak: int | None = None  # most that its tensors may take at a time
@@ -29,12 +29,12 @@ def size_of(size: object, where: str) -> int:
     raise pytest.UsageError(f"{where}: {type(size).__name__} is not a size; write it as '2GiB'")
 
 
-def allowance_of(item: pytest.Item) -> Allowance:
+def allowance_of(item: pytest.Item) -> MemoryAllowance:
     """Return the allowance of the nearest mark of a test. Raises pytest.UsageError if the mark cannot be used."""
     mark = item.get_closest_marker("gpu_memory")
     if mark is None:
-        return Allowance()
+        return MemoryAllowance()
     where = f"{item.nodeid}: gpu_memory"
     if mark.args or not mark.kwargs or not mark.kwargs.keys() <= {*_NAMES}:
         raise pytest.UsageError(f"{where} takes peak= and keeps=, such as gpu_memory(peak='2GiB')")
-    return Allowance(**{name: size_of(size, f"{where}({name}=)") for name, size in mark.kwargs.items()})
+    return MemoryAllowance(**{name: size_of(size, f"{where}({name}=)") for name, size in mark.kwargs.items()})

@@ -17,7 +17,7 @@ _ORDER: tuple[RootKind, ...] = ("name", "module", "library", "cache", "frame", "
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LeakVerdict:
     """The leaks among storages that are left, and those that a living fixture holds, by the fixture's label."""
 
     leaks: tuple[HeldMemory, ...]
@@ -31,7 +31,7 @@ def judge(
     files: Mapping[str, str],
     lines: Mapping[StorageKey, str],
     fixture: str = "",
-) -> Verdict:
+) -> LeakVerdict:
     """Return the verdict on storages that a test left, or a fixture after its end.
 
     Args:
@@ -54,7 +54,7 @@ def judge(
             groups.setdefault(min(labels, key=lambda label: _rank(roots[label])), set()).add(key)
     leaks = [_leak(analysis, roots[label], keys, left, files, lines, fixture) for label, keys in groups.items()]
     leaks.sort(key=lambda leak: (-leak.nbytes, leak.holder))
-    return Verdict(tuple(leaks), {label: frozenset(keys) for label, keys in excused.items()})
+    return LeakVerdict(tuple(leaks), {label: frozenset(keys) for label, keys in excused.items()})
 
 
 def _rank(root: Root) -> tuple[int, int, str]:

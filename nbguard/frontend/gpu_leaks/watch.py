@@ -19,7 +19,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 
 from nbguard.errors import in_one_line, line_of
 from nbguard.frontend.gpu_leaks.births import TEST, TensorBirths
-from nbguard.frontend.gpu_leaks.marks import Allowance, allowance_of, size_of
+from nbguard.frontend.gpu_leaks.marks import MemoryAllowance, allowance_of, size_of
 from nbguard.frontend.gpu_leaks.peaks import CpuPeak, CudaPeak, peak_of
 from nbguard.frontend.gpu_leaks.results import HeldMemory, MemoryOfTest
 from nbguard.frontend.gpu_leaks.summary import DEVICE, JUDGED, MEMORY, PROBLEM, LeakSummary
@@ -66,7 +66,8 @@ class LeakWatch:
 
     def pytest_runtestloop(self) -> None:
         """Begin after the import of the tests. Their globals may stay."""
-        self._births.start()
+        self._try(self._find_device)  # before old storages are read: those of another kind of device are left out
+        self._try(self._births.start)
 
     def pytest_unconfigure(self) -> None:
         """End."""
@@ -177,7 +178,7 @@ class LeakWatch:
             report.outcome = "failed"
             report.longrepr = _shown(item, memory)
 
-    def _memory_of(self, item: pytest.Item, allowance: Allowance) -> MemoryOfTest:
+    def _memory_of(self, item: pytest.Item, allowance: MemoryAllowance) -> MemoryOfTest:
         least = max(self._minimum, allowance.keeps or 0)
         owners = {TEST: "", **self._ended}
         left = {owner: nbytes for owner in owners if (nbytes := self._births.left(owner))}
