@@ -129,6 +129,7 @@ bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in
 	@$(call say,benchmarks)
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/census.py
 	@PYTHONPATH=build/peers $(VENV)/bin/python tests/benchmarks/ownership.py
+	@$(VENV)/bin/python tests/benchmarks/growth.py
 	@$(VENV)/bin/python tests/benchmarks/predict.py
 	@$(VENV)/bin/python tests/benchmarks/long_graphs.py
 	@$(VENV)/bin/python tests/benchmarks/startup.py
