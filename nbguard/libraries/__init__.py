@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Literal
+
+from nbguard.lazy_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

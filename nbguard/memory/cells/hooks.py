@@ -12,10 +12,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbguard.errors import line_of
+from nbguard.lazy_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from nbguard.memory.core.facts import Reading

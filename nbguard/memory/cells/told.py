@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.reports.notices.causes import diagnose_again
 from nbguard.memory.reports.notices.notice import Departure, Notice, StorageKey, is_part_of, known_again

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.texts import Text
 
 _RESET = "%reset_gpu"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
 from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation

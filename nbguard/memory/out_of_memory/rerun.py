@@ -6,10 +6,11 @@ The bytes that a cell takes are bounded, never guessed (docs/adr/0015).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup

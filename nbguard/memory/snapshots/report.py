@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, parts_of

@@ -6,9 +6,10 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.ranks.analysis.launch_errors import launch_of
 
 _printed: object = None

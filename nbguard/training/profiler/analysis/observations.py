@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, TypeVar
 
 from nbguard.errors import DamagedDataError, ProfileFileError
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import in_own_words, setting
 from nbguard.memory.core.advice import SAVE_FIT
 from nbguard.memory.core.facts import Unavailable

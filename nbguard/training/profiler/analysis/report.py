@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
 from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart, StoragePace

@@ -6,11 +6,12 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Any
 
 from nbguard.errors import NbguardError, in_one_line
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import STOP_ON_NAN, repair_nan
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.parked import has_compiled, hooks_of

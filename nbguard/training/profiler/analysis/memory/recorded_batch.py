@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import Category, FitFinding, MemoryReport, PhasePeak, StackPeak
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import MiB, format_bytes

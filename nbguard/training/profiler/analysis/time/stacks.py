@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from nbguard.lazy_dataclasses import dataclass
 
 # --- Qualified names of functions, as the user would call them.
 
