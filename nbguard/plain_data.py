@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
 from nbguard.errors import DamagedDataError
-from nbguard.lazy_dataclasses import dataclass
 
 COLUMNS, ROWS = "columns", "rows"
 """The keys of a table: a tuple of dataclasses as the names of the fields once, and a row for each."""
@@ -24,7 +23,7 @@ _LARGEST = 2**63
 """No number of ours reaches it; times of a clock are nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Within:
     """The bounds of a number, in its annotation: `Annotated[int, Within(0, 10)]`."""
 

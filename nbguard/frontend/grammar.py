@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.spelling import did_you_mean, none_of, unknown_arguments
 
 Add = Callable[[argparse.ArgumentParser], None]

@@ -10,11 +10,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
-
-from nbguard.lazy_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

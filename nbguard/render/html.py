@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.markup import Html, join, style_sheet, tag, with_code
 from nbguard.render.words import NAME, SENTENCE, clean
 from nbguard.texts import Host, Text, form

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.markup import Html, tag
 from nbguard.render.words import clean
 from nbguard.units import KiB, format_bytes, signed

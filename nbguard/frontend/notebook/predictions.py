@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.oom_facts import OomFact

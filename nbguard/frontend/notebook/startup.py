@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.files import read_file, write_file
-from nbguard.lazy_dataclasses import dataclass
 
 FILE = "50-nbguard.py"
 _MARK = "# Written by `nbguard enable`; `nbguard disable` removes it."

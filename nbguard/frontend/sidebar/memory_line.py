@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import merge
 from itertools import chain
 
 from nbguard.frontend.sidebar.protocol.state import DeviceLine, DevicePeak, FitTick, LineHistory, LinePoint, TimeMark
 from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import TickReading
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.reports.report import Report

@@ -12,11 +12,10 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbguard.errors import line_of
-from nbguard.lazy_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from nbguard.memory.core.facts import Reading

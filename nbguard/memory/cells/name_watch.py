@@ -14,11 +14,10 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nbguard.cell_names import cell_names
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cells.hooks import CellCounters, CellFact
 from nbguard.memory.core.facts import Reading, StorageFact
 from nbguard.memory.reports.cell_ledger import (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Reading
 from nbguard.memory.reports.notices.causes import HeldStorages, held_storages
 from nbguard.memory.reports.notices.notice import Notice

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.reports.notices.causes import diagnose_again
 from nbguard.memory.reports.notices.notice import Departure, Notice, StorageKey, is_part_of, known_again

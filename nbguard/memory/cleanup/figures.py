@@ -9,11 +9,10 @@ come back with the name, and are the name's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.optional_steps import held_by_errors, kept_errors
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import freed_by_targets, plan_cleanup

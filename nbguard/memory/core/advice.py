@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.texts import Text
 
 _RESET = "%reset_gpu"

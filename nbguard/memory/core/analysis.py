@@ -7,12 +7,11 @@ out-of-memory error, the sidebar. So no two of them can give two answers to one 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, Graph, PoolId, ProcessFact
 from nbguard.memory.core.oom_facts import device_that_ran_out
 from nbguard.memory.core.processes import pids_text

@@ -6,10 +6,9 @@ All sizes are bytes. A reading that could not be made is None, with an `Unavaila
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.core.processes import Identity, WorkersFact
 from nbguard.units import MiB

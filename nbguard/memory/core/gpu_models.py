@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import ProcessFact
 from nbguard.memory.core.processes import DiagnosedProcess
 from nbguard.render.result import Result

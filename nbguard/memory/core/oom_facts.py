@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from nbguard.lazy_dataclasses import dataclass
 
 OomKind = Literal["device", "library", "host", "worker", "shm"]
 """Who had no memory to give: PyTorch's allocator of a device; the driver, asked by a library of CUDA's; the host; the host,

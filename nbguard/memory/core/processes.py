@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import launchers
 from nbguard.render.result import Result
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
 from nbguard.memory.core.segments.fragmentation import Fragmentation, fragmentation

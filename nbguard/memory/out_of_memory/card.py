@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of, parts_of_device
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice, airbag

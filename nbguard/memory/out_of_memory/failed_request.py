@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import Advice, predict_savings, survive_around, survive_in_learner
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId

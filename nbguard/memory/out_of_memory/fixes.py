@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.plan import Plan
 from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, make_room, release_stale, unpark
 from nbguard.memory.core.analysis import DevicePart, Part, other_processes, processes_words

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from nbguard.errors import TargetError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import plan_parking
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup

@@ -6,11 +6,10 @@ The bytes that a cell takes are bounded, never guessed (docs/adr/0015).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import default_plan
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup

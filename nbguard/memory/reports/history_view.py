@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.reports.cell_ledger import CellRecord, DeviceChange, History, shares_text
 from nbguard.memory.reports.switches import Switches

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import HolderSource
 from nbguard.memory.core.segments.pinning import Pinner
 from nbguard.memory.reports.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.cheapest import Release, cheapest_release
 from nbguard.memory.cleanup.plan.parking import block_holders_of, pins_of
 from nbguard.memory.core import advice

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of, parts_of_device
 from nbguard.memory.core.analysis import NOT_OURS, Analysis, DeviceAnalysis, Part, other_processes, others_line
 from nbguard.memory.core.facts import PinnedFacts, ProcessFact, Unavailable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.result import Result
 
 

@@ -6,9 +6,9 @@ The kernels are the same in the same order, only slower on that memory, so the r
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 from nbguard.errors import NbguardError, NoTorchError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.room.device import MovingDevice, RoomDevice, SetAside, device_now
 from nbguard.units import MiB, format_bytes

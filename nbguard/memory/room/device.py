@@ -7,9 +7,9 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.apply.loaders import empty_cache
 from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory, wait_for_device
 from nbguard.memory.core.facts import Segment

@@ -15,10 +15,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import NbguardError, NoTorchError, ParkedError, in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.apply.apply import alone
 from nbguard.memory.cleanup.apply.guards import ARRIVALS, Moves, stand_aside, stand_in
 from nbguard.memory.cleanup.apply.parking import park, unpark

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from nbguard.errors import in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.apply.parking import park_left
 from nbguard.memory.cleanup.apply.released_names import Interrupts
 from nbguard.memory.core.facts import Segment

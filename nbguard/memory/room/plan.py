@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from nbguard.errors import SettingsError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import block_holders_of
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model import state
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.blocks import SimulatedDriver

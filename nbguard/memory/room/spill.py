@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.references.holders import holdings

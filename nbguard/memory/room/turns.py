@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from nbguard.errors import TargetError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import plan_parking
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Facts, Graph, Target

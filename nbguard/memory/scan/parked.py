@@ -7,11 +7,10 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import ParkedFact
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of
 from nbguard.memory.scan.heap.walk import WeakTracker

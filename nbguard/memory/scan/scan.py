@@ -7,13 +7,12 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import libraries
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact

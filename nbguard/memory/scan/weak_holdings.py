@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import StorageFact
 from nbguard.memory.scan.devices.cuda import tracked_device
 from nbguard.memory.scan.heap.kinds import Kinds

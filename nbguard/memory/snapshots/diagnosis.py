@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from nbguard.errors import SnapshotError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.replay.view import WhatIfData, whatif_data
 from nbguard.memory.allocator.replay.whatif import WhatIf, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot

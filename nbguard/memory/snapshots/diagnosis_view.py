@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.replay.view import WhatIfData, note_blocks, trial_blocks, whatif_blocks, whatif_data
 from nbguard.memory.allocator.replay.whatif import WhatIf, recommendation, recorded_requests, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot

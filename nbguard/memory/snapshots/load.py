@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from nbguard.errors import SnapshotError
 from nbguard.files import read_file
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.snapshot.read import LARGEST_SIDECAR, load_snapshot, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.memory.core.facts import AllocatorStats, Block, DeviceFacts, Segment

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis, parts_of

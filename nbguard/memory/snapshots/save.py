@@ -8,12 +8,12 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.files import write_files
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
 from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop

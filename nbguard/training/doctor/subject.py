@@ -6,10 +6,10 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import diagnose
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
 from nbguard.memory.scan.learners import is_learner

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.prediction.fits.fit import FitSource
 from nbguard.training.prediction.prediction import Prediction
 from nbguard.units import format_bytes

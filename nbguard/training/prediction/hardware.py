@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.gpu_models import GpuModel, gpu_model, gpu_model_in, gpu_size
 from nbguard.units import format_bytes
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.replay.rollback import InitialState
 from nbguard.memory.allocator.replay.start import StartCorrections, set_up

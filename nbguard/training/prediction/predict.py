@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.memory.core.advice import PREDICT_CELL
 from nbguard.memory.scan.devices.cuda import allocator_settings

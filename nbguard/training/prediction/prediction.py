@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal, TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.gpu_models import gpu_model
 from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result

@@ -9,9 +9,9 @@ plain range from the ratio of bandwidths to that of multiplications held 52 % of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import PROFILE_FIT
 from nbguard.memory.core.gpu_models import gpu_model, gpu_model_in
 from nbguard.texts import Text

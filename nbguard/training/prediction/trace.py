@@ -7,11 +7,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.errors import UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.core.advice import ON_A_GPU

@@ -6,10 +6,9 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.ranks.analysis.launch_errors import launch_of
 
 _printed: object = None

@@ -9,10 +9,10 @@ import random
 import sys
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import RunRecordError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import RECORD_RUN
 from nbguard.memory.scan.devices.generators import LibraryGenerators, is_in_use
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of

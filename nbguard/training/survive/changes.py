@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.survive.state import clock, wait
 from nbguard.units import counted, format_bytes
 

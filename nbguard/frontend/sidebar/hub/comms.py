@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from itertools import count
@@ -20,7 +21,6 @@ from typing import Any, Protocol
 
 from comm.base_comm import BaseComm
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.plain_data import fields_of, to_plain
 
 # --- Leases of the views that are open, where each renews its own every few seconds, and is forgotten if it does not.

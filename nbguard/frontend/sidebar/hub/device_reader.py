@@ -9,10 +9,9 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact, TickReading
 from nbguard.memory.scan.devices.counters import Counters, counted_devices
 from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, is_opened, nested_stats, tracked_device

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from nbguard.frontend.sidebar.protocol import state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, NoTorchError, OldHeapError
@@ -39,7 +39,6 @@ from nbguard.frontend.sidebar.protocol.plan_views import (
 )
 from nbguard.frontend.sidebar.protocol.rows import Rows
 from nbguard.frontend.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.apply.apply import apply, bring_back, uncover
 from nbguard.memory.cleanup.apply.loaders import empty_cache, note_left_pools
 from nbguard.memory.cleanup.plan.parking import plan_parking

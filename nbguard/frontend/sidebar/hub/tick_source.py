@@ -10,7 +10,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from nbguard.frontend.sidebar.hub.device_reader import DeviceReader
 from nbguard.frontend.sidebar.memory_line import AllocatorPeak, MemoryLine
 from nbguard.frontend.sidebar.protocol.state import FitTick, JobStatus, LineHistory, Tick
 from nbguard.frontend.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points, truncate_utf8
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import TickReading
 from nbguard.memory.core.oom_facts import OomFact
 from nbguard.memory.scan.devices.counters import Counters

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from nbguard.frontend.sidebar.protocol.state import ActionName, KeptPath, MorePaths, WhyView
 from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.references.explain import Why
 from nbguard.plain_data import to_plain
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nbguard.frontend.sidebar.protocol.state import Ability, Experiment, RowPart
 from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.figures import holdings_on
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of
 from nbguard.memory.core.advice import HARD

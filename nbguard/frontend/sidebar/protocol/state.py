@@ -8,9 +8,9 @@ from these types by `docs/make_protocol.py`, comments included.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.analysis import DevicePart as DevicePart
 from nbguard.memory.core.analysis import Part
 

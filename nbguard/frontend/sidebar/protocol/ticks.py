@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +19,6 @@ from nbguard.frontend.sidebar.protocol.state import (
     Tick,
     TimeMark,
 )
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.analysis import NOT_OURS, DevicePart, Part, bound_of, by_identity, other_processes, parts_of
 from nbguard.memory.core.facts import Counted, DeviceFacts, ProcessFact, TickReading
 from nbguard.memory.core.processes import Identity

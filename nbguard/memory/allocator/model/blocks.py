@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.settings import PoolId
 
 # --- The calls that the model makes to the device's driver, and a simulated driver that only counts bytes.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nbguard.errors import SettingsError
-from nbguard.lazy_dataclasses import dataclass
 
 # --- The constants and formulas of PyTorch's caching allocator, from rounding to the order of free blocks.
 #

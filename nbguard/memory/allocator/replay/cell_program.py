@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_right
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.blocks import Addresses, SimulatedDriver
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, AllocatorSettings, PoolId, segment_size

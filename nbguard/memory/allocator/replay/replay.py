@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.errors import SettingsError, SnapshotError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.blocks import Addresses, Driver, SimulatedDriver
 from nbguard.memory.allocator.model.settings import AllocatorSettings, TieBreak, parse_version, range_size, tie_break

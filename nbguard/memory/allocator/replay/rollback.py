@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from nbguard.errors import SnapshotError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, LARGE_SEGMENT, SMALL_MAX, SMALL_SEGMENT, PoolId
 from nbguard.memory.allocator.snapshot.snapshot import Event, SnapshotSegment, Trace
 

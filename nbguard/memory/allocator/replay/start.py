@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from nbguard.errors import SnapshotError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.allocator import CachingAllocator
 from nbguard.memory.allocator.model.blocks import COUNTER_SHIFT, FREE, LIVE, PENDING, UNMAPPED, FreeSet, ModelBlock, Range
 from nbguard.memory.allocator.model.settings import SMALL_MAX, SMALL_SEGMENT, range_size, round_size

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.blocks import Addresses
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, AllocatorSettings, parse_version, round_size, tie_break
 from nbguard.memory.allocator.replay.cell_program import Refusal, Run, WhatIfOutcome, program, usable_bytes

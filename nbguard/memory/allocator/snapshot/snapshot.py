@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import Annotated, Any, NoReturn, TypeAlias, overload
 
 from nbguard.errors import SnapshotError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
 from nbguard.plain_data import Within
 

@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.apply.loaders import FreedBytes, note_left_pools
 from nbguard.memory.cleanup.apply.parking import unpark
 from nbguard.memory.cleanup.apply.released_names import Interrupts, tell_released

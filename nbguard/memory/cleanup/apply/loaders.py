@@ -6,11 +6,11 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NoReturn
 
 from nbguard.errors import NbguardError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import PoolId

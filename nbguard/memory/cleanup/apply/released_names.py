@@ -7,10 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-from nbguard.lazy_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from nbguard.memory.cleanup.plan.plan import Action, Plan

@@ -13,10 +13,9 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.apply.loaders import FreedBytes, clear_workspaces, empty_cache, end_workers, return_pinned_memory
 from nbguard.memory.cleanup.apply.parking import park
 from nbguard.memory.cleanup.apply.released_names import Interrupts

@@ -7,9 +7,8 @@ the last to the first, and a step frees the storages that undoing it reaches aga
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Set
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import harmless_leftovers
 from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core.facts import Facts, Graph, LearnerFact, Root

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.parking import block_holders_of, default_plan
 from nbguard.memory.cleanup.plan.plan import Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup

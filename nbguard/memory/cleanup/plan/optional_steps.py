@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.builder import PlanBuilder
 from nbguard.memory.cleanup.plan.plan import Action, ActionKind
 from nbguard.memory.core import advice

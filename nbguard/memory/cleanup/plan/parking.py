@@ -6,10 +6,10 @@ Nothing is freed for good and no name changes: a parked tensor is the same Pytho
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from nbguard.errors import TargetError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.figures import holdings_on
 from nbguard.memory.cleanup.plan.plan import Action, Plan, Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup

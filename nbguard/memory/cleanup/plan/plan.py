@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import NONE, Advice
 from nbguard.memory.core.analysis import NOT_OURS, Analysis, DeviceAnalysis, DevicePart, parts_of

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
 from operator import or_
 from types import MappingProxyType
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import HARD, NONE, RECORD_ON, Advice, release_errors
 from nbguard.memory.core.facts import Facts, Graph, HolderSource, Root
 from nbguard.memory.core.references.graph import (

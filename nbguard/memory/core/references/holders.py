@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
 from operator import and_
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import NONE, Advice, zero_gradients
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Facts, Graph, HolderSource, Root, Segment
 from nbguard.memory.core.references.graph import (

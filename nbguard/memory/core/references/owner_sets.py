@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import attributes_of_kind
 from nbguard.memory.core.advice import NONE, Advice, empty_parts, is_python, release_names
 from nbguard.memory.core.facts import Graph, Root

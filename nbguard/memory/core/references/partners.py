@@ -7,12 +7,11 @@ second name may let go of the target; a model that has it as a part, a function 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import NONE, Advice, is_python, release_names
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Graph, NodeKind, Root, Target
 from nbguard.memory.core.references.graph import GRAPH, Edge, leading_to, nbytes_of, path_text, reach, storages_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Block, PoolId, Segment
 
 EXPANDABLE_PAGE = {"small": 2 * 1024**2, "large": 20 * 1024**2}

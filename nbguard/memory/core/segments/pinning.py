@@ -6,8 +6,8 @@ PyTorch gives back whole segments, of an expandable one whole pages. So one tens
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Block, DeviceFacts, Facts, Graph, HolderSource, PoolId, Segment
 from nbguard.memory.core.references.graph import path_text, shortest_paths
 from nbguard.memory.core.references.holders import CHANGED, Holder, Holding, after_cleanup, unheld_blocks

@@ -8,9 +8,8 @@ model on copied states whether it is right (docs/adr/0009).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import NONE, Advice, release_names, release_stale
 from nbguard.memory.core.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId, Segment
 from nbguard.memory.core.finding import Finding, least_shown

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.cleanup.plan.promises import freed_by, joined, needed, promised, with_release
 from nbguard.memory.core.advice import ONLY_WITH_KERNEL, Advice, copy_of_view, release_names
 from nbguard.memory.core.analysis import Analysis

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.facts import RootKind
 from nbguard.render.result import Result

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.oom_facts import HostFacts
 
 # --- The versions of CUDA's libraries that PyTorch was built with and has loaded, read without initialising a device.

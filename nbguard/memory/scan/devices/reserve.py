@@ -8,10 +8,9 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import AirbagFact, PoolId, Segment
 from nbguard.memory.scan.devices.accelerators import read_segments

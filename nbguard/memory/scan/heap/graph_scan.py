@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graphs import Graphs, sequence_of
 from nbguard.memory.scan.heap.kinds import Kinds, mro_of

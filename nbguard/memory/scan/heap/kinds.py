@@ -13,12 +13,12 @@ import math
 import sys
 import types
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, compress
 from operator import is_not
 from typing import Any, Final, Generic, TypeVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import class_kinds
 from nbguard.memory.scan.heap import native
 

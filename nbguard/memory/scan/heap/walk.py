@@ -12,11 +12,10 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import KEPT_KINDS, StorageFact, UnreadFact
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan import progress

@@ -11,10 +11,9 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import DeviceFacts, Segment
 from nbguard.memory.core.oom_facts import OomKind, OomNote
 from nbguard.memory.core.segments.fragmentation import fragmentation, stranded_pages

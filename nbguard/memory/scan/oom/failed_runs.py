@@ -7,10 +7,9 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.oom_facts import AllocatorCounts, EarlierFailure, OomNote
 from nbguard.memory.scan.devices.cuda import nested_stats
 from nbguard.memory.scan.heap.kinds import Types, mro_of, namespace_of

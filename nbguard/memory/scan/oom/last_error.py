@@ -7,11 +7,10 @@ import linecache
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import training_functions
 from nbguard.memory.core.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
 from nbguard.memory.scan.devices.host import host_facts

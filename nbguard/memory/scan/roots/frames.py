@@ -7,9 +7,9 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import experiments
 from nbguard.memory.core.facts import CacheKind, Registry, RootKind
 

@@ -6,9 +6,9 @@ import gc
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import DEBUGGER
 from nbguard.memory.scan.heap.kinds import module_namespaces, mro_of, name_of, namespace_of
 from nbguard.memory.scan.oom.chain import is_exception, parts_of, slot

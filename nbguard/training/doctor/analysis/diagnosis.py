@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from nbguard.errors import SettingsError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_version
 from nbguard.memory.core.oom_facts import HostFacts
 from nbguard.render.html import Block, FactLines, Listing, Point, Points, Table, TableRow, Title

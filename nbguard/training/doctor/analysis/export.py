@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import ExportRepair, module_repair, output_repair
 from nbguard.memory.core.advice import repair_export
 from nbguard.texts import joined

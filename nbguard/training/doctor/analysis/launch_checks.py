@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import ip_address
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import SELF_TEST
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, EnvironmentFacts, checked, not_checked
 from nbguard.training.ranks.analysis.flight_dump import PortOwner

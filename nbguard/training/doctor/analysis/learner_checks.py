@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import NAME_ONE
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, EnvironmentFacts, checked, not_checked
 from nbguard.units import HALF_ROUNDS_TO_ZERO, counted, format_bytes

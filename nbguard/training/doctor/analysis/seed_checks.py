@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import make_deterministic
 from nbguard.texts import before_start
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked

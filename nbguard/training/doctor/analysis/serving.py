@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.texts import Text

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import comb
 from statistics import median
 from typing import ClassVar, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import make_deterministic, undo_deterministic
 from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nbguard.errors import UndiagnosableError, in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import diagnose
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.heap.kinds import mro_of

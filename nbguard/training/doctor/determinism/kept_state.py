@@ -11,10 +11,10 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import attributes_of, mro_of, name_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.doctor.determinism.digests import flat_bytes

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.doctor.analysis.step_trace import Mode, OperationFact

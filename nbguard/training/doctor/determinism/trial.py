@@ -6,14 +6,13 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from nbguard.errors import UndiagnosableError, in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.generators import LibraryGenerators
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.doctor.analysis.step_trace import (

@@ -12,11 +12,10 @@ import inspect
 import linecache
 import types
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-
-from nbguard.lazy_dataclasses import dataclass
 
 _AS_BOOLEAN = ("bool", "float")
 """Functions that read a value from a tensor, which a condition of `torch.where` must not do."""

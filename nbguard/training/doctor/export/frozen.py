@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.doctor.analysis.export import ExportAttempt, ExportFailure, FrozenValue
 from nbguard.training.doctor.analysis.serving import TOLERANCE
 from nbguard.training.doctor.determinism.batch import TrialBatch

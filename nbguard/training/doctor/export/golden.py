@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 
 from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.files import read_file, unreadable, write_file
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.doctor.analysis.serving import GoldenFacts
 from nbguard.training.doctor.determinism.batch import TrialBatch

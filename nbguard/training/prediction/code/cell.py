@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from nbguard.cell_names import names_of
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.learners import is_learner
 from nbguard.memory.scan.targets import lookup
 from nbguard.training.prediction.fits.copies import first_batch

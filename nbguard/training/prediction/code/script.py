@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -22,7 +22,6 @@ import torch
 
 from nbguard.errors import NbguardError, ReachedError, UndiagnosableError, UnpredictableError, in_one_line
 from nbguard.files import unreadable
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import experiments, learner_packages
 from nbguard.training.prediction.code.cell import FEW, GOES_ON, REACHED, CellFit, Loops, MarkedLoop, as_function
 from nbguard.training.prediction.fits.copies import first_batch

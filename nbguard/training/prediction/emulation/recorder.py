@@ -9,13 +9,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
 import torch
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import calling_modules
 from nbguard.memory.simulation.device import SimulatedDevice
 from nbguard.training.prediction.hardware import Gpu

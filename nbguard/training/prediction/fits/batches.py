@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbguard.errors import UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 
 FULL = 3
 """Full training batches of a trace: the optimizer's state is there from the first on, later ones repeat the second."""

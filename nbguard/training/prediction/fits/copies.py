@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from nbguard.errors import UnpredictableError, in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.training.prediction.trace import no_leftovers
 

@@ -8,14 +8,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.memory.scan.parked import hooks_of
 from nbguard.training.prediction.fits.copies import copied, copied_beside_model, host_copy

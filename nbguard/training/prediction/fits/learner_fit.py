@@ -5,14 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.prediction.fits.batches import FULL, MOST, BatchShapes, enough, sizes, trained_sizes
 from nbguard.training.prediction.fits.copies import (
     CopiedCode,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes, trained_sizes
 from nbguard.training.prediction.fits.copies import (
     CopiedCode,

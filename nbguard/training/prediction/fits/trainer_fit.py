@@ -7,14 +7,13 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError, in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.training.prediction.fits.batches import FULL, BatchShapes, sizes, trained_sizes
 from nbguard.training.prediction.fits.copies import device_of, in_order_of_moving, state_of, tensors_of_models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn, optim
 
 from nbguard.errors import UnpredictableError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.training.prediction.fits.functions import names_used
 from nbguard.training.prediction.fits.learner_fit import PRECISIONS, LearnerSource, StepSource

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import mul
 from random import Random
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import (
     Comparison,
     EpochRow,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.ranks.analysis.facts import CollectiveCall
 from nbguard.units import counted, format_bytes, format_time

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import in_own_words
 from nbguard.memory.core.advice import STOP_ON_NAN, in_float32, repair_nan
 from nbguard.render.html import Block, Line, Title

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from nbguard.errors import DamagedDataError, ProfileFileError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import in_own_words, setting
 from nbguard.memory.core.advice import SAVE_FIT
 from nbguard.memory.core.facts import Unavailable

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import repair_nan
 
 # --- The layer that made a NaN in float16 or bfloat16, and its result in float32 on the same batch.

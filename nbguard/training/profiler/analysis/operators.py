@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from nbguard.lazy_dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ROWS = 10
 

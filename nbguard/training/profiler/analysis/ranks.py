@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import dividing_libraries
 from nbguard.memory.core.advice import CHECK_RANKS
 from nbguard.plain_data import from_plain

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.result import Result
 from nbguard.training.profiler.analysis.loader.slowest import FileReading, LoaderPart, StoragePace

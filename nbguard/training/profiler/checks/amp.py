@@ -7,12 +7,11 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import STOP_ON_NAN
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of

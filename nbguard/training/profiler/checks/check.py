@@ -6,9 +6,9 @@ A check is one file. Its class watches, with effects; `diagnose` is pure, as is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.record.recorder import Recorder

@@ -6,11 +6,11 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import attribute_of, name_of
 from nbguard.memory.scan.parked import has_compiled, name_in_model
 from nbguard.texts import STOP_OPTION

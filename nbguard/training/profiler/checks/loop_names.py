@@ -7,10 +7,10 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graph_scan import tensors_of
 from nbguard.training.profiler.analysis.report import FitFinding

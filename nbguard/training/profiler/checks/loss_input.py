@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import HALF_ROUNDS_TO_ZERO, MiB, counted, format_bytes

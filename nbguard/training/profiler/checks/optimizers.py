@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time import phase_log

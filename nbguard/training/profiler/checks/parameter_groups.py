@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.optimizer_facts import NEGLIGIBLE, SMALL, RateFacts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graph_scan import GraphScan, look_at, tensors_of
 from nbguard.training.profiler.analysis.report import FitFinding

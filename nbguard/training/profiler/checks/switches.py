@@ -7,10 +7,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import STOP_ON_NAN
 from nbguard.memory.scan.heap.kinds import attribute_of, mro_of, name_of
 from nbguard.training.profiler.analysis.report import FitFinding, Setting

@@ -6,12 +6,12 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graph_scan import GraphScan, look_at, tensors_of
 from nbguard.memory.scan.heap.kinds import name_of

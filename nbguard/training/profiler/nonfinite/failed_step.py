@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbguard.errors import StoppedAtNaN
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.learners import cancel_of_learners
 from nbguard.training.profiler.analysis.nonfinite import NotFinite, Origin, evidence_of, what_of
 from nbguard.training.profiler.analysis.operations import FailedOperation

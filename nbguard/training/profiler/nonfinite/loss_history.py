@@ -6,12 +6,11 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from nbguard.errors import NbguardError, in_one_line
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import STOP_ON_NAN, repair_nan
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.parked import has_compiled, hooks_of

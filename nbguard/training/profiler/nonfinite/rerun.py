@@ -6,9 +6,9 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.memory.scan.heap.kinds import TRANSPARENT, attributes_of, mro_of, name_of
 from nbguard.training.profiler.record.log import ArgumentsGoneError, strong

@@ -9,11 +9,11 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from types import CodeType, FrameType, FunctionType
 from typing import Any, get_args
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.memory.scan.weak_references import weak_reference
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Unavailable
 from nbguard.render.html import Bar, Block, FactLines, Listing, Picture, Slice, Table, TableRow, key
 from nbguard.render.markup import Html, join

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.ranks.analysis.diagnosis import FaultKind, RankFault
 from nbguard.training.ranks.analysis.facts import (
     CollectiveCall,

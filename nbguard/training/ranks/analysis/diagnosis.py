@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.html import Block, Line, Point, Points, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts, RankState, call_words, place_words, ranks_words

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from nbguard.errors import DamagedDataError, RankFactsError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.plain_data import Within, from_plain, to_plain
 from nbguard.render.words import clean, numbered
 from nbguard.units import format_time

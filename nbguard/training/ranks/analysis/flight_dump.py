@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import PurePath
 from typing import Any
 
 from nbguard.errors import RankFactsError, SnapshotError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import calling_modules
 from nbguard.memory.allocator.snapshot.unpickle import unpickle
 from nbguard.render.words import clean, line_words

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbguard.errors import RankFactsError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.render.words import clean

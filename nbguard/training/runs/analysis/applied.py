@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import distributions
 from nbguard.memory.core.advice import apply_record, make_deterministic
 from nbguard.render.html import Block, Line, Table, TableRow, Title

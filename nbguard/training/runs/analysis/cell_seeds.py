@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nbguard.cell_names import CellNames, cell_names
-from nbguard.lazy_dataclasses import dataclass
 
 # --- The cells that a name comes from, found backwards from the cell that bound it, by the names that each of them reads.
 

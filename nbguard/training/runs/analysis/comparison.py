@@ -5,11 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import ClassVar, Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import distributions
 from nbguard.render.html import Block, Line, Listing, Table, TableRow, Title
 from nbguard.render.result import Result

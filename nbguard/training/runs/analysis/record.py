@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from nbguard.errors import DamagedDataError, RunRecordError
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import SAVE_RECORD
 from nbguard.plain_data import Within, from_plain

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.render.words import line_words
 from nbguard.training.profiler.analysis.loader.slowest import LoaderFacts, SlowStep, slowest, storage_wait, training_loader
 from nbguard.training.profiler.analysis.report import FitFinding, Timing

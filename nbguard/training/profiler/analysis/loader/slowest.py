@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import loader_files
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.stacks import COMPREHENSIONS, GENERAL, called_name, short_name

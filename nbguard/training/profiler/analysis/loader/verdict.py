@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
 from nbguard.training.profiler.analysis.loader.slowest import (
     LoaderFacts,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.advice import LOG_OFF
 from nbguard.memory.core.facts import DeviceFacts, Reading
 from nbguard.memory.core.segments.fragmentation import fragmentation

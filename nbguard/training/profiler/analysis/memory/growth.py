@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import median
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import in_own_words
 from nbguard.memory.core import advice
 from nbguard.training.profiler.analysis.memory.holders import JOINED, Grown

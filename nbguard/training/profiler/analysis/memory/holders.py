@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.core.facts import Graph, Root
 from nbguard.memory.core.references.graph import GRAPH, STALE_KINDS, shortest_paths
 from nbguard.units import KiB

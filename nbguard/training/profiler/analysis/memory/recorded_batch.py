@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import Category, FitFinding, MemoryReport, PhasePeak, StackPeak
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.units import MiB, format_bytes

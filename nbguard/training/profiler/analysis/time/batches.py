@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import takewhile
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import FitFinding, Timing
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, PhaseLog

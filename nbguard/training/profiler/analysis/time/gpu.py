@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.operators import OperatorSpan
 from nbguard.training.profiler.analysis.report import MemoryPoint
 from nbguard.training.profiler.analysis.time import phase_log

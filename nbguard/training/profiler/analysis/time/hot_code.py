@@ -9,11 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Literal
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.libraries import LibraryWork, hook_files, library_work, loop_packages
 from nbguard.training.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phase_log

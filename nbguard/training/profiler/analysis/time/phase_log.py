@@ -9,12 +9,11 @@ import sys
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 from nbguard.errors import DamagedDataError
-from nbguard.lazy_dataclasses import dataclass
 
 # --- The phases of a fit, in the words of the report.
 

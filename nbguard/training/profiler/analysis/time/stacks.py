@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
-
-from nbguard.lazy_dataclasses import dataclass
+from dataclasses import dataclass
 
 # --- Qualified names of functions, as the user would call them.
 

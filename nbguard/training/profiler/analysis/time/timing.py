@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.training.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import Batch, Batches, passes

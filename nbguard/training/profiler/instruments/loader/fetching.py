@@ -11,13 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from statistics import median_low
 from time import perf_counter_ns
 from typing import Any
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.heap.kinds import mro_of
 from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.loader.slowest import (

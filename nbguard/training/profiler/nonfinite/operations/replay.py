@@ -7,14 +7,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.training.profiler.checks.amp import autocast_dtypes

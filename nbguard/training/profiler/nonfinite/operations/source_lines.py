@@ -7,14 +7,13 @@ import linecache
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from nbguard.lazy_dataclasses import dataclass
 from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import attributes_of, mro_of
 from nbguard.memory.scan.libraries import library_paths
