@@ -44,3 +44,16 @@ def test_public_names_are_there() -> None:
 
     assert all(getattr(nbguard, name) is not None for name in nbguard.__all__)
     assert set(nbguard.__all__) <= set(dir(nbguard))
+
+
+def test_a_profile_is_imported_while_its_clock_runs() -> None:
+    loaded = _modules_after(
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'nbguard')\n"
+        "from nbguard.frontend.notebook.session import Session\n"
+        "Session.profile = lambda *_, **__: None  # the clock begins there\n"
+        "shell.run_line_magic('profile_fit', '')"
+    )
+
+    assert {name for name in loaded if name.startswith("nbguard.training.profiler.")} == {"nbguard.training.profiler.options"}

@@ -15,7 +15,7 @@ from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
 from nbguard.training.profiler.analysis.report import FitReport
 from nbguard.training.profiler.checks import CHECKS
-from nbguard.training.profiler.files import FitOptions
+from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.profile import FitProfile
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.recorder import Event, Recorder

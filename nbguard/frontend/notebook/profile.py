@@ -12,7 +12,7 @@ from nbguard.errors import NbguardError, ReachedError
 from nbguard.memory.cells.hooks import CellEnd
 from nbguard.texts import running_shell
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.files import FitOptions
+from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.profile import FitProfile
 from nbguard.training.ranks.rank import current_rank
 

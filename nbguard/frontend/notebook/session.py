@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.notices.notice import Notice
     from nbguard.training.doctor.deterministic import DeterministicSwitch
     from nbguard.training.profiler.analysis.report import FitReport
-    from nbguard.training.profiler.files import FitOptions
+    from nbguard.training.profiler.options import FitOptions
 
 _HOME = "_nbguard_live"
 _KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "shell_stream")

@@ -23,10 +23,11 @@ from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryR
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.gpu import trace_events
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, joined
-from nbguard.training.profiler.files import FitOptions, check_path, write_json, write_text
+from nbguard.training.profiler.files import check_path, write_json, write_text
 from nbguard.training.profiler.instruments.instruments import Instruments
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.growth import kept_graphs, operations_so_far
+from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.sinks import open_sink
 

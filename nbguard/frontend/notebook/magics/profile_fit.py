@@ -135,7 +135,7 @@ class ProfileFitMagics(Magics):
                 return
             shell.run_cell(f"%profile_fit {line}\n{cell}").raise_error()
             return
-        from nbguard.training.profiler.files import FitOptions
+        from nbguard.training.profiler.options import FitOptions
 
         _refuse_code(line)
         options = GRAMMAR.parse(line)

@@ -20,13 +20,13 @@ from nbguard.training.profiler.analysis.time.phase_log import LogPosition, Phase
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.check import Instrument
 from nbguard.training.profiler.distributed.ranks import RankWatch
-from nbguard.training.profiler.files import FitOptions
 from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
 from nbguard.training.profiler.instruments.operators import GpuWatch, OperatorWatch
 from nbguard.training.profiler.instruments.stack_sampler import OverheadWatch, StackSampler
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
+from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
 from nbguard.training.profiler.record.log import Patches
 from nbguard.training.profiler.record.recorder import Recorder
