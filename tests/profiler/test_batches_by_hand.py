@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.analysis.time.batches import divide
-from nbguard.training.profiler.record.log import LookSchedule
 from nbguard.training.profiler.record.recorder import Event, Recorder
+from nbguard.training.profiler.record.sampling import SampleSchedule
 from tests.profiler.loops import BATCH, drawn, model, torch_loader, train
 from tests.profiler.recording import recording
 from tests.profiler.test_look_schedule import looked_at
@@ -48,7 +48,7 @@ def test_few_batches_are_looked_at_and_each_as_a_whole() -> None:
     with recording(heard):
         train(1, loader=drawn(MANY))
 
-    chosen = looked_at(LookSchedule(), 1, MANY)
+    chosen = looked_at(SampleSchedule(), 1, MANY)
     assert heard.batches == [number for number in range(2, MANY + 1) if number in chosen or number - 1 in chosen]
     assert heard.at["forward"] == [number - 1 for number in chosen]
     assert heard.at["loss"] == heard.at["backward"] == heard.at["step"] == heard.at["zero_grad"] == chosen
@@ -75,7 +75,7 @@ def test_a_loop_without_a_model_is_looked_at_as_rarely() -> None:
     with recording(heard):
         fit()
 
-    assert heard.at["backward"] == looked_at(LookSchedule(), 1, MANY)
+    assert heard.at["backward"] == looked_at(SampleSchedule(), 1, MANY)
 
 
 def test_losses_that_are_added_up_for_a_step_are_of_one_batch() -> None:

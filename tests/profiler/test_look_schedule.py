@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nbguard.training.profiler.record.log import LookSchedule
+from nbguard.training.profiler.record.sampling import SampleSchedule
 
 
-def looked_at(schedule: LookSchedule, first: int, last: int) -> list[int]:
+def looked_at(schedule: SampleSchedule, first: int, last: int) -> list[int]:
     """Return the batches that are looked at, as a recorder asks for them."""
     found, number = [], first
     while number <= last:
@@ -18,7 +18,7 @@ def looked_at(schedule: LookSchedule, first: int, last: int) -> list[int]:
 
 
 def test_batches_are_looked_at_more_and_more_rarely() -> None:
-    assert looked_at(LookSchedule(), 1, 700) == [
+    assert looked_at(SampleSchedule(), 1, 700) == [
         *range(1, 33),  # the first ones all, then each 13th
         *(39, 52, 65, 78, 91, 104, 117),
         *(148, 185, 222),  # each 37th
@@ -30,7 +30,7 @@ def test_batches_are_looked_at_more_and_more_rarely() -> None:
 
 
 def test_batches_that_are_asked_for_are_looked_at_and_another_fit_begins_anew() -> None:
-    schedule = LookSchedule()
+    schedule = SampleSchedule()
     assert looked_at(schedule, 1, 40) == [*range(1, 33), 39]
 
     schedule.look_up_to(43)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.memory.cleanup.apply.apply import attach, detach
+from nbguard.memory.cleanup.apply.oom_observer import attach, detach
 from nbguard.memory.cleanup.apply.tracebacks import Placeholder
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.oom.chain import ran_out

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nbguard.memory.cleanup.apply.loaders import empty_cache
+from nbguard.memory.cleanup.apply.kept_by_torch import empty_cache
 from nbguard.memory.cleanup.apply.parking import refuse_without_host_memory, wait_for_device
 from nbguard.memory.core.facts import Segment
 from nbguard.memory.room.host_reserve import HostReserve, refuse_reserve

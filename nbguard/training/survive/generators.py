@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import pickle
 import random
-import struct
 import sys
-from functools import cache
 from typing import Any
 
 
@@ -15,7 +13,7 @@ class HostGenerators:
     """The states of Python's `random` and of numpy's generator at one moment; of the latter only where numpy is imported."""
 
     def __init__(self) -> None:
-        self._random = _random_state()
+        self._random = random.getstate()
         self._numpy = _numpy_state()
 
     def restore(self) -> bool:
@@ -52,32 +50,8 @@ class Generators:
 
 _BYTES = 625 * 4
 """Bytes of a Mersenne twister: its words, and its place in them."""
-_known_random: tuple[bytes, Any, Any] = (b"", None, None)
-"""The bytes of Python's generator and its spare normal number when its state was last asked for, and this state.
-
-To ask for it makes a number of each of its 625 words, and few trainings draw any in each batch.
-"""
 _known: tuple[bytes, Any] = (b"", None)
 """The bytes of numpy's generator when its state was last asked for, which takes 50 µs, and this state."""
-
-
-def _random_state() -> Any:
-    global _known_random
-    generator: Any = random._inst
-    raw, spare = ctypes.string_at(_address(), _BYTES) if _address() else b"", generator.gauss_next
-    if not raw or (raw, spare) != _known_random[:2]:
-        _known_random = raw, spare, random.getstate()
-    return _known_random[2]
-
-
-@cache
-def _address() -> int:
-    """Return the address of the words of Python's generator; 0 where they do not lie as in CPython."""
-    generator: Any = random._inst
-    if type(generator) is not random.Random or random.Random.__basicsize__ < object.__basicsize__ + _BYTES:
-        return 0
-    address, (*words, place) = id(generator) + object.__basicsize__, random.getstate()[1]
-    return address if ctypes.string_at(address, _BYTES) == struct.pack("i624I", place, *words) else 0
 
 
 def _numpy_state() -> Any:

@@ -39,7 +39,7 @@ class OomWatch:
     def before(self) -> None:
         """See that the moment of a failure will be noted, and note the state at the cell's start."""
         if "torch" in sys.modules:
-            from nbguard.memory.cleanup.apply.apply import attach
+            from nbguard.memory.cleanup.apply.oom_observer import attach
             from nbguard.memory.scan.oom.failed_runs import note_start
 
             attach()
@@ -78,8 +78,8 @@ class OomWatch:
     @staticmethod
     def end() -> None:
         """Switch the observer off."""
-        if "nbguard.memory.cleanup.apply.apply" in sys.modules:
-            from nbguard.memory.cleanup.apply.apply import detach
+        if "nbguard.memory.cleanup.apply.oom_observer" in sys.modules:
+            from nbguard.memory.cleanup.apply.oom_observer import detach
             from nbguard.memory.scan.oom.failed_runs import forget_runs, forget_start
 
             detach()

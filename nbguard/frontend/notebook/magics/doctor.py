@@ -145,7 +145,7 @@ def _nan_repaired(shell: Any, options: argparse.Namespace, learn: Any, batch: An
         NbguardError: no NaN was met, or it cannot be tried; the message says why and what to do.
     """
     from nbguard.training.doctor.subject import subject_of
-    from nbguard.training.profiler.nonfinite.loss_history import finite_copy, last_model, nan_repair
+    from nbguard.training.profiler.nonfinite.nan_repair import finite_copy, last_model, nan_repair
 
     subject = None if learn is None else subject_of(learn)
     model = last_model() if subject is None else subject.model
@@ -171,7 +171,7 @@ def _on_batch(subject: Any, options: argparse.Namespace) -> NanRepair:
     from nbguard.training.doctor.determinism.batch import trial_batch
     from nbguard.training.doctor.determinism.step import autocast_of
     from nbguard.training.doctor.fit_device import on_fit_device
-    from nbguard.training.profiler.nonfinite.loss_history import origin_on, repair_of
+    from nbguard.training.profiler.nonfinite.nan_repair import origin_on, repair_of
 
     with on_fit_device(subject), autocast_of(subject)():
         batch = trial_batch(subject)

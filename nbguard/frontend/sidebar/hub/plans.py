@@ -40,7 +40,7 @@ from nbguard.frontend.sidebar.protocol.plan_views import (
 from nbguard.frontend.sidebar.protocol.rows import Rows
 from nbguard.frontend.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
 from nbguard.memory.cleanup.apply.apply import apply, bring_back, uncover
-from nbguard.memory.cleanup.apply.loaders import empty_cache, note_left_pools
+from nbguard.memory.cleanup.apply.kept_by_torch import empty_cache, note_left_pools
 from nbguard.memory.cleanup.plan.parking import plan_parking
 from nbguard.memory.cleanup.plan.plan import Plan
 from nbguard.memory.cleanup.plan.planner import plan_cleanup

@@ -1,90 +1,22 @@
-"""Ends DataLoader workers as torch itself does, and gives back memory that torch and its libraries keep."""
+"""Ends DataLoader workers as torch itself does."""
 
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from nbguard.errors import NbguardError
+from nbguard.memory.cleanup.apply.kept_by_torch import FreedBytes
 from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core import advice
-from nbguard.memory.core.facts import PoolId
 from nbguard.memory.core.processes import Process, pids_text
-from nbguard.memory.core.segments.requests import with_free_segments
-from nbguard.memory.scan.devices.cuda import segments_by_device
-from nbguard.memory.scan.devices.kept_memory import pinned_facts
 from nbguard.memory.scan.devices.processes import is_alive, is_listed, private_bytes, shared_bytes
 from nbguard.memory.scan.heap.kinds import attributes_of
 from nbguard.memory.scan.heap.walk import WeakTracker
-from nbguard.memory.scan.private_pools import remember_left_pools
 from nbguard.memory.scan.workers import worker_processes
 from nbguard.texts import form, here
-
-# --- Gives back memory that torch and its libraries keep: the allocator's cache, workspaces, pinned host memory.
-
-
-@dataclass
-class FreedBytes:
-    """Bytes that steps of a cleanup gave back beside the storages that its plan counts, added up step by step."""
-
-    device: int = 0  # workspaces of libraries, by the allocator's counter
-    host: int = 0  # memory of ended workers and unused pinned memory
-
-
-def empty_cache() -> None:
-    """Give the allocator's free segments back to the device, on whichever accelerator is in use."""
-    torch: Any = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    elif getattr(torch, "accelerator", None) is not None and torch.accelerator.is_available():
-        module: Any = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
-        if hasattr(module, "empty_cache"):
-            module.empty_cache()
-
-
-def note_left_pools(unkept: Collection[PoolId]) -> None:
-    """Remember which of the private pools `unkept` have free segments though the cache has just been emptied.
-
-    Nothing known keeps these pools, and they give nothing back: a capture that failed left them in use for good.
-    """
-    segments = chain.from_iterable(segments_by_device().values()) if unkept else ()
-    remember_left_pools(with_free_segments(segments, unkept))
-
-
-def clear_workspaces(freed: FreedBytes) -> None:
-    """Clear the workspaces that torch keeps for cuBLAS, which makes them again; their bytes are added to `freed`."""
-    torch: Any = sys.modules["torch"]
-    if not hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
-        raise NbguardError("this torch has no way to clear them")
-    before = _allocated(torch)
-    torch._C._cuda_clearCublasWorkspaces()
-    freed.device += before - _allocated(torch)
-
-
-def _allocated(torch: Any) -> int:
-    return sum(int(torch.cuda.memory_allocated(index)) for index in range(torch.cuda.device_count()))
-
-
-def return_pinned_memory(freed: FreedBytes) -> None:
-    """Give the pinned host memory that nothing uses back to the system; their bytes are added to `freed`."""
-    torch: Any = sys.modules["torch"]
-    before = pinned_facts()
-    if before is None:
-        return
-    if hasattr(torch._C, "_host_emptyCache"):
-        torch._C._host_emptyCache()
-    elif hasattr(torch._C, "_accelerator_emptyHostCache"):
-        torch._C._accelerator_emptyHostCache()
-    else:
-        raise NbguardError("this torch has no way to give it back (torch 2.5 has one)")
-    after = pinned_facts()
-    freed.host += before.reserved - (0 if after is None else after.reserved)
-
 
 _PATIENCE = 3.0
 """Seconds that a process gets to end after each stronger word."""

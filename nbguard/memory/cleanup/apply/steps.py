@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.cleanup.apply.interrupts import Interrupts
-from nbguard.memory.cleanup.apply.loaders import FreedBytes, clear_workspaces, empty_cache, end_workers, return_pinned_memory
+from nbguard.memory.cleanup.apply.kept_by_torch import FreedBytes, clear_workspaces, empty_cache, return_pinned_memory
+from nbguard.memory.cleanup.apply.loaders import end_workers
 from nbguard.memory.cleanup.apply.parking import park
 from nbguard.memory.cleanup.apply.tracebacks import Placeholders, release_objects, release_variables
 from nbguard.memory.cleanup.plan.orphans import diagnose

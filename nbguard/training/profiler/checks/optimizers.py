@@ -17,7 +17,7 @@ from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.check import FitFigures
 from nbguard.training.profiler.checks.optimizer_facts import OptimizerFacts, OptimizersFacts, UnusedGradients
 from nbguard.training.profiler.checks.parameter_groups import Group, Rates, Values, fusible, groups_of, is_looped, torchs
-from nbguard.training.profiler.record.log import Patches
+from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
 _STEPS_OF_MODEL = 2

@@ -10,7 +10,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.graph_scan import GraphScan, look_at, tensors_of
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.checks.check import FitFigures
-from nbguard.training.profiler.record.log import CallLines
+from nbguard.training.profiler.record.call_lines import CallLines
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import format_bytes
 

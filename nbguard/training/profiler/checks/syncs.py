@@ -18,8 +18,9 @@ from nbguard.memory.scan.libraries import library_paths
 from nbguard.training.profiler.analysis.report import FitFinding
 from nbguard.training.profiler.analysis.time.stacks import COMPREHENSIONS
 from nbguard.training.profiler.checks.check import FitFigures
+from nbguard.training.profiler.record.call_lines import CallsOnLines
 from nbguard.training.profiler.record.fit_bounds import Bodies, Body
-from nbguard.training.profiler.record.log import CallsOnLines, Patches
+from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.units import format_time
 

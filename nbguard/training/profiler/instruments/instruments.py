@@ -1,169 +1,36 @@
-"""All instruments that a profile puts around a fit, the fit's subject, and the record of its parts."""
+"""All instruments that a profile puts around a fit."""
 
 from __future__ import annotations
 
-import types
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from nbguard.memory.core.facts import Unavailable
 from nbguard.memory.scan.devices.host import usable_cores
-from nbguard.memory.scan.heap.kinds import attribute_of, mro_of
 from nbguard.training.profiler import checks as fit_checks
 from nbguard.training.profiler.analysis.nonfinite import FiniteFacts
-from nbguard.training.profiler.analysis.observations import LEARNERS, FitObservations, OwnTime, SubjectFacts
+from nbguard.training.profiler.analysis.observations import FitObservations, OwnTime, SubjectFacts
 from nbguard.training.profiler.analysis.report import Ending
 from nbguard.training.profiler.analysis.time.gpu import GpuObservations
 from nbguard.training.profiler.analysis.time.phase_log import LogPosition, PhaseLog
 from nbguard.training.profiler.analysis.time.stacks import StackSamples
 from nbguard.training.profiler.checks.check import Instrument
 from nbguard.training.profiler.distributed.ranks import RankWatch
+from nbguard.training.profiler.instruments.gpu import GpuWatch
 from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.timeline import MemoryWatch
-from nbguard.training.profiler.instruments.operators import GpuWatch, OperatorWatch
+from nbguard.training.profiler.instruments.operators import OperatorWatch
+from nbguard.training.profiler.instruments.run_watch import RunWatch
 from nbguard.training.profiler.instruments.stack_sampler import OverheadWatch, StackSampler
+from nbguard.training.profiler.instruments.subject import Subject
 from nbguard.training.profiler.nonfinite.nonfinite import FiniteWatch
 from nbguard.training.profiler.options import FitOptions
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
-from nbguard.training.profiler.record.log import Patches
+from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
-from nbguard.training.runs.analysis.record import RunRecord
-
-# --- The subject of a fit, with the names of its models, and whether its beginning was missed.
-
-
-_MOST = 3  # names of models that are shown
-
-
-class Subject:
-    """Notes the names of models; keeps none of them. One that is first called after the last loss has no part in the fit."""
-
-    watches = "names of models"
-
-    def __init__(self, begun: Any = None) -> None:
-        """`begun`: the iterator of the first batch, where that has been recorded already."""
-        self._begun = None if begun is None else weakref.ref(begun)
-        self._names: dict[str, int] = {}  # losses before each was first called
-        self._kind = "PyTorch loop"
-        self._is_compiled = False  # one of the models at least
-        self._began = self._ended = 0  # losses of the recording before the fit, and at its end
-        self._missed = 0  # batches that loops had given before the profile began
-
-    def start(self, recorder: Recorder) -> None:
-        """Listen for models that are called and Learners that are fitted."""
-        self._recorder = recorder
-        self._began = self._ended = recorder.losses
-        recorder.subscribe("model", self._model)
-        recorder.subscribe("learner", self._learner)
-        recorder.subscribe("loader", self._loader)
-
-    def stop(self) -> None:
-        """Note the losses that there were; nothing was patched."""
-        self._ended = self._recorder.losses
-
-    def _learner(self, learner: Any) -> None:
-        self._kind = LEARNERS
-        arch = attribute_of(learner, "arch")
-        if type(arch) is types.FunctionType:
-            self._note(arch.__name__)
-
-    def _loader(self, iterator: Any) -> None:
-        if self._begun is not None and self._begun() is iterator:
-            return
-        count = attribute_of(iterator, "_num_yielded")
-        self._missed += count if type(count) is int else 0
-
-    def _model(self, module: Any, _: Any) -> None:
-        compiled = (attribute_of(module, "_modules") or {}).get("_orig_mod")  # by torch.compile, which puts a module around it
-        self._is_compiled |= compiled is not None or attribute_of(module, "_compiled_call_impl") is not None
-        self._note(type(module if compiled is None else compiled).__name__)
-
-    def _note(self, name: str) -> None:
-        if len(self._names) < _MOST:
-            self._names.setdefault(name, self._recorder.losses)
-
-    def observe(self) -> SubjectFacts:
-        """Return the names of the models, and how many batches were missed."""
-        trains = self._ended > self._began
-        names = tuple(name for name, losses in self._names.items() if losses < self._ended or not trains)
-        return SubjectFacts(self._kind, names, self._missed, self._is_compiled)
-
-
-# --- The record of a run's parts, collected when its fit begins, before anything is drawn or changed by it.
-
-
-class RunWatch:
-    """Collects one record, where it is asked for, at the beginning of a fit.
-
-    Of a loop that is no Learner's when a model is first called; the optimizer's settings follow when that first steps.
-    """
-
-    watches = "the record of the run"
-
-    def __init__(self, loader_of: Callable[[Any], Any], *, is_wanted: bool, has_code: bool) -> None:
-        """`loader_of`: returns the loader of an iterator, None where it is not known. `has_code`: the record has cells."""
-        self._is_wanted = is_wanted
-        self._has_code = has_code
-        self._loader_of = loader_of
-        self._iterator: weakref.ref[Any] | None = None
-        self._record: RunRecord | None = None
-        self._has_optimizer = False
-
-    def start(self, recorder: Recorder) -> None:
-        """Wait for the fit."""
-        if self._is_wanted:
-            recorder.subscribe("loader", self._loader)
-            recorder.subscribe("learner", self._learner)
-            recorder.subscribe("model", self._model)
-            recorder.subscribe("step", self._step)
-
-    def stop(self) -> None:
-        """Leave everything: nothing was patched."""
-
-    def _learner(self, learner: Any) -> None:
-        if self._record is None:
-            from nbguard.training.runs.run_record import collect
-            from nbguard.training.runs.settings import ingredients_of
-
-            self._record, self._has_optimizer = collect(ingredients_of(learner), is_fit=True, has_code=self._has_code), True
-
-    def _loader(self, iterator: Any) -> None:
-        if self._iterator is None:
-            self._iterator = weakref.ref(iterator)
-
-    def _model(self, module: Any, _: Any) -> None:
-        import torch
-
-        if self._record is None and torch.nn.Module in mro_of(type(module)):
-            from nbguard.training.runs.run_record import collect
-            from nbguard.training.runs.settings import Ingredients
-
-            iterator = None if self._iterator is None else self._iterator()
-            loader = None if iterator is None else self._loader_of(iterator)
-            loaders = () if loader is None else (loader,)
-            self._record = collect(Ingredients(model=module, loaders=loaders), is_fit=True, has_code=self._has_code)
-
-    def _step(self, optimizer: Any) -> None:
-        """Add the settings of the optimizer, which nobody knew before its first step."""
-        if self._has_optimizer or self._record is None:
-            return
-        from nbguard.training.runs.collector import FactCollector
-        from nbguard.training.runs.settings import collect_optimizer
-
-        self._has_optimizer = True
-        more, record = FactCollector(), self._record
-        collect_optimizer(more, optimizer)
-        left = [each for each in record.missing if (each.topic, each.name) != ("hyper-parameters", "groups")]
-        self._record = replace(record, facts=(*record.facts, *more.facts), missing=(*left, *more.missing))
-
-    def observe(self) -> RunRecord | None:
-        """Return the record; None where none was asked for, or no fit began."""
-        return self._record
-
 
 _T = TypeVar("_T")
 _PER_FIT = ("nbguard.training.profiler.instruments.", "nbguard.training.profiler.checks.")

@@ -27,9 +27,10 @@ from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 from nbguard.memory.scan.parked import hooks_of
 from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples, known_call
-from nbguard.training.profiler.nonfinite.loss_history import DeviceLosses, LossHistory
+from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
+from nbguard.training.profiler.nonfinite.loss_history import LossHistory
+from nbguard.training.profiler.record.call_lines import NAME
 from nbguard.training.profiler.record.learner_loop import LearnerLoop
-from nbguard.training.profiler.record.log import NAME
 from nbguard.training.profiler.record.recorder import Event, Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 

@@ -22,10 +22,11 @@ from nbguard.training.profiler.analysis.nonfinite import (
 from nbguard.training.profiler.checks.async_scalars import AsyncScalars
 from nbguard.training.profiler.checks.parameter_groups import groups_of
 from nbguard.training.profiler.instruments.memory.growth import operations_so_far
-from nbguard.training.profiler.nonfinite import loss_history as nan_repair
+from nbguard.training.profiler.nonfinite import nan_repair
+from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
 from nbguard.training.profiler.nonfinite.failed_step import FailedStep, arguments_of, models_of, stopped_by
 from nbguard.training.profiler.nonfinite.float32_layers import loss_of_learner, losses_left
-from nbguard.training.profiler.nonfinite.loss_history import DeviceLosses, LossHistory, largest_parameter, peak_of
+from nbguard.training.profiler.nonfinite.loss_history import LossHistory, largest_parameter, peak_of
 from nbguard.training.profiler.nonfinite.operations.operation_search import OperationSearch
 from nbguard.training.profiler.nonfinite.operations.source_lines import StepValues
 from nbguard.training.profiler.nonfinite.origin import origin_of_gradient, origin_of_loss

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.memory.scan.heap.kinds import TRANSPARENT, attributes_of, mro_of, name_of
-from nbguard.training.profiler.record.log import ArgumentsGoneError, strong
+from nbguard.training.profiler.record.model_calls import ArgumentsGoneError, strong
 
 # --- Numbers that modules count in their attributes, since at a rerun a layer does the same only if it finds them as they
 # were.

@@ -13,8 +13,9 @@ from typing import Any
 from nbguard.memory.scan.heap.kinds import attribute_of, name_of
 from nbguard.memory.scan.roots.frames import frame_locals, frame_of
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.profiler.record.log import Patches, Rehearsal, Rehearsed
+from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import STEPPED, Recorder
+from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 
 # --- fastai's callbacks, timed by name, with their methods for events marked class by class, once a Learner has them.

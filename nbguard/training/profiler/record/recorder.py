@@ -17,7 +17,10 @@ from typing import Any, Literal, TypeVar, get_args
 from nbguard.memory.scan.parked import has_compiled
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
-from nbguard.training.profiler.record.log import BOUNDARY_CODES, Log, LookSchedule, ModelCalls, Turn
+from nbguard.training.profiler.record.fetch_turn import Turn
+from nbguard.training.profiler.record.log import BOUNDARY_CODES, Log
+from nbguard.training.profiler.record.model_calls import ModelCalls
+from nbguard.training.profiler.record.sampling import SampleSchedule
 
 Event = Literal[
     "batch",
@@ -203,7 +206,7 @@ class Recorder:
         self.subscribers: Subscribers = self._sampled
         self.looks: bool = True  # whether all subscribers receive the events of this batch
         self.hears: bool = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
-        self._schedule = LookSchedule()
+        self._schedule = SampleSchedule()
         self._next_sample = 1  # batch that is sampled, or may be
         self._is_stretch = True
         self._stretches = 0

@@ -13,8 +13,10 @@ from typing import Any
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.phase_log import LogPosition
 from nbguard.training.profiler.record.fit_bounds import Begins, FitBounds
-from nbguard.training.profiler.record.log import CallArguments, Patches, Rehearsal, Rehearsed, weak_arguments
+from nbguard.training.profiler.record.model_calls import CallArguments, weak_arguments
+from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import STEPPED, Recorder
+from nbguard.training.profiler.record.rehearsal import Rehearsal, Rehearsed
 
 Function = Callable[..., Any]
 _ENGINE = "_engine_run_backward"

@@ -28,7 +28,7 @@ from nbguard.training.profiler.analysis.loader.slowest import (
     file_work,
     steps,
 )
-from nbguard.training.profiler.record.log import Turn
+from nbguard.training.profiler.record.fetch_turn import Turn
 
 # --- The bytes that a thread has read from files, and how long it was blocked, as Linux counts them.
 

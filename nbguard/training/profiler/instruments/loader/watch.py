@@ -14,8 +14,9 @@ from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.memory.scan.learners import worker_count
 from nbguard.training.profiler.analysis.loader.slowest import LoaderFacts
 from nbguard.training.profiler.instruments.loader.fetching import FetchSamples, FetchTimer, facts_of, together
-from nbguard.training.profiler.instruments.loader.workers import TimedLoop, WorkerBoard, facts_of_iterator, shown
-from nbguard.training.profiler.record.log import Patches
+from nbguard.training.profiler.instruments.loader.loader_facts import facts_of_iterator, shown
+from nbguard.training.profiler.instruments.loader.workers import TimedLoop, WorkerBoard
+from nbguard.training.profiler.record.patches import Patches
 from nbguard.training.profiler.record.recorder import Recorder
 
 Function = Callable[..., Any]

@@ -15,8 +15,9 @@ from nbguard.training.profiler.analysis.memory.recorded_batch import Shape, Stoc
 from nbguard.training.profiler.analysis.report import MemoryPoint, PhasePeak
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.checks.parameter_groups import groups_of
+from nbguard.training.profiler.instruments.memory.allocations import DeepWatch
 from nbguard.training.profiler.instruments.memory.categories import OlderStorages, Stocktaker, device_of
-from nbguard.training.profiler.instruments.memory.counters import DeepWatch, HeapCounter, MemoryCounter, heap, open_gpus
+from nbguard.training.profiler.instruments.memory.counters import HeapCounter, MemoryCounter, heap, open_gpus
 from nbguard.training.profiler.instruments.memory.growth import GrowthWatch
 from nbguard.training.profiler.record.recorder import Event, Recorder
 
