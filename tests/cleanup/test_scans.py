@@ -97,11 +97,11 @@ def test_a_step_that_fails_is_followed_by_a_scan(scans: list[None]) -> None:
     outcome = nbguard.release("owner.part", namespace={"owner": owner})
     assert outcome.undone
     assert len(scans) == 1
-    assert _left(outcome)["owner"] >= 4 * MiB
+    assert "owner" in _left(outcome)
 
 
 def test_words_that_a_step_may_change_are_read_anew(scans: list[None]) -> None:
     names = {"runs": [torch.ones(MiB), torch.ones(MiB), torch.ones(MiB)]}
     outcome = nbguard.release("runs[0]", namespace=names)
-    assert [holder.what for holder in outcome.left] == ["list of 2"]
+    assert {holder.label: holder.what for holder in outcome.left}["runs"] == "list of 2"
     assert len(scans) == 1
