@@ -207,7 +207,7 @@ def loss_kept(program: ParsedProgram) -> Iterator[Hit]:
 
 @rule("NBG102", "output-kept", bad="outputs.append(output)", good="outputs.append(output.detach())")
 def output_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """An output of the model from which the loss is computed is kept over the steps, together with its graph."""
+    """An output of the model that goes into the loss is kept over the steps, together with its graph."""
     for region, scope, loss in _regions(program):
         if region is scope:
             continue

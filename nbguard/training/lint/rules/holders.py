@@ -63,7 +63,7 @@ def _model_given(program: ParsedProgram, function: Function) -> str:
     "NBG202", "error-kept", bad="except RuntimeError as error:\n    errors.append(error)", good="    errors.append(str(error))"
 )
 def error_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """A caught error of a training is kept: its traceback keeps the frames, and these the batch, the outputs and the graph."""
+    """A caught error of a training is kept. Its traceback keeps the frames, and these the batch, the outputs and the graph."""
     for handler in program.nodes:
         if not (isinstance(handler, ast.ExceptHandler) and handler.name):
             continue
@@ -285,7 +285,7 @@ def _is_loaded(program: ParsedProgram, node: ast.AST) -> bool:
     good="best = copy.deepcopy(model.state_dict())  # of the best epoch alone",
 )
 def copies_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """Each epoch appends a copy of the model, of which at most the last one is ever read: all others stay on the device."""
+    """Each epoch appends a copy of the model. At most the last one is ever read, and all others stay on the device."""
     for call in program.calls:
         match call:
             case ast.Call(

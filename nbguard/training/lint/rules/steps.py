@@ -86,7 +86,7 @@ def _optimized(program: ParsedProgram, call: ast.Call) -> str:
     good="model = Net()\nopt = SGD(model.parameters())",
 )
 def optimizer_of_earlier_model(program: ParsedProgram) -> Iterator[Hit]:
-    """A model is made anew, and the optimizer of the first one goes on.
+    """A new model is made under the same name, and the optimizer of the first one goes on.
 
     The new model is never trained, and the first one stays in memory.
     """
@@ -100,7 +100,9 @@ def optimizer_of_earlier_model(program: ParsedProgram) -> Iterator[Hit]:
                 ):
                     after = rest[rest.index(later) + 1 :]
                     if _steps_before_new(program, after, optimizer):
-                        yield Hit(later, f"`{optimizer}` still has the parameters of the earlier `{model}`; make it anew, too")
+                        yield Hit(
+                            later, f"`{optimizer}` still has the parameters of the earlier `{model}`; make a new one, too"
+                        )
                     break
     yield from _made_in_loop(program)
 
@@ -163,7 +165,7 @@ def _made_in_loop(program: ParsedProgram) -> Iterator[Hit]:
                     ):
                         if _steps_before_new(program, loop.body, optimizer):
                             yield Hit(
-                                node, f"`{optimizer}` still has the parameters of the earlier `{model}`; make it anew, too"
+                                node, f"`{optimizer}` still has the parameters of the earlier `{model}`; make a new one, too"
                             )
 
 
@@ -317,7 +319,7 @@ def leaf_moved(program: ParsedProgram) -> Iterator[Hit]:
     good="opt = Adam(model.parameters())\nfor batch in loader: …",
 )
 def optimizer_made_each_step(program: ParsedProgram) -> Iterator[Hit]:
-    """Each step makes its optimizer anew.
+    """Each step makes a new optimizer.
 
     Moments and step counts begin at 0 each time, and are allocated each time.
     """
@@ -330,4 +332,4 @@ def optimizer_made_each_step(program: ParsedProgram) -> Iterator[Hit]:
                 and model not in program.bound(loop)
                 and (name != "SGD" or any(word.arg == "momentum" for word in call.keywords))
             ):
-                yield Hit(call, f"each step makes `{name}` anew, and its moments begin at 0; make it before the loop")
+                yield Hit(call, f"each step makes `{name}` again, and its moments begin at 0; make it before the loop")

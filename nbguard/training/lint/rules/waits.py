@@ -157,12 +157,14 @@ def _loaders(program: ParsedProgram) -> Iterator[tuple[ast.Call, str]]:
     good="loader = DataLoader(data, num_workers=4, persistent_workers=True)",
 )
 def loader_made_each_epoch(program: ParsedProgram) -> Iterator[Hit]:
-    """An epoch makes its loader anew out of the same data, and with it all workers."""
+    """An epoch makes a new loader out of the same data, and with it all workers."""
     for call, name in _loaders(program):
         for loop in program.loops(call)[:1]:
             read = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
             if program.is_over_epochs(loop) and not read & program.bound(loop) and program.losses(loop):
-                yield Hit(call, f"each epoch makes `{name}` and its workers anew; make it once, with `persistent_workers=True`")
+                yield Hit(
+                    call, f"each epoch makes `{name}` and its workers again; make it once, with `persistent_workers=True`"
+                )
 
 
 _CLEANERS = {
