@@ -34,7 +34,7 @@ def each_step(program: ParsedProgram, loop: Loop) -> Iterator[ast.Call]:
 def item_per_element(program: ParsedProgram) -> Iterator[Hit]:
     """A loop takes one element after the other out of a tensor with `.item()`.
 
-    On a GPU each of them is a copy for which Python waits; `.tolist()` copies all at once.
+    On a GPU Python waits for each of these copies; `.tolist()` copies all at once.
     """
     for call in program.calls:
         match call:
@@ -310,7 +310,8 @@ def anomaly_detection_on(program: ParsedProgram) -> Iterator[Hit]:
         for call in on:
             if isinstance(next(program.around(call)), ast.Expr) and not program.is_conditional(call, program.scope(call)):
                 yield Hit(
-                    call, "anomaly detection stays on: each operation keeps its stack; switch it on to look for a NaN only"
+                    call,
+                    "anomaly detection stays on and keeps the stack of each operation; switch it on only to look for a NaN",
                 )
 
 
