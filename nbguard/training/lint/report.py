@@ -1,4 +1,4 @@
-"""The findings of a look at scripts and notebooks, as a result and in the formats of other programs."""
+"""The findings in scripts and notebooks, as a result and in the formats of other programs."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _keepers(program: ParsedProgram, region: ast.AST, scope: ast.AST, name: str)
 
 
 def _feeds_backward(program: ParsedProgram, attribute: str) -> bool:
-    """Say whether a function in which an attribute is read calls `backward` on something else than a plain loss."""
+    """Say whether a function reads an attribute and has a backward pass."""
     for functions in program.functions.values():
         for function in functions:
             reads = [

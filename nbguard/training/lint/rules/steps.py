@@ -136,7 +136,7 @@ def _makes_new(program: ParsedProgram, value: ast.Call, model: str) -> bool:
 
 
 def _steps_before_new(program: ParsedProgram, rest: list[ast.stmt], optimizer: str) -> bool:
-    """Say whether an optimizer steps in statements before it is bound anew."""
+    """Say whether an optimizer steps in statements before its name is bound again."""
     for node in rest:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             continue
@@ -151,7 +151,7 @@ def _steps_before_new(program: ParsedProgram, rest: list[ast.stmt], optimizer: s
 
 
 def _made_in_loop(program: ParsedProgram) -> Iterator[Hit]:
-    """Yield models that a loop makes anew while the optimizer of before steps."""
+    """Yield models that a loop makes again while the optimizer of before steps."""
     for optimizer, model, rest in _made_optimizers(program):
         for loop in rest:
             if optimizer in program.bound(loop):
