@@ -1,4 +1,4 @@
-"""A program as rules look at it: qualified names, scopes, loops, bindings, gradients. Pure; only the source is known."""
+"""A program as rules look at it. Qualified names, scopes, loops, bindings, gradients. Pure; only the source is known."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class ParsedProgram:
         return bool(name) and (is_made or bool(_LOADER.search(re.split(r"[.\[]", name)[-1] if "[" not in name else name)))
 
     def is_over_epochs(self, loop: Loop) -> bool:
-        """Say whether a loop counts: over `range(...)`, with another loop inside."""
+        """Say whether a loop counts. Over `range(...)`, with another loop inside."""
         iterated = self.iterated(loop)
         if not isinstance(iterated, ast.Call) or self.name(iterated.func).rpartition(".")[2] not in ("range", "trange"):
             return False

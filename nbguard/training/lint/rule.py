@@ -1,4 +1,4 @@
-"""A rule: its code, its name, the search in a program, and one line that it reports with the line to write instead."""
+"""A rule. Its code, its name, the search in a program, and one line that it reports with the line to write instead."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from nbguard.files import read_file, unreadable
 LARGEST = 100 * 1024**2
 """Bytes of a notebook or a script."""
 _MOST_MAGICS = 200
-"""How often a cell is parsed at most: once for each line that IPython transforms."""
+"""How often a cell is parsed at most. Once for each line that IPython transforms."""
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w., \[\]]+=\s*[!%]|[\w.]+\?\??\s*$)")
 """The beginning of a line that IPython transforms, or a question such as `model?`."""

@@ -1,4 +1,4 @@
-"""Evaluation: passes that need no graph, and modes that are set and never set back."""
+"""Evaluation. Passes that need no graph, and modes that are set and never set back."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ _SWITCHES = frozenset(["torch.no_grad", "torch.inference_mode", "torch.enable_gr
 
 @rule("NBG303", "context-without-with", bad="torch.no_grad()", good="with torch.no_grad():")
 def context_without_with(program: ParsedProgram) -> Iterator[Hit]:
-    """`torch.no_grad()` as a statement makes a context and drops it: gradients stay on."""
+    """`torch.no_grad()` as a statement makes a context and drops it. Gradients stay on."""
     for node in program.nodes:
         match node:
             case ast.Expr(value=ast.Call(func=called)) if program.name(called) in _SWITCHES:

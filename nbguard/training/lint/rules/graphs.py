@@ -1,4 +1,4 @@
-"""Graphs: tensors that are kept with the graph of the computation that made them."""
+"""Graphs. Tensors that are kept with the graph of the computation that made them."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def output_kept(program: ParsedProgram) -> Iterator[Hit]:
 
 
 def is_trained(program: ParsedProgram, name: str) -> bool:
-    """Say whether a name is of a model that the file trains: it asks for its parameters, or sets its mode."""
+    """Say whether a name is of a model that the file trains. It asks for its parameters, or sets its mode."""
     asked = ("parameters", "train", "eval")
     return any(
         isinstance(call.func, ast.Attribute) and call.func.attr in asked and ast.unparse(call.func.value) == name

@@ -1,4 +1,4 @@
-"""Steps: optimizers, schedulers and states that train something else than is meant."""
+"""Steps. Optimizers, schedulers and states that train something else than is meant."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _blocks(program: ParsedProgram) -> Iterator[list[ast.stmt]]:
 
 
 def _makes_new(program: ParsedProgram, value: ast.Call, model: str) -> bool:
-    """Say whether a call makes a new model: by a class of PyTorch's or of the file, and not out of the earlier one."""
+    """Say whether a call makes a new model. By a class of PyTorch's or of the file, and not out of the earlier one."""
     name = program.name(value.func)
     is_class = (name in program.classes and program.is_module(program.classes[name])) or name.startswith(
         ("torch.nn.", "torchvision.models.")

@@ -1,4 +1,4 @@
-"""Waits: lines that make each step of a training slower than it has to be."""
+"""Waits. Lines that make each step of a training slower than it has to be."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def item_twice(program: ParsedProgram) -> Iterator[Hit]:
 
 @rule("NBG403", "tensor-printed", bad="print(loss)", good="if step % 100 == 0: print(loss.item())")
 def tensor_printed(program: ParsedProgram) -> Iterator[Hit]:
-    """Each step prints a loss: Python waits for the device in each of them, and formats a tensor."""
+    """Each step prints a loss. Python waits for the device in each of them, and formats a tensor."""
     for loop in training_loops(program):
         for call in each_step(program, loop):
             if program.name(call.func) != "print":
@@ -322,7 +322,7 @@ def anomaly_detection_on(program: ParsedProgram) -> Iterator[Hit]:
     good="torch.save(model.state_dict(), file)  # after it",
 )
 def saved_each_step(program: ParsedProgram) -> Iterator[Hit]:
-    """Each step of a training writes a checkpoint: the weights are copied to the host and to the disk."""
+    """Each step of a training writes a checkpoint. The weights are copied to the host and to the disk."""
     for loop in training_loops(program):
         for call in each_step(program, loop):
             if program.name(call.func) == "torch.save" and any(program.is_over_epochs(each) for each in program.loops(loop)):
