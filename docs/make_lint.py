@@ -21,7 +21,7 @@ def rules() -> str:
     """Return a section for each module of rules, with the rules in it."""
     sections = []
     for module in MODULES:
-        title, _, rest = " ".join((module.__doc__ or "").split()).partition(": ")
+        title, _, rest = " ".join((module.__doc__ or "").split()).partition(". ")
         own = sorted((each for each in vars(module).values() if isinstance(each, Rule)), key=lambda rule: rule.code)
         sections += [f"## {title}\n", f"{rest[0].upper()}{rest[1:]}\n", *map(_rule, own)]
     return "\n".join(sections).rstrip()

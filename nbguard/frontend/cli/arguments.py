@@ -156,7 +156,7 @@ def _add_lint(command: argparse.ArgumentParser) -> None:
     command.add_argument("files", nargs="+", metavar="FILE", help="scripts, notebooks, and folders of them")
     command.add_argument("--select", metavar="CODES", type=lint.codes, help="rules whose codes begin so: NBG1,NBG404 (all)")
     command.add_argument("--ignore", metavar="CODES", type=lint.codes, help="rules that are left out")
-    command.add_argument("--fix", action="store_true", help="repair the lines for which the repair is certain")
+    command.add_argument("--fix", action="store_true", help="repair lines where the repair is certain")
     formats = "text, json, or for GitHub's marks (github) and for code scanning (sarif)"
     command.add_argument("--output-format", choices=lint.FORMATS, default="text", metavar="FORMAT", help=formats)
     command.add_argument("--json", action="store_const", const="json", dest="output_format", help="as --output-format json")

@@ -1,4 +1,4 @@
-"""The look at files: which rules apply, which lines are exempt, and the repair of those for which it is certain."""
+"""Files under rules. Selection, exempt lines, findings, and repair where it is certain."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def lint(paths: Iterable[str], rules: Iterable[Rule] = RULES, *, fix: bool = Fal
     Args:
         paths: files and folders.
         rules: those that apply.
-        fix: whether to repair the findings for which a repair is certain.
+        fix: whether to repair findings where that is certain.
 
     Returns:
         The report, and an error for each file that cannot be used.

@@ -1,4 +1,4 @@
-"""A program as rules look at it: qualified names, scopes, loops, bindings, gradients. Pure; only the source is known."""
+"""A program as rules look at it. Qualified names, scopes, loops, bindings, gradients. Pure; only the source is known."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ class ParsedProgram:
         return up_to(node, self._parents)
 
     def scope(self, node: ast.AST) -> ast.AST:
-        """Return the function or the module in which a node stands."""
+        """Return the function or the module around a node."""
         return next((each for each in self.around(node) if isinstance(each, (*_SCOPES, ast.Module))), self.tree)
 
     def statement(self, node: ast.AST) -> ast.AST:
-        """Return the statement of which a node is a part."""
+        """Return the statement around a node."""
         return next((each for each in (node, *self.around(node)) if isinstance(each, ast.stmt)), node)
 
     def own(self, region: ast.AST) -> tuple[ast.AST, ...]:
@@ -191,7 +191,7 @@ class ParsedProgram:
         return bool(name) and (is_made or bool(_LOADER.search(re.split(r"[.\[]", name)[-1] if "[" not in name else name)))
 
     def is_over_epochs(self, loop: Loop) -> bool:
-        """Say whether a loop counts: over `range(...)`, with another loop inside."""
+        """Say whether a loop counts. Over `range(...)`, with another loop inside."""
         iterated = self.iterated(loop)
         if not isinstance(iterated, ast.Call) or self.name(iterated.func).rpartition(".")[2] not in ("range", "trange"):
             return False
@@ -264,7 +264,7 @@ class ParsedProgram:
         return [call for call in self.calls if self._called(call) == function.name]
 
     def reached(self, region: ast.AST) -> Iterator[ast.AST]:
-        """Yield the nodes that run in a region, those of the file's own functions that it calls included."""
+        """Yield the nodes that run in a region, also in functions of the file that it calls."""
         waiting, seen = [region], set[ast.AST]()
         while waiting:
             part = waiting.pop()
@@ -304,7 +304,7 @@ class ParsedProgram:
         return found
 
     def feeding(self, scope: ast.AST, names: set[str]) -> set[str]:
-        """Return names together with those from which their values are made in a scope."""
+        """Return names together with the names that go into their values in a scope."""
         needs: dict[str, set[str]] = {}
         for node in self.own(scope):
             match node:

@@ -1,4 +1,4 @@
-"""The findings of a look at scripts and notebooks, as a result and in the formats of other programs."""
+"""The findings in scripts and notebooks, as a result and in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LintReport(Result):
     view: ClassVar[str] = "nbguard.training.lint.report:lint_blocks"
     label: ClassVar[str] = "Leaks and slow lines"
 
-    files: int  # that were looked at
+    files: int  # that were read
     fixed: int = 0  # findings that were repaired, and are in the list no more
     findings: tuple[LintFinding, ...] = ()  # by file and line
     left_out: tuple[str, ...] = ()  # cells that are no Python, and files that could not be repaired: a sentence each

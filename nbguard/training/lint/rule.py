@@ -1,4 +1,4 @@
-"""A rule: its code, its name, the search in a program, and one line that it reports beside the line to write instead."""
+"""A rule. Its code, its name, the search in a program, and one line that it reports with the line to write instead."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def put_around(node: ast.AST, before: str, after: str) -> tuple[Edit, ...]:
 
 
 def first_of_each_line(hits: Iterable[Hit]) -> Iterator[Hit]:
-    """Yield hits without those of one line and message that came before."""
+    """Yield hits, the first one of each line and message."""
     seen = set()
     for hit in hits:
         key = (getattr(hit.node, "lineno", 0), hit.message)

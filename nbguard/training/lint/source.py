@@ -20,7 +20,7 @@ from nbguard.files import read_file, unreadable
 LARGEST = 100 * 1024**2
 """Bytes of a notebook or a script."""
 _MOST_MAGICS = 200
-"""How often a cell is parsed at most: once for each line that IPython transforms."""
+"""How often a cell is parsed at most. Once for each line that IPython transforms."""
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w., \[\]]+=\s*[!%]|[\w.]+\?\??\s*$)")
 """The beginning of a line that IPython transforms, or a question such as `model?`."""
@@ -28,7 +28,7 @@ _MAGIC = re.compile(r"\s*(?:[%!?]|[\w., \[\]]+=\s*[!%]|[\w.]+\?\??\s*$)")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A replacement of a piece of one line. Columns are bytes in UTF-8, as those of a syntax tree."""
+    """A replacement of a piece of one line. Columns are bytes in UTF-8, as in a syntax tree."""
 
     line: int  # of the tree, from 1
     start: int
@@ -60,7 +60,7 @@ class Source:
         return self.path.endswith(".ipynb")
 
     def cell_of(self, node: ast.AST) -> int | None:
-        """Return the number of the cell in which a node stands."""
+        """Return the number of the cell around a node."""
         return self.places[getattr(node, "lineno", 1) - 1].cell if self.places else None
 
 
@@ -147,7 +147,7 @@ def _cell_tree(text: str, lines: list[str]) -> ast.Module | str | None:
 
 
 def _mask(lines: list[str], number: int) -> None:
-    """Replace a line that is none of Python's, and those that continue it."""
+    """Replace a line that Python cannot read, and its continuation."""
     line = lines[number]
     lines[number] = line[: len(line) - len(line.lstrip())] + "pass"
     while line.endswith("\\") and number + 1 < len(lines):

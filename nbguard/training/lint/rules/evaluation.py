@@ -1,4 +1,4 @@
-"""Evaluation: passes that need no graph, and modes that are set and never set back."""
+"""Evaluation. Passes that need no graph, and modes that are set and never set back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbguard.training.lint.rule import Hit, put_around, put_behind, rule
 def evaluation_with_graph(program: ParsedProgram) -> Iterator[Hit]:
     """A model in evaluation mode goes through the batches while gradients are on.
 
-    Each pass keeps its activations for a backward pass that never comes, and a sum of losses keeps those of all batches.
+    Each pass keeps its activations for a backward pass that never comes, and a sum of losses keeps the graphs of all batches.
     """
     if any(isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "requires_grad_") for node in program.nodes):
         return
@@ -40,7 +40,7 @@ def evaluation_with_graph(program: ParsedProgram) -> Iterator[Hit]:
         if calls:
             yield Hit(
                 calls[0],
-                f"`{model}` is evaluated with gradients on: each pass keeps its activations; put it below `torch.no_grad()`",
+                f"`{model}` is evaluated with gradients on, so each pass keeps its activations; put it below `torch.no_grad()`",
             )
 
 
@@ -138,7 +138,7 @@ _SWITCHES = frozenset(["torch.no_grad", "torch.inference_mode", "torch.enable_gr
 
 @rule("NBG303", "context-without-with", bad="torch.no_grad()", good="with torch.no_grad():")
 def context_without_with(program: ParsedProgram) -> Iterator[Hit]:
-    """`torch.no_grad()` as a statement makes a context and drops it: gradients stay on."""
+    """`torch.no_grad()` as a statement makes a context and drops it. Gradients stay on."""
     for node in program.nodes:
         match node:
             case ast.Expr(value=ast.Call(func=called)) if program.name(called) in _SWITCHES:

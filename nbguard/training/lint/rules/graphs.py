@@ -1,4 +1,4 @@
-"""Graphs: tensors that are kept with the graph of the computation that made them."""
+"""Graphs. Tensors that are kept with the graph of the computation that made them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _keepers(program: ParsedProgram, region: ast.AST, scope: ast.AST, name: str)
 
 
 def _feeds_backward(program: ParsedProgram, attribute: str) -> bool:
-    """Say whether a function in which an attribute is read calls `backward` on something else than a plain loss."""
+    """Say whether a function reads an attribute and has a backward pass."""
     for functions in program.functions.values():
         for function in functions:
             reads = [
@@ -207,7 +207,7 @@ def loss_kept(program: ParsedProgram) -> Iterator[Hit]:
 
 @rule("NBG102", "output-kept", bad="outputs.append(output)", good="outputs.append(output.detach())")
 def output_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """An output of the model from which the loss is computed is kept over the steps, together with its graph."""
+    """An output of the model that goes into the loss is kept over the steps, together with its graph."""
     for region, scope, loss in _regions(program):
         if region is scope:
             continue
@@ -227,7 +227,7 @@ def output_kept(program: ParsedProgram) -> Iterator[Hit]:
 
 
 def is_trained(program: ParsedProgram, name: str) -> bool:
-    """Say whether a name is of a model that the file trains: it asks for its parameters, or sets its mode."""
+    """Say whether a name is of a model that the file trains. It asks for its parameters, or sets its mode."""
     asked = ("parameters", "train", "eval")
     return any(
         isinstance(call.func, ast.Attribute) and call.func.attr in asked and ast.unparse(call.func.value) == name

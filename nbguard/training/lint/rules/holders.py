@@ -1,4 +1,4 @@
-"""Holders: hooks, caches, errors, outputs of cells, figures and copies that keep models and tensors alive."""
+"""Holders. Hooks, caches, errors, outputs of cells, figures and copies that keep models and tensors alive."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _model_given(program: ParsedProgram, function: Function) -> str:
     "NBG202", "error-kept", bad="except RuntimeError as error:\n    errors.append(error)", good="    errors.append(str(error))"
 )
 def error_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """A caught error of a training is kept: its traceback keeps the frames, and these the batch, the outputs and the graph."""
+    """A caught error of a training is kept. Its traceback keeps the frames, and these the batch, the outputs and the graph."""
     for handler in program.nodes:
         if not (isinstance(handler, ast.ExceptHandler) and handler.name):
             continue
@@ -104,7 +104,7 @@ def _computes(program: ParsedProgram, node: ast.AST) -> bool:
     good="handle = layer.register_forward_hook(hook)  # once, before the loop",
 )
 def hook_each_step(program: ParsedProgram) -> Iterator[Hit]:
-    """A hook is registered in each step of a training, and its handle is dropped: each call of the model runs all of them."""
+    """A hook is registered in each step of a training, and its handle is dropped. Each call of the model runs all of them."""
     for call in _dropped_hooks(program):
         loops = program.loops(call)
         owner = call.func.value if isinstance(call.func, ast.Attribute) else call
@@ -133,7 +133,7 @@ def _dropped_hooks(program: ParsedProgram) -> Iterator[ast.Call]:
     in_notebooks_only=True,
 )
 def hook_each_run(program: ParsedProgram) -> Iterator[Hit]:
-    """A cell registers a hook on a model of another cell and drops the handle: each run of the cell adds one more."""
+    """A cell registers a hook on a model of another cell and drops the handle. Each run of the cell adds one more."""
     for call in _dropped_hooks(program):
         if not isinstance(program.scope(call), ast.Module) or not isinstance(call.func, ast.Attribute):
             continue
@@ -211,7 +211,7 @@ def _ends_later(program: ParsedProgram, cell: int | None, name: str) -> bool:
 
 @rule("NBG206", "figures-kept", bad="plt.figure(); plt.plot(x); plt.savefig(file)", good="…; plt.close()")
 def figures_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """A loop makes figures, saves them and closes none: pyplot keeps each, with the arrays that are drawn in it."""
+    """A loop makes figures, saves them and closes none. Pyplot keeps each, with the arrays that are drawn in it."""
     for call in program.calls:
         if program.name(call.func) not in ("matplotlib.pyplot.figure", "matplotlib.pyplot.subplots"):
             continue
@@ -285,7 +285,7 @@ def _is_loaded(program: ParsedProgram, node: ast.AST) -> bool:
     good="best = copy.deepcopy(model.state_dict())  # of the best epoch alone",
 )
 def copies_kept(program: ParsedProgram) -> Iterator[Hit]:
-    """Each epoch appends a copy of the model, of which at most the last one is ever read: all others stay on the device."""
+    """Each epoch appends a copy of the model. At most the last one is ever read, and all others stay on the device."""
     for call in program.calls:
         match call:
             case ast.Call(

@@ -1,4 +1,4 @@
-"""Steps: optimizers, schedulers and states that train something else than is meant."""
+"""Steps. Optimizers, schedulers and states that train something else than is meant."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _optimized(program: ParsedProgram, call: ast.Call) -> str:
     good="model = Net()\nopt = SGD(model.parameters())",
 )
 def optimizer_of_earlier_model(program: ParsedProgram) -> Iterator[Hit]:
-    """A model is made anew, and the optimizer of the first one goes on.
+    """A new model is made under the same name, and the optimizer of the first one goes on.
 
     The new model is never trained, and the first one stays in memory.
     """
@@ -100,7 +100,9 @@ def optimizer_of_earlier_model(program: ParsedProgram) -> Iterator[Hit]:
                 ):
                     after = rest[rest.index(later) + 1 :]
                     if _steps_before_new(program, after, optimizer):
-                        yield Hit(later, f"`{optimizer}` still has the parameters of the earlier `{model}`; make it anew, too")
+                        yield Hit(
+                            later, f"`{optimizer}` still has the parameters of the earlier `{model}`; make a new one, too"
+                        )
                     break
     yield from _made_in_loop(program)
 
@@ -125,7 +127,7 @@ def _blocks(program: ParsedProgram) -> Iterator[list[ast.stmt]]:
 
 
 def _makes_new(program: ParsedProgram, value: ast.Call, model: str) -> bool:
-    """Say whether a call makes a new model: by a class of PyTorch's or of the file, and not out of the earlier one."""
+    """Say whether a call makes a new model. By a class of PyTorch's or of the file, and not out of the earlier one."""
     name = program.name(value.func)
     is_class = (name in program.classes and program.is_module(program.classes[name])) or name.startswith(
         ("torch.nn.", "torchvision.models.")
@@ -134,7 +136,7 @@ def _makes_new(program: ParsedProgram, value: ast.Call, model: str) -> bool:
 
 
 def _steps_before_new(program: ParsedProgram, rest: list[ast.stmt], optimizer: str) -> bool:
-    """Say whether an optimizer steps in statements before it is bound anew."""
+    """Say whether an optimizer steps in statements before its name is bound again."""
     for node in rest:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             continue
@@ -149,7 +151,7 @@ def _steps_before_new(program: ParsedProgram, rest: list[ast.stmt], optimizer: s
 
 
 def _made_in_loop(program: ParsedProgram) -> Iterator[Hit]:
-    """Yield models that a loop makes anew while the optimizer of before steps."""
+    """Yield models that a loop makes again while the optimizer of before steps."""
     for optimizer, model, rest in _made_optimizers(program):
         for loop in rest:
             if optimizer in program.bound(loop):
@@ -163,7 +165,7 @@ def _made_in_loop(program: ParsedProgram) -> Iterator[Hit]:
                     ):
                         if _steps_before_new(program, loop.body, optimizer):
                             yield Hit(
-                                node, f"`{optimizer}` still has the parameters of the earlier `{model}`; make it anew, too"
+                                node, f"`{optimizer}` still has the parameters of the earlier `{model}`; make a new one, too"
                             )
 
 
@@ -317,7 +319,7 @@ def leaf_moved(program: ParsedProgram) -> Iterator[Hit]:
     good="opt = Adam(model.parameters())\nfor batch in loader: …",
 )
 def optimizer_made_each_step(program: ParsedProgram) -> Iterator[Hit]:
-    """Each step makes its optimizer anew.
+    """Each step makes a new optimizer.
 
     Moments and step counts begin at 0 each time, and are allocated each time.
     """
@@ -330,4 +332,4 @@ def optimizer_made_each_step(program: ParsedProgram) -> Iterator[Hit]:
                 and model not in program.bound(loop)
                 and (name != "SGD" or any(word.arg == "momentum" for word in call.keywords))
             ):
-                yield Hit(call, f"each step makes `{name}` anew, and its moments begin at 0; make it before the loop")
+                yield Hit(call, f"each step makes `{name}` again, and its moments begin at 0; make it before the loop")

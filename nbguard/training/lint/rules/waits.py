@@ -1,4 +1,4 @@
-"""Waits: lines that make each step of a training slower than it has to be."""
+"""Waits. Lines that make each step of a training slower than it has to be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def each_step(program: ParsedProgram, loop: Loop) -> Iterator[ast.Call]:
 def item_per_element(program: ParsedProgram) -> Iterator[Hit]:
     """A loop takes one element after the other out of a tensor with `.item()`.
 
-    On a GPU each of them is a copy for which Python waits; `.tolist()` copies all at once.
+    On a GPU Python waits for each of these copies; `.tolist()` copies all at once.
     """
     for call in program.calls:
         match call:
@@ -89,7 +89,7 @@ def item_twice(program: ParsedProgram) -> Iterator[Hit]:
 
 @rule("NBG403", "tensor-printed", bad="print(loss)", good="if step % 100 == 0: print(loss.item())")
 def tensor_printed(program: ParsedProgram) -> Iterator[Hit]:
-    """Each step prints a loss: Python waits for the device in each of them, and formats a tensor."""
+    """Each step prints a loss. Python waits for the device in each of them, and formats a tensor."""
     for loop in training_loops(program):
         for call in each_step(program, loop):
             if program.name(call.func) != "print":
@@ -157,12 +157,14 @@ def _loaders(program: ParsedProgram) -> Iterator[tuple[ast.Call, str]]:
     good="loader = DataLoader(data, num_workers=4, persistent_workers=True)",
 )
 def loader_made_each_epoch(program: ParsedProgram) -> Iterator[Hit]:
-    """An epoch makes its loader anew out of the same data, and with it all workers."""
+    """An epoch makes a new loader out of the same data, and with it all workers."""
     for call, name in _loaders(program):
         for loop in program.loops(call)[:1]:
             read = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
             if program.is_over_epochs(loop) and not read & program.bound(loop) and program.losses(loop):
-                yield Hit(call, f"each epoch makes `{name}` and its workers anew; make it once, with `persistent_workers=True`")
+                yield Hit(
+                    call, f"each epoch makes `{name}` and its workers again; make it once, with `persistent_workers=True`"
+                )
 
 
 _CLEANERS = {
@@ -308,7 +310,8 @@ def anomaly_detection_on(program: ParsedProgram) -> Iterator[Hit]:
         for call in on:
             if isinstance(next(program.around(call)), ast.Expr) and not program.is_conditional(call, program.scope(call)):
                 yield Hit(
-                    call, "anomaly detection stays on: each operation keeps its stack; switch it on to look for a NaN only"
+                    call,
+                    "anomaly detection stays on and keeps the stack of each operation; switch it on only to look for a NaN",
                 )
 
 
@@ -319,7 +322,7 @@ def anomaly_detection_on(program: ParsedProgram) -> Iterator[Hit]:
     good="torch.save(model.state_dict(), file)  # after it",
 )
 def saved_each_step(program: ParsedProgram) -> Iterator[Hit]:
-    """Each step of a training writes a checkpoint: the weights are copied to the host and to the disk."""
+    """Each step of a training writes a checkpoint. The weights are copied to the host and to the disk."""
     for loop in training_loops(program):
         for call in each_step(program, loop):
             if program.name(call.func) == "torch.save" and any(program.is_over_epochs(each) for each in program.loops(loop)):
