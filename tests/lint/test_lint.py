@@ -165,7 +165,7 @@ BROKEN = {
     "old.ipynb": b'{"worksheets": []}',
     "no_cells.ipynb": b'{"cells": [{"cell_type": "code", "source": 3}]}',
     "deep.py": b"(" * 100_000,
-    "long.py": b"import torch\nx = " + b"y." * 900 + b"z + 1\nx.append(" + b"-" * 900 + b"x)",
+    "long.py": b"import torch\nx = " + b"y." * 3000 + b"z + 1\nx.append(" + b"-" * 3000 + b"x)",
 }
 
 

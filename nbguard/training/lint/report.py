@@ -34,7 +34,7 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport(Result):
-    """The answer of `nbguard lint`."""
+    """The answer of `nbguard lint FILE`."""
 
     kind: ClassVar[str] = "lint"
     view: ClassVar[str] = "nbguard.training.lint.report:lint_blocks"

@@ -161,7 +161,7 @@ _FORESEEN = frozenset({"del", "out", "error", "debugger", "leftovers", "cache", 
 
 
 def _is_foreseen(plan: Plan, facts: Facts) -> bool:
-    """Say whether the holders after a plan follow from the facts before it, if just what it promises is freed."""
+    """Say whether the holders after a plan follow from the facts before it, if it frees its promise and no more."""
     names = {root.label for root in facts.graph.roots if root.kind == "name"}
     return not (plan.request.hard or plan.at_least or plan.doubtful or facts.changed or facts.pools or facts.unwalked) and all(
         action.kind in _FORESEEN
@@ -173,14 +173,14 @@ def _is_foreseen(plan: Plan, facts: Facts) -> bool:
 
 
 def _went_down(before: Reading | None, after: Reading | None, nbytes: int) -> bool:
-    """Say whether the counters have gone down by at least so many bytes, so that nothing has come instead."""
+    """Say whether the counters fell by at least so many bytes, so that nothing came instead."""
     if before is None or after is None:
         return False
     return after.grown_by(before) <= (0 if after.devices else NOTICED) - nbytes
 
 
 def foreseen(plan: Plan, facts: Facts) -> Analysis:
-    """Return the analysis after a plan that has freed just what it promised, by the facts before it."""
+    """Return the analysis after a plan that kept its promise to the byte, by the facts before it."""
     devices, unavailable = device_facts(facts.tracked)
     return Analysis(replace(facts_without(facts, plan.gone, plan.cut), devices=devices, unavailable=unavailable))
 
