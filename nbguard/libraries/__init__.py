@@ -73,6 +73,24 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLeak:
+    """Memory that versions of a library keep by mistake, and where it has been reported."""
+
+    package: str  # as pip names it
+    versions: str  # that keep it, as pip writes them: `<1.4`
+    holder: str  # label of the root that has it: `accelerate.state.GradientState`
+    keeps: str  # the memory, after "keeps"
+    fixed: str = ""  # first version without it; empty where there is none
+    url: str = ""  # the report on it
+
+    @property
+    def words(self) -> str:
+        """Return the sentence on it, without an end."""
+        cure = f", fixed in {self.fixed}" if self.fixed else ""
+        return f"known: {self.package} {self.versions} keeps {self.keeps}{cure} ({self.url})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryWork:
     """An activity of a library besides training, known by its functions."""
 
@@ -110,6 +128,7 @@ class Library:
     details: Mapping[tuple[str, str], tuple[Detail, ...]] = field(default_factory=dict)
     """Parts that the description of an object names, by (module, class); those that it lacks are left out."""
 
+    known_leaks: tuple[KnownLeak, ...] = ()
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
     work: tuple[LibraryWork, ...] = ()
@@ -242,6 +261,16 @@ def model_parts() -> dict[str, str]:
 def details() -> Mapping[tuple[str, str], tuple[Detail, ...]]:
     """Return the parts that descriptions of objects name, by (module, class)."""
     return {name: own for library in libraries() for name, own in library.details.items()}
+
+
+@cache
+def known_leaks() -> Mapping[str, tuple[KnownLeak, ...]]:
+    """Return the leaks that are known, by the labels of their holders."""
+    found: dict[str, tuple[KnownLeak, ...]] = {}
+    for library in libraries():
+        for leak in library.known_leaks:
+            found[leak.holder] = (*found.get(leak.holder, ()), leak)
+    return found
 
 
 def own_optimizers() -> tuple[tuple[str, str], ...]:

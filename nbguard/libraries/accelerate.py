@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import Library, LibraryWork
+from nbguard.libraries import KnownLeak, Library, LibraryWork
 
 LIBRARY = Library(
     name="Accelerate",
@@ -13,6 +13,16 @@ LIBRARY = Library(
     shared_state=("accelerate.state", "AcceleratorState"),
     divides_as="accelerate",
     distributions=("accelerate",),
+    known_leaks=(
+        KnownLeak(
+            package="accelerate",
+            versions="<1.4",
+            holder="accelerate.state.GradientState",
+            keeps="the loader of a loop that was left early",
+            fixed="1.4",
+            url="github.com/huggingface/accelerate/pull/3391",
+        ),
+    ),
     work=(
         LibraryWork(
             files=("accelerate/accelerator",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.libraries import Detail, ExperimentClass, ExperimentPart, ExportRepair, Library, LibraryWork, StepMethod
+from nbguard.libraries import Detail, ExperimentClass, ExperimentPart, ExportRepair, KnownLeak, Library, LibraryWork, StepMethod
 
 _TRAINER = ExperimentClass(
     modules=("transformers.trainer",),
@@ -16,6 +16,20 @@ _TRAINER = ExperimentClass(
 
 _PIPELINE = ExperimentClass(
     modules=("transformers.pipelines.base",), name="Pipeline", parts=(ExperimentPart("model", "model"),)
+)
+
+_ENCODED = tuple(
+    KnownLeak(
+        package="transformers",
+        versions=">=5.23",
+        holder=f"transformers.models.{module}.{name}",
+        keeps=keeps,
+        url="github.com/huggingface/transformers/issues/45412 is of the same kind",
+    )
+    for module, name, keeps in (
+        ("xcodec.modeling_xcodec", "XcodecPreTrainedModel", "each model that has encoded"),
+        ("omdet_turbo.modeling_omdet_turbo", "OmDetTurboDecoder", "the decoders that ran last, in a cache of their anchors"),
+    )
 )
 
 _CACHE = ExportRepair(
@@ -40,6 +54,7 @@ LIBRARY = Library(
             Detail(path=("key_cache", 0), unit="token", dimension=-2),
         ),
     },
+    known_leaks=_ENCODED,
     training_functions=frozenset({"training_step"}),
     work=(
         LibraryWork(

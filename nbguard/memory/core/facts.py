@@ -350,6 +350,7 @@ class Facts:
     parked: tuple[ParkedFact, ...] = ()  # tensors that `--park` moved to host memory
     changed: bool = False  # another thread allocated or freed during the scan
     has_compiled: bool = False  # torch.compile has been used in this process
+    known_leaks: tuple[tuple[str, str], ...] = ()  # (label of a root, sentence) of leaks that its library is known for
     workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
     unwalked: UnwalkedFact | None = None  # parts that the scan left out; None if there are none
     unread: tuple[UnreadFact, ...] = ()  # objects that it could not look into

@@ -168,9 +168,10 @@ def _handles(analysis: Analysis) -> Iterator[Finding]:
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(handle.nbytes)} alive"
         freed = release.frees
         how = "releases it" if freed in (None, handle.nbytes) else f"frees {format_bytes(freed)} of it"
+        known = _known(analysis.facts, root.label)
         yield Finding(
             "handle",
-            f"{keeps}: " + release.code + f" {how}" if release.command else _without_way_out(keeps, release),
+            f"{keeps}: " + release.code + f" {how}{known}" if release.command else _without_way_out(keeps, release) + known,
             release,
         )
 
@@ -191,11 +192,12 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
             continue
         release = release_of_root(facts, root)
         keeps = f"{root.label} ({root.what}) holds {format_bytes(holder.retained)}"
+        known = _known(facts, root.label)
         if release.frees:
             how = "frees it" if release.frees >= holder.retained else f"frees {format_bytes(release.frees)} of it"
-            yield Finding("no_name", f"{keeps}: " + release.code + f" {how}{_also(release)}", release)
+            yield Finding("no_name", f"{keeps}: " + release.code + f" {how}{_also(release)}{known}", release)
         else:
-            yield Finding("no_name", keeps + ": " + release.effect, release)
+            yield Finding("no_name", keeps + ": " + release.effect + known, release)
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
@@ -215,6 +217,11 @@ def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]
             yield Finding("rest", f"{words}: " + release.code + f" {how}", replace(release, frees=frees))
         else:
             yield Finding("rest", words)
+
+
+def _known(facts: Facts, label: str) -> str:
+    """Return the clause on a leak that the library of a root is known for; empty without one."""
+    return "".join(f"; {words}" for known, words in facts.known_leaks if known == label)
 
 
 def _also(line: Advice) -> str:

@@ -1,15 +1,18 @@
-"""The owner of a file of Python code, either an installed library or the user."""
+"""The owner of a file of Python code, either an installed library or the user, and leaks of installed versions."""
 
 from __future__ import annotations
 
 import os
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from nbguard.libraries import packages, shared_states
+from packaging.specifiers import SpecifierSet
+
+from nbguard.libraries import KnownLeak, known_leaks, packages, shared_states
 from nbguard.memory.scan.heap.kinds import loaded_class, module_namespace
 
 
@@ -57,6 +60,19 @@ def _holds_packages(folder: str) -> bool:
 def has_shared_state() -> bool:
     """Say whether a library's state is made that launched processes must make again: `notebook_launcher` looks at the same."""
     return any(getattr(loaded_class(*state), "_shared_state", None) for state in shared_states())
+
+
+def known_leaks_of(labels: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return (label, sentence) for each of these roots' labels that the installed version of its library is known for."""
+    known = known_leaks()
+    return tuple((label, leak.words) for label in labels for leak in known.get(label, ()) if _is_installed(leak))
+
+
+def _is_installed(leak: KnownLeak) -> bool:
+    try:
+        return SpecifierSet(leak.versions).contains(version(leak.package), prereleases=True)
+    except (PackageNotFoundError, ValueError):
+        return False
 
 
 def framework_folders() -> list[str]:

@@ -26,6 +26,7 @@ from nbguard.memory.scan.heap.kinds import Kinds
 from nbguard.memory.scan.heap.unwalked import exported_storages
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.memory.scan.learners import describe, gradient_calls, learner_facts
+from nbguard.memory.scan.libraries import known_leaks_of
 from nbguard.memory.scan.oom.last_error import oom_fact
 from nbguard.memory.scan.outside.referrers import other_holders
 from nbguard.memory.scan.outside.unreached import orphan_roots
@@ -246,6 +247,7 @@ def _facts_from(
         parked=parked_facts(),
         changed=changed,
         has_compiled=has_compiled(),
+        known_leaks=known_leaks_of(root.label for root in graph.roots),
         workers=workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
         unwalked=_unwalked(walk),
         unread=walk.unread.facts,
