@@ -176,7 +176,7 @@ assert not any("copies the same tensor" in said for said in first), first  # bat
 
 
 _SENT = """
-from nbguard.training.profiler.nonfinite.loss_history import DeviceLosses
+from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
 noted, arrived, events = iter(range(10**6)), [], []
 sent = DeviceLosses(torch, noted.__next__, lambda at, value: arrived.append((at, value)))
 record = torch.cuda.Event.record

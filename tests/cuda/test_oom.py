@@ -12,7 +12,7 @@ from tests.kernels import Cell, Kernel
 
 MIB = 1024**2
 ATTACH = """
-from nbguard.memory.cleanup.apply.apply import attach, detach
+from nbguard.memory.cleanup.apply.oom_observer import attach, detach
 from nbguard.memory.scan.oom.chain import NOTES, ran_out
 assert attach() and attach()
 """

@@ -151,7 +151,7 @@ LOOK = """
 import os, time
 from dataclasses import asdict
 from nbguard.plain_data import to_plain as plain
-from nbguard.memory.cleanup.apply.loaders import empty_cache
+from nbguard.memory.cleanup.apply.kept_by_torch import empty_cache
 from nbguard.memory.cleanup.apply.apply import apply
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis

@@ -246,9 +246,9 @@ AFTER_THE_FIT = [
     *(
         f"nbguard.training.profiler.{place}.{action}"
         for place in (
-            "instruments.instruments.Subject",
+            "instruments.subject.Subject",
             "instruments.loader.watch.LoaderWatch",
-            "instruments.operators.GpuWatch",
+            "instruments.gpu.GpuWatch",
             "instruments.memory.timeline.MemoryWatch",
             "instruments.stack_sampler.OverheadWatch",
             "nonfinite.nonfinite.FiniteWatch",

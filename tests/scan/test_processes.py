@@ -272,7 +272,7 @@ def test_a_containers_first_process_may_be_the_parent(name: str) -> None:
     inside = f"""
 import os, subprocess, sys
 from dataclasses import replace
-from nbguard.memory.cleanup.plan.promises import diagnose
+from nbguard.memory.cleanup.plan.orphans import diagnose
 from nbguard.memory.scan.devices import processes as probe
 assert os.getpid() == 1
 child = subprocess.Popen([{sys.executable!r}, "-c", {_WORKER!r}], stdout=subprocess.PIPE)
