@@ -191,7 +191,7 @@ class ParsedProgram:
         return bool(name) and (is_made or bool(_LOADER.search(re.split(r"[.\[]", name)[-1] if "[" not in name else name)))
 
     def is_over_epochs(self, loop: Loop) -> bool:
-        """Say whether a loop counts. Over `range(...)`, with another loop inside."""
+        """Say whether a loop runs over `range(...)` more than once, as far as its end is known."""
         iterated = self.iterated(loop)
         if not isinstance(iterated, ast.Call) or self.name(iterated.func).rpartition(".")[2] not in ("range", "trange"):
             return False

@@ -127,7 +127,7 @@ def _blocks(program: ParsedProgram) -> Iterator[list[ast.stmt]]:
 
 
 def _makes_new(program: ParsedProgram, value: ast.Call, model: str) -> bool:
-    """Say whether a call makes a new model. By a class of PyTorch's or of the file, and not out of the earlier one."""
+    """Say whether a call makes a new model of a class of PyTorch or of the file, and not out of the earlier model."""
     name = program.name(value.func)
     is_class = (name in program.classes and program.is_module(program.classes[name])) or name.startswith(
         ("torch.nn.", "torchvision.models.")
