@@ -27,7 +27,7 @@ from torch.utils.data._utils import fetch, worker
 
 from nbguard.frontend.notebook.profile import profile_fit
 from nbguard.training.profiler.analysis.loader.slowest import PythonRows, reading, slowest, training_loader
-from nbguard.training.profiler.instruments.loader import workers as own_memory
+from nbguard.training.profiler.instruments.loader import loader_facts as own_memory
 from nbguard.training.profiler.instruments.loader.fetching import BytesRead, FetchTimer, ReadMeter
 from nbguard.training.profiler.instruments.loader.watch import LoaderWatch
 from nbguard.units import MiB
