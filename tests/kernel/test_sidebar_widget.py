@@ -152,7 +152,7 @@ def test_without_ipython_it_names_calls_and_they_do_what_they_say(monkeypatch: p
 
     main = sys.modules["__main__"].__dict__
     weight = torch.ones(1 << 18, requires_grad=True)
-    monkeypatch.setitem(main, "losses", [weight.sum() for _ in range(3)])
+    monkeypatch.setitem(main, "losses", [0.0, *(weight.sum() for _ in range(3))])
     del weight
     shown = nbguard.Sidebar()
     shown.close()
@@ -162,7 +162,7 @@ def test_without_ipython_it_names_calls_and_they_do_what_they_say(monkeypatch: p
 
     said = {call: str(eval(call, {"nbguard": nbguard})) for call in calls if "release" not in call}
 
-    assert "list of 3" in said['nbguard.why("losses")']
+    assert "list of 4" in said['nbguard.why("losses")']
     release = re.search(r'nbguard.release\("losses"\)', said['nbguard.why("losses")'])
     assert release
     assert "1 MiB" in str(eval(release[0], {"nbguard": nbguard}))
