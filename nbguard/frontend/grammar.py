@@ -72,7 +72,7 @@ class Grammar:
 
     @property
     def has_words(self) -> bool:
-        """Whether it has words besides options."""
+        """Return whether it takes words as well as options."""
         return any(not word.startswith("-") for word in self.words)
 
     def parser(self, word: str = "") -> LineParser:

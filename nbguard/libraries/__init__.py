@@ -80,14 +80,14 @@ class KnownLeak:
     versions: str  # that keep it, as pip writes them: `<1.4`
     holder: str  # label of the root that has it: `accelerate.state.GradientState`
     keeps: str  # the memory, after "keeps"
-    fixed: str = ""  # first version without it; empty where there is none
-    url: str = ""  # the report on it
+    fixed: str = ""  # first version without it, or empty
+    report: str = ""  # its address
 
     @property
     def words(self) -> str:
         """Return the sentence on it, without an end."""
         cure = f", fixed in {self.fixed}" if self.fixed else ""
-        return f"known: {self.package} {self.versions} keeps {self.keeps}{cure} ({self.url})"
+        return f"known: {self.package} {self.versions} keeps {self.keeps}{cure} ({self.report})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ LIBRARY = Library(
             holder="accelerate.state.GradientState",
             keeps="the loader of a loop that was left early",
             fixed="1.4",
-            url="github.com/huggingface/accelerate/pull/3391",
+            report="github.com/huggingface/accelerate/pull/3391",
         ),
     ),
     work=(

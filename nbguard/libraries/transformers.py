@@ -24,7 +24,7 @@ _ENCODED = tuple(
         versions=">=5.23",
         holder=f"transformers.models.{module}.{name}",
         keeps=keeps,
-        url="github.com/huggingface/transformers/issues/45412 is of the same kind",
+        report="github.com/huggingface/transformers/issues/45412 is of the same kind",
     )
     for module, name, keeps in (
         ("xcodec.modeling_xcodec", "XcodecPreTrainedModel", "each model that has encoded"),

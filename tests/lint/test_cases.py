@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nbguard.training.lint.lint import lint, look
+from nbguard.training.lint.lint import check, lint
 from nbguard.training.lint.rules import RULES
 from nbguard.training.lint.source import read_source
 from tests.lint import measures
@@ -96,7 +96,7 @@ def test_the_bad_one_is_worse(case: str) -> None:
 @PARAMETERS
 @pytest.mark.parametrize("kind", ["bad", "good"])
 def test_it_is_reported_and_the_good_one_is_not(case: str, kind: str, tmp_path: Path) -> None:
-    found = {rule.code for rule, _ in look(read_source(str(file(case, kind, tmp_path)))).hits}
+    found = {rule.code for rule, _ in check(read_source(str(file(case, kind, tmp_path)))).hits}
 
     assert found == ({EXPECTED[case][0]} if kind == "bad" else set())
 

@@ -12,7 +12,7 @@ import pytest
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.cli import main
-from nbguard.training.lint.lint import lint, look, selected
+from nbguard.training.lint.lint import check, lint, selected
 from nbguard.training.lint.report import LintFinding, LintReport, as_github
 from nbguard.training.lint.rules import RULES
 from nbguard.training.lint.source import read_source
@@ -266,5 +266,5 @@ def test_magics_are_told_from_python_by_the_parser(tmp_path: Path) -> None:
     source = read_source(str(notebook(tmp_path, cell)))
 
     assert source.unparsed == ()
-    assert look(source).hits == ()
+    assert check(source).hits == ()
     assert len(source.tree.body) == 4

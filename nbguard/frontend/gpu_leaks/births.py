@@ -30,7 +30,7 @@ _PRUNE_AT = 1000
 
 
 class TensorBirths:
-    """Which tensors each owner has made, and which storages are older. Nothing is kept alive."""
+    """Weak records of the tensors that each owner made, and of the storages that are older."""
 
     def __init__(self) -> None:
         self.owner = TEST

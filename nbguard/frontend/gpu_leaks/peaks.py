@@ -73,5 +73,5 @@ class CudaPeak:
 
 
 def peak_of(tracked: str, limit: int) -> CpuPeak | CudaPeak | None:
-    """Return the measure of a test's peak on a kind of device; None where there is none."""
+    """Return the measure of a test's peak on a kind of device, or None if it has none."""
     return CpuPeak() if tracked == "cpu" else CudaPeak(limit) if tracked == "cuda" else None

@@ -21,7 +21,7 @@ class HeldMemory:
     nbytes: int  # bytes of all its storages
     storages: int  # how many
     line: str = ""  # that allocated most of it; empty where unknown
-    fixture: str = ""  # that made it, or kept it, and has ended: `module fixture net`; empty: the test
+    fixture: str = ""  # ended fixture that made or kept it, as in `module fixture net`; empty if the test did
     what: str = ""  # a few words on the holder
 
     @property
@@ -42,7 +42,7 @@ class MemoryOfTest:
     line: int  # number of its first line
     leaks: tuple[HeldMemory, ...] = ()  # the largest first
     collected: int = 0  # bytes that only the garbage collector freed
-    peak: int | None = None  # most bytes of its tensors at a time; None: not measured
+    peak: int | None = None  # most bytes of its tensors at a time, or None if not measured
     limit: int | None = None  # the most that its mark allows; None without one
     kept_by_pytest: int = 0  # bytes on the instance of its class, which pytest keeps until the end
 
@@ -88,7 +88,7 @@ class GpuLeaks(Result):
     kind: ClassVar[str] = "gpu_leaks"
     view: ClassVar[str] = "nbguard.frontend.gpu_leaks.results:gpu_leaks_blocks"
 
-    tracked: str  # kind of device whose tensors counted: `cuda`, `cpu`; empty: PyTorch was not imported
+    tracked: str  # kind of device whose tensors counted, `cuda` or `cpu`; empty if PyTorch was not imported
     minimum: int  # bytes that a test might leave unnoticed
     judged: int  # number of tests that were judged: those that ended without an error
     tests: tuple[MemoryOfTest, ...]  # those that there is something to say about

@@ -35,18 +35,18 @@ def selected(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Ru
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class CheckedSource:
     """A source with its hits, each with its rule."""
 
     source: Source
     hits: tuple[tuple[Rule, Hit], ...]
 
 
-def look(source: Source, rules: Iterable[Rule] = RULES) -> Looked:
+def check(source: Source, rules: Iterable[Rule] = RULES) -> CheckedSource:
     """Return the hits of a source by line, without those that a comment exempts."""
     program = ParsedProgram(source)
     if not program.uses_torch:
-        return Looked(source, ())
+        return CheckedSource(source, ())
     hits = [
         (rule, hit)
         for rule in rules
@@ -54,7 +54,7 @@ def look(source: Source, rules: Iterable[Rule] = RULES) -> Looked:
         for hit in first_of_each_line(rule.find(program))
         if not _is_exempt(source, hit.node, rule.code)
     ]
-    return Looked(source, tuple(sorted(hits, key=lambda pair: (_line(pair[1].node), pair[0].code))))
+    return CheckedSource(source, tuple(sorted(hits, key=lambda pair: (_line(pair[1].node), pair[0].code))))
 
 
 def _line(node: ast.AST) -> int:
@@ -91,22 +91,22 @@ def lint(paths: Iterable[str], rules: Iterable[Rule] = RULES, *, fix: bool = Fal
     rules = tuple(rules)
     for path in dict.fromkeys(files_of(paths)):
         try:
-            looked = look(read_source(path), rules)
-            if fix and any(hit.edits for _, hit in looked.hits):
-                count = _repair(looked)
+            checked = check(read_source(path), rules)
+            if fix and any(hit.edits for _, hit in checked.hits):
+                count = _repair(checked)
                 fixed += count
                 if not count:
                     left_out.append(f"{path}: it is not repaired, as its JSON is written in a form that would change")
-                looked = look(read_source(path), rules)
+                checked = check(read_source(path), rules)
         except NbguardError as error:
             errors.append(error)
             continue
         except RecursionError:
-            errors.append(NbguardError(f"{path} is nested too deeply to be looked at"))
+            errors.append(NbguardError(f"{path} is nested too deeply to be checked at"))
             continue
         files += 1
-        findings += [_finding(looked.source, rule, hit) for rule, hit in looked.hits]
-        left_out += looked.source.unparsed
+        findings += [_finding(checked.source, rule, hit) for rule, hit in checked.hits]
+        left_out += checked.source.unparsed
     return LintReport(files=files, fixed=fixed, findings=tuple(findings), left_out=tuple(left_out)), errors
 
 
@@ -126,16 +126,16 @@ def _finding(source: Source, rule: Rule, hit: Hit) -> LintFinding:
     )
 
 
-def _repair(looked: Looked) -> int:
+def _repair(checked: CheckedSource) -> int:
     """Repair a file; return the number of findings that are repaired, 0 where the rest of the file would change."""
-    path = looked.source.path
+    path = checked.source.path
     taken: list[Edit] = []
     count = 0
-    for _, hit in looked.hits:
+    for _, hit in checked.hits:
         if hit.edits and not any(_overlap(new, old) for new in hit.edits for old in taken):
             taken += hit.edits
             count += 1
-    data = repaired(looked.source, read_file(path, LARGEST), taken)
+    data = repaired(checked.source, read_file(path, LARGEST), taken)
     if data is None:
         return 0
     try:

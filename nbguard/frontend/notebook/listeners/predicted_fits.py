@@ -22,7 +22,7 @@ class PredictedFits:
         """Do nothing: counters go on by themselves."""
 
     def after(self, cell: CellFact) -> None:  # noqa: ARG002 - the figures are the device's
-        """Say what came of a prediction."""
+        """Compare a prediction with its fit in one line."""
         calibration: Any = sys.modules.get("nbguard.training.prediction.calibration")
         if calibration is None:
             return

@@ -22,13 +22,12 @@ from nbguard.memory.cleanup.apply.parking import unpark
 from nbguard.memory.cleanup.apply.released_names import tell_released
 from nbguard.memory.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.memory.cleanup.figures import holdings_of, way_out
-from nbguard.memory.cleanup.plan.builder import facts_without
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import LEFT_SHOWN, Action, LeftHolder, Outcome, Plan, verdict
 from nbguard.memory.core import advice
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import NOTICED, Facts, PoolId, Reading
-from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.core.references.graph import nbytes_of, reach_of_roots, storages_of, without
 from nbguard.memory.core.references.holders import idle_gradients, zero_gradients_of
 from nbguard.memory.core.segments.requests import left_pools
 from nbguard.memory.scan.devices.counters import Counters
@@ -182,7 +181,8 @@ def _went_down(before: Reading | None, after: Reading | None, nbytes: int) -> bo
 def foreseen(plan: Plan, facts: Facts) -> Analysis:
     """Return the analysis after a plan that kept its promise to the byte, by the facts before it."""
     devices, unavailable = device_facts(facts.tracked)
-    return Analysis(replace(facts_without(facts, plan.gone, plan.cut), devices=devices, unavailable=unavailable))
+    graph = without(facts.graph, plan.gone, plan.cut)
+    return Analysis(replace(facts, graph=graph, devices=devices, unavailable=unavailable))
 
 
 def _looked_at_once(scanned: Scan, notebook: Notebook) -> TimedScan:

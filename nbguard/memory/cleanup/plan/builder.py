@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from nbguard.libraries import harmless_leftovers
 from nbguard.memory.cleanup.plan.plan import Action
 from nbguard.memory.core.facts import Facts, Graph, LearnerFact, Root
-from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, storages_of
+from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, storages_of, without
 from nbguard.memory.core.references.owner_sets import bits_of, components, owners_of_nodes, owners_of_storages
 from nbguard.texts import joined
 
@@ -127,7 +127,7 @@ class PlanBuilder:
 
     def left(self) -> Facts:
         """Return the facts after the steps so far."""
-        return facts_without(self.facts, self.gone, self.cut)
+        return replace(self.facts, graph=without(self.graph, self.gone, self.cut))
 
     def settle(self) -> Settled:
         """Return the plan, where each storage is freed by the step that removes the last way to it."""
@@ -156,17 +156,6 @@ class PlanBuilder:
             node == graph.rest or graph.rest in graph.nodes[node].children for node in goes
         )
         return Settled(tuple(reversed(actions)), frozenset(freed), kept, at_least)
-
-
-def facts_without(facts: Facts, gone: Set[int], cut: Set[Edge]) -> Facts:
-    """Return facts without the roots `gone` and the references `cut`."""
-    nodes = list(facts.graph.nodes)
-    for parent in {parent for parent, _ in cut}:
-        kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in cut]
-        children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
-        nodes[parent] = replace(nodes[parent], children=children, labels=labels)
-    roots = tuple(root for number, root in enumerate(facts.graph.roots) if number not in gone)
-    return replace(facts, graph=replace(facts.graph, roots=roots, nodes=tuple(nodes)))
 
 
 def _why_nothing(below: Set[int], freed: Set[int]) -> str:

@@ -10,7 +10,7 @@ from nbguard.memory.cleanup.plan.planner import freed_by_targets, plan_cleanup
 from nbguard.memory.core.advice import Advice, release_names, release_stale
 from nbguard.memory.core.facts import Facts, Graph, Target
 from nbguard.memory.core.references.explain import Why
-from nbguard.memory.core.references.graph import GRAPH, Edge, nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.core.references.graph import GRAPH, Edge, nbytes_of, reach_of_roots, storages_of, without
 
 _NEEDING = frozenset({"learner", "model"})
 """Kinds of objects that are broken without their contents."""
@@ -108,13 +108,8 @@ def _held(graph: Graph, collects: bool) -> set[int]:
 def _without(graph: Graph, lines: Sequence[Advice]) -> Graph:
     """Return the graph without the references and the roots that these lines take away."""
     cut = frozenset[Edge]().union(*(line.cut for line in lines))
-    gone = {line.ends for line in lines} | {text for line in lines if not line.cut for text in line.targets}
-    nodes = list(graph.nodes)
-    for parent in {parent for parent, _ in cut}:
-        kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in cut]
-        children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
-        nodes[parent] = replace(nodes[parent], children=children, labels=labels)
-    return replace(graph, nodes=tuple(nodes), roots=tuple(root for root in graph.roots if root.label not in gone))
+    labels = {line.ends for line in lines} | {text for line in lines if not line.cut for text in line.targets}
+    return without(graph, {number for number, root in enumerate(graph.roots) if root.label in labels}, cut)
 
 
 def _targets(graph: Graph, line: Advice) -> Iterator[Target]:

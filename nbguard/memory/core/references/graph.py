@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from itertools import pairwise
 
 from nbguard.memory.core.facts import Graph, Root
@@ -74,6 +75,17 @@ def upwards(parents: Mapping[int, Iterable[int]], starts: Iterable[int]) -> set[
                 above.add(parent)
                 todo.append(parent)
     return above
+
+
+def without(graph: Graph, gone: Set[int], cut: Set[Edge]) -> Graph:
+    """Return the graph without the roots with the numbers `gone` and without the references in `cut`."""
+    nodes = list(graph.nodes)
+    for parent in {parent for parent, _ in cut}:
+        kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in cut]
+        children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
+        nodes[parent] = replace(nodes[parent], children=children, labels=labels)
+    roots = tuple(root for number, root in enumerate(graph.roots) if number not in gone)
+    return replace(graph, roots=roots, nodes=tuple(nodes))
 
 
 def storages_of(graph: Graph, nodes: Iterable[int]) -> set[int]:
