@@ -13,6 +13,7 @@ from nbguard.frontend.cluster.analysis import (
     EnginesCleanup,
     report_of,
 )
+from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
 from nbguard.memory.allocator.replay.replay import Difference, FileReplay
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import Request
@@ -236,6 +237,21 @@ EXAMPLES: tuple[Result, ...] = (
         driver="driver 580.1, CUDA up to 13.0",
         unavailable="",
         processes=(_ORPHAN, _KEEPER),
+    ),
+    GpuLeaks(
+        tracked="cuda",
+        minimum=MiB,
+        judged=12,
+        tests=(
+            MemoryOfTest(
+                test="tests/test_cats.py::test_fit",
+                file="tests/test_cats.py",
+                line=7,
+                leaks=(HeldMemory(holder="tests/test_cats.py: CACHE[3]", nbytes=2 * MiB, storages=1, line="test_cats.py:9"),),
+                peak=3 * MiB,
+                limit=2 * MiB,
+            ),
+        ),
     ),
     LintReport(
         files=2,
