@@ -35,7 +35,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test test-all fuzz coverage lint docs protocol demo lab bench bug-cases gpu-day build clean distclean debian-packages
+.PHONY: help unit test test-all fuzz coverage lint docs protocol demo lab bench bug-cases screencast gpu-day build release-check clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -148,6 +148,9 @@ bug-cases: $(STAMPS)/extra-bug-cases debian-packages ## public bug reports built
 	  $$(sed -n 's/.*| `\(tests.*\)` |$$/\1/p' tests/bug_cases/README.md | grep -v '^tests/bug_cases/' | sort -u) $(ARGS) \
 	  || $(call stop,Tests failed. The last one again: make bug-cases ARGS='--lf -x')
 
+screencast: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## take the README's screencast anew, in JupyterLab on the simulated device
+	@NBGUARD_SPREAD=0 NBGUARD_PICTURES=docs/pictures $(IN_VENV) $(VENV)/bin/python -m pytest tests/ui/test_screencast.py $(ARGS)
+
 gpu-day: $(STAMPS)/extra-test ## all that wants a real GPU: tests, recordings, figures; DRY=1 rehearses it on the fake device
 	@$(call say,GPU day)
 	@PYTHONPATH=build/peers $(if $(DRY),$(VENV)/bin/python -m tests.fake_cuda) \
@@ -160,6 +163,9 @@ build: $(LABEXTENSION) ## the pure wheel and the sdist into dist/, and a wheel w
 	@{ NBGUARD_PURE=1 $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --outdir dist . && \
 	  NBGUARD_PURE= $(IN_VENV) $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist/compiled .; } \
 	  || $(call stop,The build failed. To start afresh: make distclean build)
+
+release-check: build ## what a release would upload: its files, and installed with Python 3.10 to 3.14; TORCH=torch beside PyTorch
+	@setup/release $(if $(TORCH),--torch '$(TORCH)') $(PYTHONS)
 
 clean: ## remove what was built; keep .venv and node_modules
 	rm -rf build dist nbguard/labextension nbguard/frontend/notebook/static .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -188,7 +194,7 @@ debian-packages:
 
 $(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
 	@$(call say,build tools)
-	@$(PIP) build hatchling hatch-jupyter-builder setuptools || $(call stop,$(REGISTRIES))
+	@$(PIP) pip build hatchling hatch-jupyter-builder setuptools || $(call stop,$(REGISTRIES))
 	@touch $@
 
 # node as esbuild and eslint want it ("engines" in package.json), else the one that PyPI has.

@@ -99,3 +99,33 @@ def test_the_script_that_plays_it_is_one_that_bash_reads() -> None:
     assert bash is not None
 
     subprocess.run([bash, "-n", str(SETUP / "test")], check=True)
+
+
+def test_each_action_of_the_workflows_is_pinned_to_a_commit() -> None:
+    used = [
+        line.partition("uses:")[2].strip()
+        for file in (ROOT / ".github").rglob("*.yml")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "uses:" in line
+    ]
+
+    assert used
+    assert [use for use in used if not re.fullmatch(r"(\./\S+|[\w/.-]+@[0-9a-f]{40} # v\d+(\.\d+)*)", use)] == []
+
+
+def test_a_release_is_uploaded_by_trusted_publishing_after_all_checks() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    (publish,) = [name for name, job in release["jobs"].items() if "pypi-publish" in str(job)]
+
+    assert release["permissions"] == {"contents": "read"}
+    assert release["jobs"][publish]["permissions"] == {"id-token": "write"}
+    assert release["jobs"][publish]["needs"] == "check"
+    assert release["jobs"]["check"]["needs"] == "build"
+    assert "secrets." not in str(release)
+
+
+def test_each_python_of_the_classifiers_is_checked_before_a_release() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert release["jobs"]["check"]["strategy"]["matrix"]["python"] == named
