@@ -228,3 +228,20 @@ def test_a_notebook_that_is_run_where_nobody_looks_has_the_picture_of_its_end(tm
     assert output.data["application/vnd.nbguard.frontend.sidebar+json"]
     assert "The sidebar as of In[4]," in output.data["text/html"]
     assert "came_after" in output.data["text/html"]
+
+
+_COLAB = """import sys, types
+output = types.ModuleType("google.colab.output")
+output.switched_on = 0
+output._widgets = types.SimpleNamespace(_installed_url="")
+def enable_custom_widget_manager(): output.switched_on += 1
+output.enable_custom_widget_manager = enable_custom_widget_manager
+sys.modules["google.colab.output"] = output"""
+"""A stand-in for Colab's package, of which only this function is asked for."""
+
+
+def test_in_colab_its_widget_manager_is_switched_on_without_a_line_of_the_user(plain_kernel: Kernel) -> None:
+    plain_kernel.run(_COLAB).ok()
+    plain_kernel.run("import nbguard\nsidebars = [nbguard.Sidebar(), nbguard.Sidebar()]").ok()
+
+    assert plain_kernel.value("output.switched_on") == 1
