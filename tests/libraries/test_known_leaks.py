@@ -1,7 +1,7 @@
 """Leaks that libraries are known for, made by the installed version, named with their reports, and freed by the line.
 
-Those of older versions by hand: `pip install --no-deps --target OLD transformers==5.8.1 tokenizers==0.22.2 huggingface-hub==1.*`,
-then with PYTHONPATH=OLD.
+Those of older versions by hand: `pip install --no-deps --target OLD transformers==5.8.1 tokenizers==0.22.2
+'huggingface-hub<2'`, then with PYTHONPATH=OLD.
 """
 
 from __future__ import annotations
