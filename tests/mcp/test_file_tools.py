@@ -18,6 +18,14 @@ from tests.thorough import half_in_ci
 
 _CONF = "expandable_segments:True"
 _RUN = "2.13.0_118"
+_LEAK = """
+import torch
+losses = []
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    losses.append(loss)
+"""
 
 
 def _only(folder: Path) -> Allowance:
@@ -84,16 +92,15 @@ def test_what_if_has_the_documents_of_the_command_line(tmp_path: Path, capsys: p
 
 
 def test_lint_is_that_of_the_command_line_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = "import torch\nlosses = []\nfor batch in loader:\n    loss = model(batch)\n    loss.backward()\n    losses.append(loss)\n"
     file = tmp_path / "train.py"
-    file.write_text(program)
+    file.write_text(_LEAK)
 
     answered = answer("lint", {"files": [str(tmp_path)]}, _only(tmp_path))
 
     assert answered.data == json.loads(_printed(capsys, "lint", "--json", str(tmp_path)))
     assert answered.text.rstrip() == _printed(capsys, "lint", str(tmp_path)).rstrip()
     assert answered.data["findings"]
-    assert file.read_text() == program
+    assert file.read_text() == _LEAK
 
 
 def test_a_report_on_a_file_is_the_one_that_is_loaded(tmp_path: Path) -> None:
@@ -107,7 +114,9 @@ def test_a_report_on_a_file_is_the_one_that_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["explain_oom", "who_holds", "what_if"])
-@pytest.mark.parametrize("path", ["/etc/passwd", "{}/../secret.pickle", "{}/link.pickle", "{}/folder/secret.pickle", "~/x", "\0"])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "{}/../secret.pickle", "{}/link.pickle", "{}/folder/secret.pickle", "~/x", "\0"]
+)
 def test_a_file_elsewhere_is_refused(tool: str, path: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.mkdir()

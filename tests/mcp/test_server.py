@@ -177,7 +177,9 @@ def test_the_server_says_in_one_line_what_it_needs(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
 
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"nbguard: the server needs the package {missing}: run  pip install 'nbguard[mcp]'  and try again\n"
+        assert (
+            done.stderr == f"nbguard: the server needs the package {missing}: run  pip install 'nbguard[mcp]'  and try again\n"
+        )
 
 
 def test_a_folder_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,9 @@ def test_a_document_of_each_kind_alone_is_taken_where_there_are_several() -> Non
         jsonschema.validate({"schema": 1, "kind": "report"}, schema)
 
 
-@pytest.mark.parametrize("arguments", [{"settings": "expandable_segments:True"}, {"file": None}, {"file": ["a"]}, [], None, "x"])
+@pytest.mark.parametrize(
+    "arguments", [{"settings": "expandable_segments:True"}, {"file": None}, {"file": ["a"]}, [], None, "x"]
+)
 def test_arguments_of_another_type_are_refused(arguments: Any) -> None:
     with pytest.raises(ToolError):
         read_arguments("explain_oom", arguments)
