@@ -10,7 +10,7 @@ import pytest
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.cli import main
-from nbguard.frontend.mcp.file_tools import Allowance, answer
+from nbguard.frontend.mcp.file_tools import ServerPermissions, answer
 from nbguard.frontend.mcp.tools import TOOLS
 from tests.cli.test_files import snapshot_file
 from tests.mcp.cases import out_of_memory, written
@@ -28,8 +28,8 @@ for batch in loader:
 """
 
 
-def _only(folder: Path) -> Allowance:
-    return Allowance(folders=(str(folder),))
+def _only(folder: Path) -> ServerPermissions:
+    return ServerPermissions(folders=(str(folder),))
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *line: str) -> str:
@@ -146,7 +146,7 @@ def test_a_script_is_not_run_without_leave(tmp_path: Path) -> None:
     with pytest.raises(NbguardError, match="nbguard mcp --run-scripts"):
         answer("predict", {"script": str(script)}, _only(tmp_path))
     with pytest.raises(NbguardError, match="is outside of the folders"):
-        answer("predict", {"script": str(script)}, Allowance(folders=(str(tmp_path / "other"),), run_scripts=True))
+        answer("predict", {"script": str(script)}, ServerPermissions(folders=(str(tmp_path / "other"),), run_scripts=True))
     assert not (tmp_path / "ran").exists()
 
 

@@ -223,7 +223,7 @@ def test_a_kernel_that_runs_a_cell_answers_when_it_has_ended(open_kernel: Kernel
     gate = "import pathlib, time\nwhile not pathlib.Path('gate').exists(): time.sleep(0.01)"
     running = open_kernel.client.execute(gate)
 
-    with pytest.raises(NbguardError, match="runs a cell: ask again when the cell has ended"):
+    with pytest.raises(NbguardError, match="is running a cell; ask again when the cell ends"):
         _ask(open_kernel, "who_holds")
 
     (open_kernel.cwd / "gate").touch()

@@ -209,7 +209,7 @@ def _add_schema(command: argparse.ArgumentParser) -> None:
 
 
 def _add_mcp(command: argparse.ArgumentParser) -> None:
-    folders = "folders whose files may be read (default: the one that the server is started in)"
+    folders = "folders whose files may be read (default: the current folder)"
     command.add_argument("folders", nargs="*", metavar="FOLDER", help=folders)
     leave = "let scripts run up to their first fit, so that their memory can be predicted"
     command.add_argument("--run-scripts", action="store_true", help=leave)

@@ -32,7 +32,7 @@ class AssistantAccess(Result):
     on: bool  # assistants may look at this kernel
     id: str = ""  # of the kernel, as assistants name it
     answered: int = 0  # number of requests that were answered
-    waiting: tuple[WaitingPlan, ...] = ()  # plans that nobody has allowed, the newest last
+    waiting: tuple[WaitingPlan, ...] = ()  # plans that wait for the person, the newest last
 
 
 def access_blocks(access: AssistantAccess) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""A person's consent that assistants may look at a kernel: a private file beside the kernel's connection file.
+"""A person's consent that assistants may look at a kernel, as a private file next to the kernel's connection file.
 
 The file names the connection file and has a token, which the kernel asks for with each request. It goes when the consent ends
 or the kernel does; the file of a kernel that was killed stays, and is known by its process.
@@ -24,7 +24,7 @@ _LARGEST = 1 << 14
 """Bytes of such a file; it has a few hundred."""
 
 _CLOCKS = 2.0
-"""Seconds by which two processes may differ on when a third was made: the boot, from which it is counted, is read by each."""
+"""Most seconds between the starts of one process as two others read them. Each adds its own reading of the boot's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

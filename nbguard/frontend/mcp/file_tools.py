@@ -1,6 +1,6 @@
 """Answers from files, and on this machine, each made in a process of its own, which has its question on standard input.
 
-A script that is predicted runs there: it can neither write to the assistant's pipe nor leave modules behind for the next one.
+A script runs there when its memory is predicted. It cannot write to the assistant's pipe or leave modules for the next one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ STARTS_WITH = "import sys; sys.path[:] = filter(None, sys.path); from nbguard.fr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
-    """The files and deeds that the person who started the server allows."""
+class ServerPermissions:
+    """The permissions that the person who starts the server gives it."""
 
     folders: tuple[str, ...]  # whose files may be read
     run_scripts: bool = False  # scripts may be run up to their first fit
 
 
-def answer(tool: str, arguments: Any, allowance: Allowance) -> ToolAnswer:
+def answer(tool: str, arguments: Any, permissions: ServerPermissions) -> ToolAnswer:
     """Return the answer of a tool from files, or on this machine, with the text that the command line prints.
 
     Raises:
@@ -51,23 +51,23 @@ def answer(tool: str, arguments: Any, allowance: Allowance) -> ToolAnswer:
     """
     match read_arguments(tool, arguments):
         case OomArguments(file=file) as asked if file:
-            return _shown(_diagnosis_of(_readable(file, allowance), asked))
+            return _shown(_diagnosis_of(_readable(file, permissions), asked))
         case HoldersArguments(file=file) if file:
             from nbguard.memory.snapshots.report import snapshot_report
 
-            return _shown(snapshot_report(_readable(file, allowance)))
+            return _shown(snapshot_report(_readable(file, permissions)))
         case WhatIfArguments(file=file) as asked if file:
-            return _what_if(_readable(file, allowance), asked)
+            return _what_if(_readable(file, permissions), asked)
         case PredictArguments(script=script) as asked if script:
-            return _shown(_predicted(_readable(script, allowance), asked, allowance))
+            return _shown(_predicted(_readable(script, permissions), asked, permissions))
         case DiagnoseArguments(ranks=ranks):
             return _diagnosis(ranks=ranks)
         case LintArguments() as asked:
-            return _lint(asked, allowance)
+            return _lint(asked, permissions)
     raise NbguardError(f"{tool} needs a file or a kernel")
 
 
-def _readable(path: str, allowance: Allowance) -> str:
+def _readable(path: str, permissions: ServerPermissions) -> str:
     """Return a path, without `~`, of a file in one of the allowed folders; links lead where they lead.
 
     Raises:
@@ -78,8 +78,8 @@ def _readable(path: str, allowance: Allowance) -> str:
         target = place.resolve()
     except (OSError, RuntimeError, ValueError):
         raise NbguardError(f"{path} is not the name of a file") from None
-    if not any(target.is_relative_to(Path(folder).resolve()) for folder in allowance.folders):
-        may = ", ".join(allowance.folders)
+    if not any(target.is_relative_to(Path(folder).resolve()) for folder in permissions.folders):
+        may = ", ".join(permissions.folders)
         raise NbguardError(f"{path} is outside of the folders that this server may read: {may} (nbguard mcp FOLDER names more)")
     return str(place)
 
@@ -101,11 +101,11 @@ def _what_if(file: str, asked: WhatIfArguments) -> ToolAnswer:
     return ToolAnswer(result.to_data(), printable("\n\n".join(texts), "\n\t"))
 
 
-def _predicted(script: str, asked: PredictArguments, allowance: Allowance) -> Result:
-    if not allowance.run_scripts:
+def _predicted(script: str, asked: PredictArguments, permissions: ServerPermissions) -> Result:
+    if not permissions.run_scripts:
         raise NbguardError(
-            "to predict a script is to run it up to its first fit: the person allows that where the server is started, as "
-            "nbguard mcp --run-scripts (a Learner in a kernel needs no such leave)"
+            "a prediction runs the script up to its first fit, which this server may not do; the person can start it as "
+            "nbguard mcp --run-scripts (a Learner in a kernel can be predicted without that)"
         )
     try:
         from nbguard.training.prediction.code.script import predict_script
@@ -126,13 +126,13 @@ def _diagnosis(*, ranks: bool) -> ToolAnswer:
     return _shown(diagnosis, "terminal")
 
 
-def _lint(asked: LintArguments, allowance: Allowance) -> ToolAnswer:
+def _lint(asked: LintArguments, permissions: ServerPermissions) -> ToolAnswer:
     from nbguard.training.lint.lint import lint, selected
     from nbguard.training.lint.source import files_of
 
     rules = selected(asked.select, asked.ignore)
-    named = [_readable(file, allowance) for file in asked.files]
-    report, errors = lint([_readable(file, allowance) for file in files_of(named)], rules)
+    named = [_readable(file, permissions) for file in asked.files]
+    report, errors = lint([_readable(file, permissions) for file in files_of(named)], rules)
     if errors and not report.files:
         raise NbguardError("; ".join(map(str, errors)))
     shown = _shown(report)
@@ -158,7 +158,7 @@ def _size(text: str) -> int | None:
 
 
 def _checked(text: str, read: Callable[[str], Value]) -> Value | None:
-    """Return what a text is read as, or None for an empty one; NbguardError where it cannot be read."""
+    """Return the value that a text is read as, or None for an empty text; raise NbguardError if it cannot be read."""
     try:
         return read(text) if text else None
     except ValueError as error:
@@ -174,7 +174,7 @@ class FileQuestion:
 
     tool: str  # its name
     arguments: str  # of the tool, as JSON
-    allowance: Allowance
+    permissions: ServerPermissions
 
 
 def main() -> None:
@@ -183,7 +183,7 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         question: FileQuestion = from_plain(FileQuestion, json.loads(sys.stdin.read()))
-        answered = to_plain(answer(question.tool, json.loads(question.arguments), question.allowance))
+        answered = to_plain(answer(question.tool, json.loads(question.arguments), question.permissions))
     except NbguardError as error:
         answered = {"error": str(error)}
     except MemoryError:

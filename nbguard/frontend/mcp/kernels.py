@@ -21,7 +21,7 @@ COMM = "nbguard.assistants"
 _CONNECTS = 10.0
 """Most seconds until a kernel answers at all; its control channel does while a cell runs."""
 _IS_TAKEN = 30.0
-"""Most seconds until a kernel takes a question: it does between two cells."""
+"""Most seconds until a kernel takes a question, which it does between two cells."""
 _ANSWERS = 600.0
 """Most seconds until it has answered then; a prediction may take minutes."""
 _STEP = 0.2
@@ -121,7 +121,7 @@ def _connected(connection_file: Path) -> Any:
 
 
 def _hear(client: Any, consent: Consent) -> None:
-    """Return when messages of a kernel arrive: what it publishes before is lost."""
+    """Return when messages of a kernel arrive, as those that it publishes earlier are lost."""
 
     def heard() -> bool:
         client.control_channel.send(client.session.msg("kernel_info_request"))
@@ -147,7 +147,7 @@ def _answer(client: Any, consent: Consent, asked: str) -> ToolAnswer:
             case "comm_msg" if content.get("comm_id") == COMM:
                 return read_answer(content["data"])
     else:
-        why = "takes longer than ten minutes for it" if taken else "runs a cell: ask again when the cell has ended"
+        why = "takes longer than ten minutes for it" if taken else "is running a cell; ask again when the cell ends"
         raise NbguardError(f"the kernel {consent.id} {why}")
     raise NbguardError(
         f"the kernel {consent.id} no longer lets assistants look:  " + advice.ASSISTANTS_ON.command + "  lets them"

@@ -17,31 +17,31 @@ from mcp.server import Server
 
 from nbguard.errors import NbguardError
 from nbguard.frontend.mcp.access import OpenKernels
-from nbguard.frontend.mcp.file_tools import STARTS_WITH, Allowance, FileQuestion
+from nbguard.frontend.mcp.file_tools import STARTS_WITH, FileQuestion, ServerPermissions
 from nbguard.frontend.mcp.kernels import Kernels, ToolAnswer, read_answer
 from nbguard.frontend.mcp.tools import TOOLS, ToolError, input_schema, output_schema, read_arguments, tool_named
 from nbguard.plain_data import to_plain
 
 _INSTRUCTIONS = (
-    "nbguard explains GPU memory: why it ran out, who holds it, what a cleanup would give back, whether a fit fits. "
-    "Ask explain_oom or who_holds first. Figures are bytes, promises are exact. Nothing here frees anything: release "
+    "nbguard explains GPU memory. It says why memory ran out, who holds it, how much a cleanup would give back, and whether a "
+    "fit fits. Ask explain_oom or who_holds first. Figures are bytes, promises are exact. No tool frees anything; release "
     "names a line, and only the person runs it in the notebook. Quote the first sentence of an answer before you explain it."
 )
 
 
-def serve(allowance: Allowance, version: str) -> None:
+def serve(permissions: ServerPermissions, version: str) -> None:
     """Answer an assistant until it closes standard input; `version` is nbguard's."""
-    anyio.run(_serve, allowance, version)
+    anyio.run(_serve, permissions, version)
 
 
-async def _serve(allowance: Allowance, version: str) -> None:
-    server = made_server(allowance, version)
+async def _serve(permissions: ServerPermissions, version: str) -> None:
+    server = made_server(permissions, version)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
-def made_server(allowance: Allowance, version: str) -> Server[Any]:
-    """Return the server, connected to nobody yet."""
+def made_server(permissions: ServerPermissions, version: str) -> Server[Any]:
+    """Return the server, without a connection."""
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=listed_tools())
@@ -52,7 +52,7 @@ def made_server(allowance: Allowance, version: str) -> Server[Any]:
         except ToolError as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
         try:
-            answer = await answered(params.name, params.arguments or {}, allowance)
+            answer = await answered(params.name, params.arguments or {}, permissions)
         except NbguardError as error:
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
         return types.CallToolResult(content=[types.TextContent(text=answer.text)], structured_content=answer.data)
@@ -68,7 +68,7 @@ def made_server(allowance: Allowance, version: str) -> Server[Any]:
 
 @functools.cache
 def listed_tools() -> list[types.Tool]:
-    """Return the tools with their schemas. All only read: what frees is the person's own line."""
+    """Return the tools with their schemas. All of them only read; memory is freed by the person's own line."""
     return [
         types.Tool(
             name=name,
@@ -81,7 +81,7 @@ def listed_tools() -> list[types.Tool]:
     ]
 
 
-async def answered(name: str, arguments: dict[str, Any], allowance: Allowance) -> ToolAnswer:
+async def answered(name: str, arguments: dict[str, Any], permissions: ServerPermissions) -> ToolAnswer:
     """Return the answer of a tool: of a kernel where no file is named, else of a process that is ended with the request.
 
     Raises:
@@ -95,7 +95,7 @@ async def answered(name: str, arguments: dict[str, Any], allowance: Allowance) -
     if in_file and asked["kernel"]:
         raise ToolError(f"{name} takes a file or a kernel, not both")
     if "kernel" not in asked or in_file:
-        return await _of_files(name, arguments, allowance)
+        return await _of_files(name, arguments, permissions)
     of_kernel = {each: value for each, value in arguments.items() if each != "kernel"}
     call = functools.partial(_of_kernel, asked["kernel"], name, of_kernel)
     answer: ToolAnswer = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
@@ -106,8 +106,8 @@ def _of_kernel(kernel: str, name: str, arguments: dict[str, Any]) -> ToolAnswer:
     return Kernels().ask(kernel, name, arguments)
 
 
-async def _of_files(name: str, arguments: dict[str, Any], allowance: Allowance) -> ToolAnswer:
-    question = FileQuestion(tool=name, arguments=json.dumps(arguments), allowance=allowance)
+async def _of_files(name: str, arguments: dict[str, Any], permissions: ServerPermissions) -> ToolAnswer:
+    question = FileQuestion(tool=name, arguments=json.dumps(arguments), permissions=permissions)
     command = [sys.executable, "-c", STARTS_WITH]
     sent = json.dumps(to_plain(question)).encode()
     done = await anyio.run_process(command, input=sent, stdout=subprocess.PIPE, stderr=None, check=False)

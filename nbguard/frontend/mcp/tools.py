@@ -207,7 +207,7 @@ class ToolError(NbguardError, ValueError):
 
 
 def tool_named(name: str) -> AssistantTool:
-    """Return a tool; ToolError where there is none of that name."""
+    """Return the tool of a name; raise ToolError if there is no such tool."""
     if name not in TOOLS:
         question = did_you_mean(name, TOOLS)
         raise ToolError(f"there is no tool {name!r}: {question or 'there are ' + ', '.join(TOOLS)}")
@@ -259,7 +259,7 @@ def _shape(annotation: Any) -> dict[str, Any]:
 def output_schema(tool: AssistantTool) -> dict[str, Any]:
     """Return the schema of the documents that a tool answers with, as `nbguard schema` has them.
 
-    A plan has its `token` beside its own fields.
+    A plan has a `token` in addition to its own fields.
     """
     schemas = [json.loads((_SCHEMAS / f"{kind}.json").read_text(encoding="utf-8")) for kind in tool.kinds]
     for schema in schemas:

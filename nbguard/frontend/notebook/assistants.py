@@ -51,7 +51,7 @@ _KEPT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProposedPlan:
-    """A plan as it was shown. Its steps serve only the comparison with what the same request would do later."""
+    """A plan as it was shown. Its steps are compared with a later plan for the same request."""
 
     asked: PlanArguments
     plan: Plan
@@ -67,7 +67,7 @@ class ProposedPlans:
 
     @property
     def waiting(self) -> tuple[WaitingPlan, ...]:
-        """Return the plans that nobody has allowed, the newest last."""
+        """Return the plans that wait for the person, the newest last."""
         return tuple(WaitingPlan(token, each.plan) for token, each in self._waiting.items())
 
     def propose(self, asked: PlanArguments) -> tuple[Plan, str]:
@@ -209,7 +209,7 @@ class AssistantChannel(ThreadSafeComm):
             self.send(given)
 
     def close(self, *_: Any, **__: Any) -> None:
-        """Take no more questions. Nothing is announced: no client has opened anything."""
+        """Take no more questions. Nothing is announced, as no client opened the comm."""
         if not self._closed:
             self._closed = True
             if self._kernel.comm_manager.comms.get(COMM) is self:
@@ -261,7 +261,7 @@ class AssistantSwitch:
             try:
                 self._consent, self._file = consents.give(_connection_file(), os.environ.get("JPY_SESSION_NAME", ""))
             except OSError as error:
-                raise NbguardError(f"the consent cannot be written beside the connection file: {error.strerror}") from None
+                raise NbguardError(f"the consent cannot be written next to the connection file: {error.strerror}") from None
             self._channel = AssistantChannel(self._shell.kernel, self._answer)
             atexit.register(consents.take_back, self._consent, self._file)  # nothing of the session: it would be held by it
         return self.access
@@ -281,7 +281,7 @@ class AssistantSwitch:
         return self._answers.plans.allow(token)
 
     def _answer(self, data: Any) -> dict[str, Any]:
-        """Return the answer to a message, whatever it is; nothing for one that nobody waits for any more. Nothing is raised."""
+        """Return the answer to any message, or nothing if its time is over. Never raise."""
         try:
             asked = _request(data)
             if self._consent is None or not hmac.compare_digest(_bytes(asked.token), _bytes(self._consent.token)):
@@ -304,7 +304,7 @@ def _bytes(token: str) -> bytes:
 
 
 def _request(data: Any) -> KernelRequest:
-    """Return a message's question. NbguardError where it is none."""
+    """Return the question of a message; raise NbguardError if it has no valid one."""
     try:
         read: KernelRequest = from_plain(KernelRequest, data)
     except DamagedDataError as error:

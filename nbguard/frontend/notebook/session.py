@@ -128,7 +128,7 @@ class Session:
 
     @property
     def assistants(self) -> AssistantSwitch:
-        """Return the consent to assistants; nobody has given it at first."""
+        """Return the switch that opens this kernel to assistants; it is off at first."""
         if self._assistants is None:
             from nbguard.frontend.notebook.assistants import AssistantSwitch
 

@@ -407,7 +407,7 @@ ASSISTANTS_OFF = Advice(command=f"{_SWITCH} mcp off", effect="ends the access of
 
 
 def allow_plan(token: str) -> Advice:
-    """Return the line by which a person carries out a plan that an assistant asks for."""
+    """Return the advice that carries out a plan which an assistant asks for."""
     return Advice(command=f"{_SWITCH} mcp allow {token}", effect="carries it out")
 
 

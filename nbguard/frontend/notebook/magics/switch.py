@@ -166,7 +166,7 @@ def assisted(session: Session, options: argparse.Namespace) -> AssistantAccess |
         NbguardError: no assistant can reach this kernel, or there is no such plan, or it would do something else by now.
     """
     if (options.token is not None) != (options.state == "allow"):
-        raise NbguardError("allow goes with the token of a plan, as in  %nbguard mcp allow 1f2e3d4c")
+        raise NbguardError("allow takes the token of a plan, and on and off take nothing, as in  %nbguard mcp allow 1f2e3d4c")
     match options.state:
         case "on":
             return session.assistants.turn_on()
