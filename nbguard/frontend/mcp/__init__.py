@@ -1,1 +1,1 @@
-"""The door for assistants: a server of the Model Context Protocol over files, and over kernels whose person has consented."""
+"""The door for assistants, a server of the Model Context Protocol for files and for kernels whose person consents."""

@@ -1,4 +1,4 @@
-"""The access of assistants as plain data: the consent of this kernel with the plans that wait for it, and the open kernels."""
+"""The access of assistants as plain data, with the consent of a kernel, the plans that wait for it, and the open kernels."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def give(connection_file: Path, notebook: str) -> tuple[Consent, Path]:
 
 
 def take_back(consent: Consent, file: Path) -> None:
-    """Remove the file of a consent, if it is still there and this process's own: a fork that ends leaves it."""
+    """Remove the file of a consent, if it is still there and this process wrote it. A fork that ends leaves it."""
     if consent.pid != os.getpid():
         return
     with suppress(OSError), Folder(file.parent) as folder:

@@ -1,4 +1,4 @@
-"""Questions to running kernels whose person has consented, over Jupyter's own protocol: data in a comm message, never code."""
+"""Questions to running kernels whose person consents, as data in comm messages of Jupyter's own protocol, never as code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KernelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """The answer of a tool: a document with its kind and schema, and its text for people."""
+    """The answer of a tool, as a document with its kind and schema, and as text for people."""
 
     data: dict[str, Any]
     text: str

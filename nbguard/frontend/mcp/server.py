@@ -82,7 +82,7 @@ def listed_tools() -> list[types.Tool]:
 
 
 async def answered(name: str, arguments: dict[str, Any], permissions: ServerPermissions) -> ToolAnswer:
-    """Return the answer of a tool: of a kernel where no file is named, else of a process that is ended with the request.
+    """Return the answer of a tool, from a kernel if no file is named, else from a process that ends with the request.
 
     Raises:
         NbguardError: the question cannot be answered; the message says why.

@@ -216,7 +216,7 @@ class AssistantChannel(ThreadSafeComm):
                 self._kernel.comm_manager.unregister_comm(self)
 
     def handle_close(self, _: dict[str, Any]) -> None:
-        """Register again: only the person ends the access."""
+        """Register again, as only the person ends the access."""
         self._closed = False
         self._kernel.comm_manager.register_comm(self)
 
