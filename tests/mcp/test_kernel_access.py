@@ -28,7 +28,7 @@ _ALIVE = "sorted(name for name in ('losses', 'runs') if name in globals())"
 @pytest.fixture
 def kernel(torch_zygote: Zygote) -> Iterator[Kernel]:
     """A kernel with five MiB of tensors in two names."""
-    kernel = Kernel(torch_zygote, env={"JPY_SESSION_NAME": "folder/train.ipynb"})
+    kernel = Kernel(torch_zygote, env={"JPY_SESSION_NAME": "folder/train.ipynb"}, frozen=True)
     kernel.run(_LOSSES).ok()
     yield kernel
     kernel.stop()
@@ -200,7 +200,7 @@ def test_a_kernel_that_is_killed_is_not_listed(open_kernel: Kernel) -> None:
 
 
 def test_of_several_kernels_one_has_to_be_named(open_kernel: Kernel, torch_zygote: Zygote) -> None:
-    other = Kernel(torch_zygote)
+    other = Kernel(torch_zygote, frozen=True)
     try:
         other.run(f"%load_ext nbguard\n{advice.ASSISTANTS_ON.command}").ok()
         (found,) = consents(other.cwd)
