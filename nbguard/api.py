@@ -170,8 +170,14 @@ def plan(
     """Return the plan of `release` with the same arguments, with the bytes it promises. Touches nothing."""
     notebook = Notebook.current(namespace)
     consent = {"errors": errors, "compiled": compiled, "caches": caches, "workers": workers, "hard": hard}
-    request = _request(notebook, targets, keep, everything, **consent)
-    return _plan(notebook, request)[0]
+    return plan_in(notebook, *targets, keep=keep, everything=everything, **consent)[0]
+
+
+def plan_in(
+    notebook: Notebook, *targets: str, keep: Iterable[str] = (), everything: bool = False, **consent: bool
+) -> tuple[Plan, Scan]:
+    """Return the same as `plan`, for a notebook that is at hand already, and the scan that it was made by."""
+    return _plan(notebook, _request(notebook, targets, keep, everything, **consent))
 
 
 def release(
@@ -370,7 +376,8 @@ def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], ev
         if not output_label(parse_target(name), notebook.out):
             lookup(ast.parse(name, mode="eval").body, notebook.namespace)
     resolved = targets_of(targets, notebook)
-    consent["workers"] |= consent["hard"]
+    if consent.get("hard"):
+        consent["workers"] = True
     return Request(targets=resolved, keep=keep, everything=everything, **consent)
 
 

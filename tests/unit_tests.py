@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-BLOCKED = frozenset({"accelerate", "fastai", "jupyterlab", "matplotlib", "nbclient", "numpy", "playwright", "torch"})
+BLOCKED = frozenset({"accelerate", "fastai", "jupyterlab", "matplotlib", "mcp", "nbclient", "numpy", "playwright", "torch"})
 """Packages that the extra `unit` of pyproject.toml does not install."""
 
 WHOLE = frozenset({"benchmarks", "cuda", "fake_cuda", "gpu", "kernel", "notebooks", "ui", "zoo"})

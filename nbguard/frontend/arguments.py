@@ -184,6 +184,7 @@ COMMANDS = {
         "status": "say whether notebooks load it by that file",
         "lock": "write the versions of a notebook's imports",
         "schema": "print the JSON Schema of what --json writes",
+        "mcp": "answer an assistant (Model Context Protocol, on standard input)",
         "completion": "print completion for bash, zsh or tcsh",
     },
 }

@@ -70,6 +70,7 @@ LINES = {
     "fix": "%nbguard fix determinism\n%nbguard fix determinism --undo",
     "compare": "%nbguard compare run.json run.json",
     "log": "%nbguard log off",
+    "mcp": "%nbguard mcp on\n%nbguard mcp\n%nbguard mcp off",
     "sidebar": "%nbguard sidebar",
     "reset_gpu": "%reset_gpu --dry-run",
     "profile_fit": "%%profile_fit\npass",

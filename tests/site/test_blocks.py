@@ -17,6 +17,7 @@ _MADE = re.compile(r"<!-- (help|api|fields): .*?<!-- end -->", re.DOTALL)
 
 _SHOWN = "what a session of its own has printed, shown for its form"
 NOT_RUN = {
+    "assistants.md": "the configuration of another program; tests/mcp has the lines and a real client",
     "benchmarks.md": "what `make gpu-day` has printed on a GPU",
     "guide/cells.md": _SHOWN,
     "guide/dashboards.md": "tests/profiler/test_dashboards.py asks a real Prometheus, where one is installed",

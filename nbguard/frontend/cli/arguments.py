@@ -208,6 +208,16 @@ def _add_schema(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=commands.schema)
 
 
+def _add_mcp(command: argparse.ArgumentParser) -> None:
+    folders = "folders whose files may be read (default: the current folder)"
+    command.add_argument("folders", nargs="*", metavar="FOLDER", help=folders)
+    leave = "let scripts run up to their first fit, so that their memory can be predicted"
+    command.add_argument("--run-scripts", action="store_true", help=leave)
+    skill = "print the skill file that tells an assistant when and how to ask, and end"
+    command.add_argument("--skill", action="store_true", help=skill)
+    command.set_defaults(run=commands.mcp)
+
+
 def _add_completion(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="the shell")
     command.set_defaults(run=lambda options: commands.completion(TERMINAL.whole(), options.shell))
@@ -231,6 +241,7 @@ TERMINAL = Terminal(
         "status": _changing("startup"),
         "lock": _add_lock,
         "schema": _add_schema,
+        "mcp": _add_mcp,
         "completion": _add_completion,
     }
 )

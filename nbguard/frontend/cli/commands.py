@@ -6,14 +6,15 @@ import argparse
 import importlib.util
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbguard
 from nbguard.errors import NbguardError
 from nbguard.files import open_file, unreadable
 from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result, shown_stages
 from nbguard.spelling import did_you_mean
-from nbguard.texts import form
 
 if TYPE_CHECKING:
     from nbguard.training.prediction.code.script import Made
@@ -86,8 +87,7 @@ def doctor(options: argparse.Namespace) -> int:
         if made is not None and made.stopped:
             note = f"the script ran up to its first fit ({made.stopped}); the fit itself did not run"
             diagnosis = replace(diagnosis, notes=(note, *diagnosis.notes))
-        checks = (replace(each, evidence=form(each.evidence, "terminal")) for each in diagnosis.checks)
-        diagnosis = replace(diagnosis, checks=tuple(checks))
+        diagnosis = diagnosis.said("terminal")
     if options.json:
         show_json(diagnosis.to_data())
     else:
@@ -156,6 +156,25 @@ def schema(options: argparse.Namespace) -> int:
     else:
         question = did_you_mean(options.kind, kinds)
         raise NbguardError(f"there is no kind {options.kind!r}: {question or ' nbguard schema  lists them all'}")
+    return 0
+
+
+def mcp(options: argparse.Namespace) -> int:
+    """Serve an assistant until it goes, or print the skill file that tells it when to ask."""
+    if options.skill:
+        show(files("nbguard.frontend.mcp").joinpath("SKILL.md").read_text(encoding="utf-8"), end="")
+        return 0
+    folders = tuple(str(Path(name).expanduser().absolute()) for name in options.folders or (Path.cwd(),))
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise NbguardError(f"{folder} is not a folder")
+    try:
+        from nbguard.frontend.mcp.file_tools import ServerPermissions
+        from nbguard.frontend.mcp.server import serve
+    except ImportError as error:
+        missing = str(error.name).partition(".")[0]
+        raise NbguardError(f"the server needs the package {missing}: run  pip install 'nbguard[mcp]'  and try again") from None
+    serve(ServerPermissions(folders=folders, run_scripts=options.run_scripts), nbguard.__version__)
     return 0
 
 

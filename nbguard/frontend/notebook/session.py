@@ -16,6 +16,7 @@ from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
 
 if TYPE_CHECKING:
+    from nbguard.frontend.notebook.assistants import AssistantSwitch
     from nbguard.frontend.notebook.listeners.oom_card import OomWatch
     from nbguard.frontend.notebook.listeners.predicted_fits import PredictedFits
     from nbguard.frontend.notebook.listeners.saved_pictures import SavedPictures, ShownSidebar
@@ -56,6 +57,7 @@ class Session:
         self._saved_pictures: SavedPictures | None = None
         self._hub: Hub | None = None
         self._profile: CellProfile | None = None
+        self._assistants: AssistantSwitch | None = None
 
     @property
     def switches(self) -> Switches:
@@ -69,6 +71,7 @@ class Session:
             cells=self.recording.shows,
             auto_clean_errors=self._auto_clean in on,
             notices=self.notices.is_on,
+            assistants=self._assistants is not None and self._assistants.is_on,
             recorded=self.recording.count,
             compiled_walk=native.compiled is not None,
             why_pure=native.why_pure,
@@ -119,7 +122,18 @@ class Session:
         if self._hub is not None:
             self._hub.close()
             self._hub = None
+        if self._assistants is not None:
+            self._assistants.turn_off()
         return self.switches
+
+    @property
+    def assistants(self) -> AssistantSwitch:
+        """Return the switch that opens this kernel to assistants; it is off at first."""
+        if self._assistants is None:
+            from nbguard.frontend.notebook.assistants import AssistantSwitch
+
+            self._assistants = AssistantSwitch(self._shell, self.memory, self.notices)
+        return self._assistants
 
     @property
     def hub(self) -> Hub | None:

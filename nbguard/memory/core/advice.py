@@ -401,6 +401,15 @@ ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")
 LOG_OFF = Advice(command=f"{_SWITCH} log off", effect="ends the log of the memory")
 NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
+ASSISTANTS = Advice(command=f"{_SWITCH} mcp", effect="shows the plans that assistants ask for")
+ASSISTANTS_ON = Advice(command=f"{_SWITCH} mcp on", effect="lets assistants look at this kernel")
+ASSISTANTS_OFF = Advice(command=f"{_SWITCH} mcp off", effect="ends the access of assistants")
+
+
+def allow_plan(token: str) -> Advice:
+    """Return the advice that carries out a plan which an assistant asks for."""
+    return Advice(command=f"{_SWITCH} mcp allow {token}", effect="carries it out")
+
 
 # --- what makes a run repeat, and a model export ----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ def switches_blocks(switches: Switches) -> Iterator[Block]:
         ("line after a cell", switches.cells, "" if switches.cells else advice.CELLS_ON.command),
         ("errors cleaned at once", switches.auto_clean_errors, advice.AUTO_CLEAN.command),
         ("sidebar", switches.sidebar, _audience(switches) if switches.sidebar else advice.ON.command),
+        ("assistants", switches.assistants, advice.ASSISTANTS_OFF.command if switches.assistants else ""),
     )
     walk = ("heap walk", "C", "") if switches.compiled_walk else ("heap walk", "pure Python", _why_pure(switches))
     switched = (TableRow(cells=(name, "on" if on else "off", hint)) for name, on, hint in rows)

@@ -25,5 +25,6 @@ class Switches(Result):
     views: int = 0  # number of views that look now
     rate: float = 0.0  # messages to a view per second
     jobs: int = 0  # number of their jobs that wait
+    assistants: bool = False  # assistants may look at this kernel
     compiled_walk: bool = False  # the compiled part walks the heap, and not Python
     why_pure: str = ""  # reason why Python does

@@ -16,7 +16,10 @@ from nbguard.frontend.notebook.magics.grammar import MagicGrammar, documented
 from nbguard.frontend.notebook.session import session_of
 
 if TYPE_CHECKING:
+    from nbguard.frontend.mcp.access import AssistantAccess
     from nbguard.frontend.notebook.recording import CellRecording
+    from nbguard.frontend.notebook.session import Session
+    from nbguard.memory.cleanup.plan.plan import Outcome
     from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
     from nbguard.training.runs.analysis.applied import AppliedRecord
     from nbguard.training.runs.analysis.comparison import RunComparison
@@ -141,6 +144,43 @@ def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogSt
     return recording.log(logs, options.every)
 
 
+# --- `%nbguard mcp`: the person's consent that assistants look at this kernel, and to each plan that one asks for.
+
+
+def add_mcp(options: argparse.ArgumentParser) -> None:
+    """Add the arguments of `%nbguard mcp`."""
+    options.add_argument(
+        "state",
+        nargs="?",
+        choices=["on", "off", "allow"],
+        metavar="on|off|allow",
+        help="let assistants look, end it, or carry out a plan that one asks for (default: show the plans that wait)",
+    )
+    options.add_argument("token", nargs="?", metavar="TOKEN", help="with allow: of the plan")
+
+
+def assisted(session: Session, options: argparse.Namespace) -> AssistantAccess | Outcome:
+    """Return the state of the consent after a line has changed it, or the outcome of a plan that it allows.
+
+    Raises:
+        NbguardError: no assistant can reach this kernel, or there is no such plan, or it would do something else by now.
+    """
+    if (options.token is not None) != (options.state == "allow"):
+        raise NbguardError("allow takes the token of a plan, and on and off take nothing, as in  %nbguard mcp allow 1f2e3d4c")
+    match options.state:
+        case "on":
+            return session.assistants.turn_on()
+        case "off":
+            return session.assistants.turn_off()
+        case "allow":
+            session.notices.expect_cleanup()
+            outcome = session.assistants.allow(options.token)
+            if session.memory.simulation is not None:
+                session.memory.simulation.empty_cache()  # as a cleanup does on a device
+            return outcome
+    return session.assistants.access
+
+
 if TYPE_CHECKING:
     from nbguard.memory.reports.notices.notice import Notices
     from nbguard.memory.reports.switches import Switches
@@ -164,6 +204,8 @@ if TYPE_CHECKING:
         | RunRecord
         | RunComparison
         | AppliedRecord
+        | AssistantAccess
+        | Outcome
     )
 
 
@@ -245,6 +287,12 @@ GRAMMAR = MagicGrammar(
             advice="name a log, as in  %nbguard log tensorboard:runs/memory",
             add=add_log,
         ),
+        "mcp": Word(
+            usage="mcp [on|off|allow TOKEN]",
+            help="let assistants look at this kernel, and carry out a plan that one asks for",
+            advice="say on, off or allow, or nothing for the plans that wait, as in  %nbguard mcp on",
+            add=add_mcp,
+        ),
         "sidebar": Word(usage="sidebar", help="show the sidebar below the cell", advice="takes nothing more"),
     },
 )
@@ -285,14 +333,13 @@ class SwitchMagics(Magics):
                 return show(self.shell, options, diagnosis, whole=options.all)
             case "fix":
                 return show(self.shell, options, guarded("%nbguard fix", fixed, self.shell, session, options))
-            case "record":
-                return show(self.shell, options, guarded("%nbguard record", recorded, self.shell, options))
-            case "compare":
-                return show(self.shell, options, guarded("%nbguard compare", compared, self.shell, options))
-            case "apply":
-                return show(self.shell, options, guarded("%nbguard apply", applied, self.shell, options))
+            case "record" | "compare" | "apply" as word:
+                call: Any = {"record": recorded, "compare": compared, "apply": applied}[word]
+                return show(self.shell, options, guarded(f"%nbguard {word}", call, self.shell, options))
             case "log":
                 return show(self.shell, options, guarded("%nbguard log", logged, session.recording, options))
+            case "mcp":
+                return show(self.shell, options, guarded("%nbguard mcp", assisted, session, options))
             case "notices":
                 if options.state is not None:
                     (session.notices.turn_on if options.state == "on" else session.notices.turn_off)()

@@ -111,7 +111,7 @@ class Plans:
                 plan, seen, rest = self._make(wanted)
                 noted = replace(plan, skipped=plan.skipped + tuple(f"{label}: {why}" for label, why in rest))
                 view = plan_view(noted, action, token, *self._when(action, plan))
-                steps = _steps(plan, seen.facts)
+                steps = steps_of(plan, seen.facts)
         if view.token:
             self._remember(
                 token,
@@ -163,7 +163,7 @@ class Plans:
         wanted, notebook = shown.wanted, self._notebook()
         uncovered = 0 if notebook.is_running or wanted.action == "park" else uncover()
         plan, seen, rest = self._make(wanted)
-        steps = _steps(plan, seen.facts)
+        steps = steps_of(plan, seen.facts)
         if steps - shown.steps or (notebook.is_running and waits_for_cell(wanted.action, plan)):
             return self.show(wanted)
         cleaned = apply(plan, notebook, seen, uncovered)
@@ -201,7 +201,7 @@ class Plans:
             self._shown.pop(old, None)
 
 
-def _steps(plan: Plan, facts: Facts) -> frozenset[Step]:
+def steps_of(plan: Plan, facts: Facts) -> frozenset[Step]:
     """Return the effect of a plan, step by step. Collecting garbage needs nobody's consent."""
     names = names_of(facts.graph)
     objects = {target.text: target.value or names.get(target.root, 0) for target in plan.request.targets}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from nbguard.errors import SettingsError
@@ -12,7 +12,7 @@ from nbguard.memory.allocator.model.settings import AllocatorSettings, parse_ver
 from nbguard.memory.core.oom_facts import HostFacts
 from nbguard.render.html import Block, FactLines, Listing, Point, Points, Table, TableRow, Title
 from nbguard.render.result import Result
-from nbguard.texts import before_start
+from nbguard.texts import Host, before_start, form
 from nbguard.units import counted
 
 Topic = Literal["environment", "determinism", "export", "ranks"]
@@ -83,6 +83,11 @@ class Diagnosis(Result):
     def worst(self) -> Severity | None:
         """Return the severity of the gravest finding; None if nothing stands out."""
         return min((finding.severity for finding in self.findings), key=SEVERITIES.index, default=None)
+
+    def said(self, where: Host) -> Diagnosis:
+        """Return the same with the evidence of each check as it is said to a host, for its JSON, too."""
+        checks = (replace(each, evidence=form(each.evidence, where)) for each in self.checks)
+        return replace(self, checks=tuple(checks))
 
 
 def checked(topic: Topic, name: str, evidence: str, *findings: CheckFinding) -> Check:
