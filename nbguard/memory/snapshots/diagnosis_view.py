@@ -162,12 +162,13 @@ def saved_blocks(saved: SnapshotReport, limit: int = 12) -> Iterator[Block]:
     settings = "settings are not known" if saved.settings is None else saved.settings or "default settings"
     yield Title(f"{saved.file} · {version} · {settings} · {_entries(sum(saved.events))}", "dim")
     for device in saved.report.devices:
-        yield from _device(device, limit)
+        yield from device_blocks(device, limit)
     if saved.notes:
         yield Listing(sentences=saved.notes)
 
 
-def _device(device: DeviceReport, limit: int) -> Iterator[Block]:
+def device_blocks(device: DeviceReport, limit: int) -> Iterator[Block]:
+    """Yield the parts, holders and pools of one device of a file."""
     size = "" if device.total is None else f"of {format_bytes(device.total)}"
     yield Section(device.device, device.name, size)
     yield parts_bar(device.parts, device.total)

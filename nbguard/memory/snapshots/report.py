@@ -21,7 +21,7 @@ from nbguard.render.result import Result
 from nbguard.units import counted
 
 _NOT_PYTHONS = "not held by Python"
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
 _PRIVATE = "CUDA graphs and MemPools"
 
 
@@ -62,19 +62,26 @@ def snapshot_map(path: str | Path, progress: Progress | None = None) -> MemoryMa
 
 def map_of(path: str | Path, snapshot: Snapshot, names: NotebookNames) -> MemoryMap:
     """Return the map of a snapshot that was loaded from `path`."""
-    return saved_map(Path(path).name, _devices(snapshot, names), _notes(snapshot, names))
+    return saved_map(Path(path).name, _devices(snapshot, names), notes_of(snapshot, names))
 
 
 def report_of(path: str | Path, snapshot: Snapshot, names: NotebookNames) -> SnapshotReport:
     """Return the report on a snapshot that was loaded from `path`."""
-    devices = tuple(saved_device(device, holders) for device, holders in _devices(snapshot, names))
+    return reported(Path(path).name, snapshot, _devices(snapshot, names), notes_of(snapshot, names))
+
+
+def reported(
+    file: str, snapshot: Snapshot, devices: Iterable[tuple[DeviceFacts, HolderNames | None]], notes: tuple[str, ...]
+) -> SnapshotReport:
+    """Return the report on devices of a snapshot, each with the names of its blocks' holders."""
+    saved = tuple(saved_device(device, holders) for device, holders in devices)
     return SnapshotReport(
-        file=Path(path).name,
+        file=file,
         torch_version=snapshot.sidecar.torch_version,
         settings=settings_of(snapshot),
         events=tuple(len(snapshot.trace(number).events) for number in snapshot.devices),
-        report=Report(tracked="cuda", devices=devices, findings=(), unavailable=(), stale=0),
-        notes=_notes(snapshot, names),
+        report=Report(tracked="cuda", devices=saved, findings=(), unavailable=(), stale=0),
+        notes=notes,
     )
 
 
@@ -86,7 +93,8 @@ def _devices(snapshot: Snapshot, names: NotebookNames) -> list[tuple[DeviceFacts
     ]
 
 
-def _notes(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
+def notes_of(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
+    """Return sentences on facts that a file and the one beside it lack."""
     notes = []
     if names.is_of_another:
         notes.append(
@@ -151,7 +159,7 @@ def _held_blocks(segments: Iterable[Segment], names: HolderNames | None) -> Iter
                 elif segment.is_private:
                     yield block, _PRIVATE, "", "graphs"
                 else:
-                    yield block, *((_UNKNOWN, "", "unrecorded") if names is None else (_NOT_PYTHONS, "", "unknown"))
+                    yield block, *((UNKNOWN, "", "unrecorded") if names is None else (_NOT_PYTHONS, "", "unknown"))
 
 
 def saved_map(file: str, devices: Sequence[tuple[DeviceFacts, HolderNames | None]], notes: tuple[str, ...]) -> MemoryMap:
