@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
     from nbguard.memory.cells.rounds import watch
     from nbguard.memory.simulation.simulation import simulate
-    from nbguard.memory.snapshots.diagnosis_view import whatif_report
     from nbguard.memory.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
     from nbguard.memory.snapshots.save import live_snapshot, record, save_snapshot
+    from nbguard.memory.snapshots.whatif import whatif_report
     from nbguard.training.doctor.deterministic import deterministic
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.export.repair import exportable
@@ -104,7 +104,7 @@ _HOMES = {
     "watch": "nbguard.memory.cells.rounds",
     "watch_ranks": "nbguard.training.ranks.watch",
     "what_if": "nbguard.memory.allocator.replay.whatif",
-    "whatif_report": "nbguard.memory.snapshots.diagnosis_view",
+    "whatif_report": "nbguard.memory.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }

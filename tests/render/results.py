@@ -33,9 +33,9 @@ from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.room.spill import AirbagState
 from nbguard.memory.room.turns import BudgetState, ModelTurn
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
-from nbguard.memory.snapshots.diagnosis_view import WhatIfs
 from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
 from nbguard.memory.snapshots.save import SnapshotFiles
+from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.training.doctor.analysis.serving import RepairedModel

@@ -209,16 +209,16 @@ class RecordedHistory:
             if moment.forgotten:
                 held = format_bytes(sum(sizes[address] for address in moment.forgotten))
                 yield (
-                    f"{counted(len(moment.forgotten), 'block')} ({held}) on cuda:{number} came before the history and went in it: "
-                    "no line is recorded"
+                    f"{counted(len(moment.forgotten), 'block')} ({held}) on cuda:{number} came before the history and went "
+                    "during it, so that no line is recorded"
                 )
             if moment.unsure:
                 yield f"{counted(len(moment.unsure), 'block')} of them may be up to 1 MiB larger than shown"
             if not states.replay.is_exact:
                 missed = states.replay.events - states.replay.reproduced
                 yield (
-                    f"{counted(missed, 'event')} of cuda:{number} are not as nbguard's model has them: sizes of blocks that were "
-                    "freed later may be off there"
+                    f"{counted(missed, 'event')} of cuda:{number} are not as nbguard's model has them: after them, sizes of "
+                    "blocks that were freed later may be off"
                 )
 
 

@@ -34,6 +34,8 @@ def moment_blocks(moment: SnapshotMoment, limit: int = 12) -> Iterator[Block]:
     """Yield the moment; at most `limit` holders per device, and segments per pool."""
     for device, then in zip(moment.devices, moment.report.report.devices, strict=True):
         held = [f"{format_bytes(row.retained)} {row.label}" for row in then.holders[:_MADE_OF]]
+        if rest := then.holders[_MADE_OF:]:
+            held.append(f"{format_bytes(sum(row.retained for row in rest))} of {len(rest)} more")
         yield Section(f"After event {device.event:,} of {device.events:,}", moment.file, _figures(device))
         yield Line(_what(device), "strong")
         yield Line(_peak(device, held))

@@ -43,9 +43,7 @@ class Player:
         self.learnt: int = 0  # changes made to `corrections` during this pass
         self.differences: list[int] = []  # positions of the recorded events that the model did not reproduce, in order
         self.first: Event | None = None  # the model's event at the first of them; None for none
-        self.sizes = array(
-            "q", bytes(8 * len(self.events))
-        )  # of each alloc event, its block's bytes; 0 where no block is known
+        self.sizes = array("q", bytes(8 * len(self.events)))  # of each alloc event, its block's bytes; 0: unknown
         self._is_private = trace.pools is not None or any(
             pool != DEFAULT_POOL for pool in (*start.pools.values(), *model.pools)
         )
