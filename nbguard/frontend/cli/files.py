@@ -65,13 +65,14 @@ def show_map(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Show growth between two snapshots, or two moments of their histories."""
-    from nbguard.memory.snapshots.moment import moment_diff
+    from nbguard.memory.snapshots.moment import RecordedHistory, moment_diff
 
     moments = options.at_event, options.and_event
     if options.after is None and moments == (None, None):
         raise NbguardError("give two files, the earlier one first, or one with --at EVENT --and EVENT")
-    after = options.before if options.after is None else options.after
-    _show(moment_diff(options.before, after, moments, options.device, progress("read", _LARGE)), options)
+    before = RecordedHistory.load(options.before, progress("read", _LARGE))
+    after = before if options.after is None else RecordedHistory.load(options.after, progress("read", _LARGE))
+    _show(moment_diff(before, after, moments, options.device), options)
     return 0
 
 

@@ -123,7 +123,7 @@ def diagnosis_blocks(diagnosis: SnapshotDiagnosis, limit: int = 12) -> Iterator[
     """Yield the diagnosis; at most `limit` holders per device, and segments per pool."""
     yield Section("Why", diagnosis.report.file)
     for refusal in diagnosis.refusals:
-        yield Line(_refused(refusal), "strong")
+        yield Line(refused(refusal), "strong")
     if diagnosis.trials and not diagnosis.refusals:
         has_requests = any(recorded_requests(trial) for trial in diagnosis.trials)
         yield Line("No request failed in the recorded history." if has_requests else _NO_REQUEST, "strong")
@@ -151,7 +151,7 @@ def _limit(refusal: RefusedRequest) -> str:
     return " A limit on this process refused it (torch.cuda.set_per_process_memory_fraction), or memory came free just then."
 
 
-def _refused(refusal: RefusedRequest) -> str:
+def refused(refusal: RefusedRequest) -> str:
     """Return the failed request in a sentence."""
     line = f" in {refusal.site}" if refusal.site else ""
     free = "" if refusal.free is None else f"; the device had {format_bytes(refusal.free)} left"

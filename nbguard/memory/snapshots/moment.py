@@ -18,12 +18,12 @@ from nbguard.memory.snapshots.report import (
     UNKNOWN,
     SnapshotDiff,
     SnapshotReport,
+    comparable,
     difference,
     notes_of,
     report_of,
     reported,
     saved_map,
-    snapshot_diff,
 )
 from nbguard.render.result import Result
 from nbguard.units import counted, format_bytes
@@ -83,30 +83,29 @@ class RecordedHistory:
         path: that the snapshot was loaded from.
         snapshot: with its traces.
         names: from the file beside it.
-
-    Raises:
-        SnapshotError: no device of the file has a history.
     """
 
     def __init__(self, path: str | Path, snapshot: Snapshot, names: NotebookNames) -> None:
+        self.path, self.names = path, names
         self.file = Path(path).name
-        self._path, self._snapshot, self._names = path, snapshot, names
         self.devices = tuple(number for number in snapshot.devices if snapshot.trace(number).events)
+        self._snapshot = snapshot
         self._moments: dict[int, TraceMoments] = {}
-        if not self.devices:
-            raise SnapshotError(
-                f"{self.file}: it has no history, so no earlier moment is known. "
-                "torch.cuda.memory._record_memory_history() before the run records one."
-            )
 
     @classmethod
     def load(cls, path: str | Path, progress: Progress | None = None) -> RecordedHistory:
         """Return the history in a file.
 
         Raises:
-            SnapshotError: the file, or the one beside it, cannot be read, or it has no history.
+            SnapshotError: the file, or the one beside it, cannot be read.
         """
         return cls(path, *load_named(path, progress))
+
+    def named(self, names: NotebookNames) -> RecordedHistory:
+        """Return the same history with other names of holders."""
+        other = RecordedHistory(self.path, self._snapshot, names)
+        other._moments = self._moments
+        return other
 
     def of(self, device: int) -> TraceMoments:
         """Return the states of one device.
@@ -133,7 +132,7 @@ class RecordedHistory:
         """
         moments = {number: self.of(number).at(event) for number, event in self._events(at, device).items()}
         facts = [self._facts(number, moment) for number, moment in moments.items()]
-        notes = (*notes_of(self._snapshot, self._names), *self._notes(moments))
+        notes = (*notes_of(self._snapshot, self.names), *self._notes(moments))
         events = tuple(moment.event for moment in moments.values())
         label = f"{self.file} at {_events_words(events)}"
         report = replace(reported(label, self._snapshot, facts, notes), events=events)
@@ -144,8 +143,20 @@ class RecordedHistory:
             map=saved_map(label, facts, ()),
         )
 
+    def report(self, at: At | None, device: int | None = None) -> SnapshotReport:
+        """Return the report on a moment, as `at` finds it; None stands for the end of the history, which is the file itself."""
+        if at is not None:
+            return self.at(at, device).report
+        saved = report_of(self.path, self._snapshot, self.names)
+        return saved if device is None else replace(saved, report=saved.report.only(str(device)))
+
     def _events(self, at: At, device: int | None) -> dict[int, int]:
         """Return the event of each device that is meant."""
+        if not self.devices:
+            raise SnapshotError(
+                f"{self.file}: it has no history, so no earlier moment is known. "
+                "torch.cuda.memory._record_memory_history() before the run records one."
+            )
         numbers = self.devices if device is None else tuple(number for number in self.devices if number == device)
         have = ", ".join(f"cuda:{number}" for number in self.devices)
         if not numbers:
@@ -169,11 +180,11 @@ class RecordedHistory:
 
         A name is that of the end, for a block that is still the same one then. No other block gets one.
         """
-        at_end = {} if self._names.holders is None else self._names.holders.get(number, {})
+        at_end = {} if self.names.holders is None else self.names.holders.get(number, {})
         names = {address: name for address, name in at_end.items() if address in moment.kept}
         for segment in moment.snapshot.segments:
             for block in segment.blocks:
-                is_of_python = block.address in moment.kept and self._names.holders is not None
+                is_of_python = block.address in moment.kept and self.names.holders is not None
                 if block.state != "inactive" and block.stack < 0 and segment.pool == DEFAULT_POOL and not is_of_python:
                     names[block.address] = _FORGOTTEN if block.address in moment.forgotten else UNKNOWN
         return device_facts(moment.snapshot, number), names
@@ -199,7 +210,7 @@ class RecordedHistory:
 
     def _notes(self, moments: dict[int, TraceMoment]) -> Iterator[str]:
         """Yield sentences on what the history does not tell of these moments."""
-        if self._names.holders:
+        if self.names.holders:
             yield "a name is the one of the time when the file was written, for a block that was still there"
         for number, moment in moments.items():
             states = self.of(number)
@@ -238,41 +249,25 @@ def snapshot_moment(path: str | Path, at: At, device: int | None = None, progres
 
 
 def moment_diff(
-    before: str | Path,
-    after: str | Path,
-    at: tuple[At | None, At | None],
-    device: int | None = None,
-    progress: Progress | None = None,
+    before: RecordedHistory, after: RecordedHistory, at: tuple[At | None, At | None], device: int | None = None
 ) -> SnapshotDiff:
     """Return the bytes that came and went from one moment to another, by holder and by pool.
 
     Args:
-        before: the file of the first moment.
-        after: the file of the second moment, which may be the same one.
+        before: the history of the first moment.
+        after: the history of the second moment, which may be the same one.
         at: both moments; None stands for the end of a history, which is the file itself.
         device: only this one.
-        progress: called while a file is read.
 
     Raises:
-        SnapshotError: one of the files cannot be read, or has no such moment.
+        SnapshotError: one of the histories has no such moment.
     """
-    if at == (None, None) and device is None:
-        return snapshot_diff(before, after, progress)
-    loaded = {path: load_named(path, progress) for path in {str(before), str(after)}}
-    histories = {path: RecordedHistory(path, *each) for path, each in loaded.items() if path in _followed(before, after, at)}
-    first, second = (
-        _only(report_of(path, *loaded[str(path)]), device) if moment is None else histories[str(path)].at(moment, device).report
-        for path, moment in zip((before, after), at, strict=True)
-    )
-    return difference(first, second, tuple(dict.fromkeys((*first.notes, *second.notes))))
-
-
-def _followed(before: str | Path, after: str | Path, at: tuple[At | None, At | None]) -> set[str]:
-    return {str(path) for path, moment in zip((before, after), at, strict=True) if moment is not None}
-
-
-def _only(saved: SnapshotReport, device: int | None) -> SnapshotReport:
-    return saved if device is None else replace(saved, report=saved.report.only(str(device)))
+    first_names, second_names, notes = comparable((before.path, before.names), (after.path, after.names))
+    first = before.named(first_names).report(at[0], device)
+    second = after.named(second_names).report(at[1], device)
+    if at != (None, None):
+        notes += tuple(dict.fromkeys((*first.notes, *second.notes)))
+    return difference(first, second, notes)
 
 
 def _events_words(events: tuple[int, ...]) -> str:

@@ -255,12 +255,20 @@ def snapshot_diff(before: str | Path, after: str | Path, progress: Progress | No
         SnapshotError: one of the files cannot be read.
     """
     (first, first_names), (second, second_names) = load_named(before, progress), load_named(after, progress)
-    notes: tuple[str, ...] = ()
-    if (first_names.holders is None) != (second_names.holders is None):
-        without = Path(before if first_names.holders is None else after).name
-        notes = (f"{without} has no names file next to it, so both are compared by their allocating lines",)
-        first_names, second_names = replace(first_names, holders=None), replace(second_names, holders=None)
+    first_names, second_names, notes = comparable((before, first_names), (after, second_names))
     return difference(report_of(before, first, first_names), report_of(after, second, second_names), notes)
+
+
+def comparable(
+    before: tuple[str | Path, NotebookNames], after: tuple[str | Path, NotebookNames]
+) -> tuple[NotebookNames, NotebookNames, tuple[str, ...]]:
+    """Return the names of two files without their holders where one has none, and the sentence that says so."""
+    (path, first), (_, second) = before, after
+    if (first.holders is None) == (second.holders is None):
+        return first, second, ()
+    without = Path(path if first.holders is None else after[0]).name
+    note = f"{without} has no names file next to it, so both are compared by their allocating lines"
+    return replace(first, holders=None), replace(second, holders=None), (note,)
 
 
 def difference(before: SnapshotReport, after: SnapshotReport, notes: tuple[str, ...] = ()) -> SnapshotDiff:
