@@ -17,7 +17,6 @@ memory of the engines of an ipyparallel cluster in one table.
 
 from __future__ import annotations
 
-from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -166,6 +165,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbguard' has no attribute {name!r}")
     from importlib import import_module
+    from time import thread_time_ns  # Python in a browser has none
 
     begun = thread_time_ns()
     module: Any = import_module(_HOMES[name])

@@ -58,13 +58,13 @@ class Page:
         snapshot, names = load_named(path, partial(self._progress, "read"))
         self._files[path] = snapshot, RecordedHistory(path, snapshot, names)
         sentences = [Line(refused(refusal), "strong") for refusal in refusals_of(snapshot)]
-        return _shown((*sentences, *saved_blocks(report_of(path, snapshot, names))))
+        return _shown((*sentences, *saved_blocks(report_of(path, snapshot, names))), "holders")
 
     def _diagnose(self, path: str) -> Answer:
         """Answer as `nbguard diagnose FILE`."""
         snapshot, history = self._files[path]
         progress = partial(self._progress, "runs")
-        return _shown(diagnosis_of(path, snapshot, history.names, trial_progress=progress).blocks())
+        return _shown(diagnosis_of(path, snapshot, history.names, trial_progress=progress).blocks(), "diagnosis")
 
     def _history(self, path: str) -> Answer:
         """Answer with the devices that have a history, each with its events, its peak and its first refusal."""
@@ -77,17 +77,17 @@ class Page:
 
     def _moment(self, path: str, at: At, device: int) -> Answer:
         """Answer as `nbguard map FILE --at EVENT --device N`."""
-        return _shown(self._files[path][1].at(at, device).blocks())
+        return _shown(self._files[path][1].at(at, device).blocks(), "moment")
 
     def _diff(self, before: str, after: str, at: list[At | None], device: int | None = None) -> Answer:
         """Answer as `nbguard diff BEFORE AFTER --at EVENT --and EVENT`; no event stands for the end of the history."""
         first, second = (self._files[path][1] for path in (before, after))
-        return _shown(moment_diff(first, second, (at[0], at[1]), device).blocks())
+        return _shown(moment_diff(first, second, (at[0], at[1]), device).blocks(), "difference")
 
 
-def _shown(blocks: Iterable[Block]) -> Answer:
+def _shown(blocks: Iterable[Block], label: str) -> Answer:
     shown = tuple(blocks)
-    return {"text": printable(blocks_text(shown), "\n\t"), "html": str(blocks_html(shown, "GPU memory snapshot"))}
+    return {"text": printable(blocks_text(shown), "\n\t"), "html": str(blocks_html(shown, label))}
 
 
 def modules(package: Path) -> list[Path]:

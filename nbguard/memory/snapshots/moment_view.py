@@ -86,9 +86,9 @@ def _chart(device: DeviceMoment) -> Html:
         area(f"M{LEFT} {up(0)}{steps}V{up(0)}Z", "used", opacity="0.55"),
         line(f"M{LEFT} {up(0)}{reserved}", "ctx", width=1.5),
         line(f"M{across(device.peak_event)} {up(device.peak)}v-8", "strand", width=2.5, title="the peak"),
-        line(f"M{here} {_TOP - 6}V{_FLOOR}", "ink", width=1.5, title="this moment"),
+        line(f"M{here} {_TOP - 6}V{_FLOOR}", "accent", width=2, title="this moment"),
         words(LEFT, _HEIGHT - 6, "event 0"),
         words(WIDTH - RIGHT, _HEIGHT - 6, f"{device.events:,}", anchor="end"),
     )
-    parts = (("used", "allocated", ""), ("ctx", "reserved", ""), ("strand", "peak", ""), ("ink", "this moment", ""))
+    parts = (("used", "allocated", ""), ("ctx", "reserved", ""), ("strand", "peak", ""), ("accent", "this moment", ""))
     return join((drawing(label, _HEIGHT, inside), key(*parts)))
