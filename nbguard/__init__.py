@@ -3,9 +3,9 @@
 `%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
 then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`, `watch`,
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
-`snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
-before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
-`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
+`snapshot_map`, `snapshot_moment`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`;
+the memory of a fit before it starts: `predict`; whether this machine is set up for a fit, its steps repeat, and its model
+exports: `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32` layers in float32;
 `run_record` keeps the settings of a run, `compare` shows the differences of two, and `apply_record` sets one again.
 `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its
 last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
     from nbguard.memory.cells.rounds import watch
     from nbguard.memory.simulation.simulation import simulate
+    from nbguard.memory.snapshots.moment import snapshot_moment
     from nbguard.memory.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
     from nbguard.memory.snapshots.save import live_snapshot, record, save_snapshot
     from nbguard.memory.snapshots.whatif import whatif_report
@@ -97,6 +98,7 @@ _HOMES = {
     "save_snapshot": "nbguard.memory.snapshots.save",
     "snapshot_diff": "nbguard.memory.snapshots.report",
     "snapshot_map": "nbguard.memory.snapshots.report",
+    "snapshot_moment": "nbguard.memory.snapshots.moment",
     "snapshot_report": "nbguard.memory.snapshots.report",
     "simulate": "nbguard.memory.simulation.simulation",
     "survive": "nbguard.training.survive.loops",
@@ -149,6 +151,7 @@ __all__ = [  # no FitMonitor, SurviveOOM and Sidebar: `import *` must import no 
     "simulate",
     "snapshot_diff",
     "snapshot_map",
+    "snapshot_moment",
     "snapshot_report",
     "survive",
     "unpark",

@@ -33,6 +33,8 @@ from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.room.spill import AirbagState
 from nbguard.memory.room.turns import BudgetState, ModelTurn
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
+from nbguard.memory.snapshots.load import NotebookNames
+from nbguard.memory.snapshots.moment import RecordedHistory
 from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
 from nbguard.memory.snapshots.save import SnapshotFiles
 from nbguard.memory.snapshots.whatif import WhatIfs
@@ -255,6 +257,7 @@ EXAMPLES: tuple[Result, ...] = (
         ),
         left_out=("cats.ipynb: cell 2 is no Python: invalid syntax (line 1)",),
     ),
+    RecordedHistory("run.pickle", _snapshot(), NotebookNames()).at("peak"),
     SnapshotDiff(
         "before.pickle",
         "after.pickle",

@@ -96,7 +96,16 @@ def diagnose_snapshot(
         SnapshotError: the file, or the one beside it, cannot be read.
     """
     snapshot, names = load_named(path, progress)
-    return diagnosis_of(path, snapshot, names, confs, torch_version, capacity, fraction, trial_progress)
+    return diagnosis_of(
+        path,
+        snapshot,
+        names,
+        confs,
+        torch_version=torch_version,
+        capacity=capacity,
+        fraction=fraction,
+        trial_progress=trial_progress,
+    )
 
 
 def diagnosis_of(

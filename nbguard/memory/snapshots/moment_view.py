@@ -54,8 +54,8 @@ def _figures(device: DeviceMoment) -> str:
 def _what(device: DeviceMoment) -> str:
     if not device.event:
         return "This is the state before the first recorded event; nothing earlier is known."
-    site = f", in {device.site}" if device.site else ""
-    return f"The event: {_ACTIONS[device.action].format(format_bytes(device.nbytes))}{site}."
+    words = _ACTIONS.get(device.action, "{}").format(format_bytes(device.nbytes))
+    return f"The event: {words}{f', in {device.site}' if device.site else ''}."
 
 
 def _peak(device: DeviceMoment, held: list[str]) -> str:
