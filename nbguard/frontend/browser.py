@@ -53,7 +53,7 @@ class Page:
         return json.dumps(found)
 
     def _open(self, path: str) -> Answer:
-        """Read a file; answer with what can be said at once, the failed request and who held the memory."""
+        """Read a file; answer at once with the failed request and the holders of the memory."""
         self._files.pop(path, None)
         snapshot, names = load_named(path, partial(self._progress, "read"))
         self._files[path] = snapshot, RecordedHistory(path, snapshot, names)

@@ -1,4 +1,4 @@
-"""Moments of the recorded history of a snapshot file: who held what after an event, and where the peak was."""
+"""Moments of the recorded history of a snapshot file, with the holders at any event, and the place of the peak."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RecordedHistory:
     Args:
         path: that the snapshot was loaded from.
         snapshot: with its traces.
-        names: from the file beside it.
+        names: from its sidecar.
     """
 
     def __init__(self, path: str | Path, snapshot: Snapshot, names: NotebookNames) -> None:
@@ -178,7 +178,7 @@ class RecordedHistory:
     def _facts(self, number: int, moment: TraceMoment) -> tuple[DeviceFacts, HolderNames]:
         """Return a device then, and the names of its blocks' holders.
 
-        A name is that of the end, for a block that is still the same one then. No other block gets one.
+        A block that lasts to the end has its holder's name of the end. No other block gets one.
         """
         at_end = {} if self.names.holders is None else self.names.holders.get(number, {})
         names = {address: name for address, name in at_end.items() if address in moment.kept}
@@ -209,7 +209,7 @@ class RecordedHistory:
         )
 
     def _notes(self, moments: dict[int, TraceMoment]) -> Iterator[str]:
-        """Yield sentences on what the history does not tell of these moments."""
+        """Yield sentences on facts that the history does not tell of these moments."""
         if self.names.holders:
             yield "a name is the one of the time when the file was written, for a block that was still there"
         for number, moment in moments.items():

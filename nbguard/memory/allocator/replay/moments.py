@@ -36,7 +36,7 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class _State:
-    """The segments and blocks after so many events."""
+    """The segments and blocks after a number of events."""
 
     segments: dict[int, tuple[int, Owner]] = field(default_factory=dict)  # classic ones: (bytes, owner) by address
     mapped: dict[Owner, Intervals] = field(default_factory=dict)  # stretches of expandable segments that have memory
@@ -48,7 +48,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMoment:
-    """The state of one device after so many events of its trace."""
+    """The state of one device after a number of events of its trace."""
 
     event: int  # events that had happened
     snapshot: Snapshot  # the segments and blocks then, with the stacks that allocated them; it has no trace
@@ -60,7 +60,7 @@ class TraceMoment:
 class TraceMoments:
     """The states of one device during its trace. State 0 is the one before the first event, the last is the file's own.
 
-    Segments, addresses and requests are those of the recorded events. A block's bytes are the snapshot's where it was in
+    Segments, addresses and requests come from the recorded events. A block's bytes are the snapshot's where it was in
     use at the end, else those that the model of the allocator gives it when the trace is replayed.
 
     Raises:
@@ -89,12 +89,12 @@ class TraceMoments:
 
     @property
     def left_before(self) -> int:
-        """Blocks in use when the trace begins: nothing of the time before is recorded."""
+        """The number of blocks in use when the trace begins. Nothing of the time before is recorded."""
         return len(self._first.uses)
 
     @property
     def peak(self) -> int:
-        """The first state in which most was allocated."""
+        """The first state with the most bytes allocated."""
         return self.allocated.index(max(self.allocated))
 
     @property
@@ -103,7 +103,7 @@ class TraceMoments:
         return next((place + 1 for place, event in enumerate(self.source.trace.events) if event[0] == "oom"), None)
 
     def at(self, event: int) -> TraceMoment:
-        """Return the state after so many events, 0 up to `events`."""
+        """Return the state after `event` events, from 0 up to `events`."""
         near = event - event % self._apart
         state = self._states[near].copy()
         for place in range(near, event):
@@ -211,7 +211,7 @@ class TraceMoments:
             )
 
     def _blocks(self, state: _State, places: Sequence[int], start: int, end: int) -> Iterator[SnapshotBlock]:
-        """Yield the blocks of one segment; what no block uses between two is one free block, as free neighbours are joined."""
+        """Yield the blocks of one segment. A gap between two blocks in use is one free block, as free neighbours are joined."""
         at = start
         for place, following in pairwise([*places, end]):
             if place > at:
