@@ -72,7 +72,7 @@ def settings(text: str) -> str:
 
 
 def moment(text: str) -> int | str:
-    """Read a moment of a recorded history: a number of events, peak or oom."""
+    """Read a moment of a recorded history, which is a number of events, peak or oom."""
     if text in ("peak", "oom"):
         return text
     if text.isascii() and text.replace(",", "").isdecimal():

@@ -1,4 +1,4 @@
-"""Answers of the page that reads snapshots in a browser: the command line's own texts, and their HTML.
+"""Answers of the page that reads snapshots in a browser, as the command line's own texts and their HTML.
 
 The page runs this module in a Web Worker, by a Python that is compiled for browsers. A file stays on the reader's machine.
 """

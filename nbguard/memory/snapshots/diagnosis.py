@@ -61,7 +61,7 @@ class DiagnosisData(TypedDict):
 
 
 def diagnosis_data(diagnosis: SnapshotDiagnosis) -> DiagnosisData:
-    """Return the fields of the JSON: those of the parts, each with its kind."""
+    """Return the fields of the JSON, which are the parts, each with its kind."""
     return {
         "refusals": [to_plain(refusal) for refusal in diagnosis.refusals],
         "trials": [whatif_data(trial) for trial in diagnosis.trials],

@@ -29,7 +29,7 @@ from nbguard.render.result import Result
 from nbguard.units import counted, format_bytes
 
 At: TypeAlias = int | Literal["peak", "oom"]
-"""A moment: the number of events that had happened, the peak of allocated bytes, or the first request that was refused."""
+"""A moment, as the number of events that had happened, the peak of allocated bytes, or the first request that was refused."""
 
 _POINTS = 240
 """Points of a course, at most."""

@@ -1,4 +1,4 @@
-"""A moment of a recorded history as blocks: the event, the peak, the course, the holders and the map of that time."""
+"""A moment of a recorded history as blocks, with the event, the peak, the course, the holders and the map of that time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _peak(device: DeviceMoment, held: list[str]) -> str:
 
 
 def _chart(device: DeviceMoment) -> Html:
-    """Return the picture of the course: allocated as an area, reserved as a line, the moment and the peak as marks."""
+    """Return the picture of the course, with allocated as an area, reserved as a line, the moment and the peak as marks."""
     across = Scale(0, max(1, device.events), LEFT, WIDTH - RIGHT)
     up = Scale(0, max(1, *(max(point.allocated, point.reserved) for point in device.course)), _FLOOR, _TOP)
     steps = "".join(f"V{up(point.allocated)}H{across(point.event)}" for point in device.course)

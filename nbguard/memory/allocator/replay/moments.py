@@ -18,7 +18,7 @@ from nbguard.memory.allocator.replay.start import set_up
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot, SnapshotBlock, SnapshotSegment
 
 _KEPT = 64
-"""States that are kept along a trace, at least `_APART` events apart: any other is at most one such stretch away."""
+"""States that are kept along a trace, at least `_APART` events apart. Any other is at most one such stretch away."""
 _APART = 4096
 
 BEFORE = -1
@@ -84,7 +84,7 @@ class TraceMoments:
 
     @property
     def events(self) -> int:
-        """Events of the trace: the number of the last state."""
+        """The number of events of the trace, and of its last state."""
         return len(self.source.trace.events)
 
     @property

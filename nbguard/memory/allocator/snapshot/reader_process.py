@@ -131,7 +131,7 @@ _DAMAGES = (pickle.UnpicklingError, EOFError, struct.error, LookupError, TypeErr
 
 
 IS_OURS = sys.platform == "emscripten"
-"""Whether this whole process is one that may end: in a browser, the page that started it starts another."""
+"""Whether this whole process is one that may end. In a browser, the page that started it starts another."""
 
 
 def is_available() -> bool:
@@ -229,7 +229,7 @@ def main() -> None:
 
 
 def read_here(file: BinaryIO, size: int, sidecar: Sidecar | None = None) -> Snapshot:
-    """Return the snapshot in a pickle of `size` bytes, read in this process: only one that may fill its memory, hang or crash.
+    """Return the snapshot in a pickle of `size` bytes, read in this process, which must be one that may hang or crash.
 
     Raises:
         SnapshotError: the pickle is no snapshot, is damaged, or asks for more than plain data.
