@@ -116,10 +116,11 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 protocol: $(STAMPS)/extra-lint ## write the sidebar's messages for TypeScript anew, from their Python types
 	@$(VENV)/bin/python docs/make_protocol.py $(PROTOCOL)
 
-docs: $(STAMPS)/extra-docs ## the documentation as a site, in build/site; every link is checked
+docs: $(STAMPS)/extra-docs $(JS_PACKAGES) ## the documentation as a site, in build/site; every link is checked
 	@$(call say,the site)
 	@$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/site \
 	  || $(call stop,A page is wrong: the lines above say where.)
+	@$(VENV)/bin/python docs/site/snapshot_doctor.py build/site || $(call stop,The page that reads snapshots is not built: the line above says why.)
 	@$(VENV)/bin/python docs/site/check_links.py build/site || $(call stop,Links are broken: the lines above say where.)
 	@printf '%s\n' 'Open build/site/index.html'
 

@@ -3,9 +3,9 @@
 `%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
 then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`, `watch`,
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
-`snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
-before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
-`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
+`snapshot_map`, `snapshot_moment`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`;
+the memory of a fit before it starts: `predict`; whether this machine is set up for a fit, its steps repeat, and its model
+exports: `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32` layers in float32;
 `run_record` keeps the settings of a run, `compare` shows the differences of two, and `apply_record` sets one again.
 `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its
 last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a
@@ -17,7 +17,6 @@ memory of the engines of an ipyparallel cluster in one table.
 
 from __future__ import annotations
 
-from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,9 +35,10 @@ if TYPE_CHECKING:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
     from nbguard.memory.cells.rounds import watch
     from nbguard.memory.simulation.simulation import simulate
-    from nbguard.memory.snapshots.diagnosis_view import whatif_report
+    from nbguard.memory.snapshots.moment import snapshot_moment
     from nbguard.memory.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
     from nbguard.memory.snapshots.save import live_snapshot, record, save_snapshot
+    from nbguard.memory.snapshots.whatif import whatif_report
     from nbguard.training.doctor.deterministic import deterministic
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.export.repair import exportable
@@ -98,13 +98,14 @@ _HOMES = {
     "save_snapshot": "nbguard.memory.snapshots.save",
     "snapshot_diff": "nbguard.memory.snapshots.report",
     "snapshot_map": "nbguard.memory.snapshots.report",
+    "snapshot_moment": "nbguard.memory.snapshots.moment",
     "snapshot_report": "nbguard.memory.snapshots.report",
     "simulate": "nbguard.memory.simulation.simulation",
     "survive": "nbguard.training.survive.loops",
     "watch": "nbguard.memory.cells.rounds",
     "watch_ranks": "nbguard.training.ranks.watch",
     "what_if": "nbguard.memory.allocator.replay.whatif",
-    "whatif_report": "nbguard.memory.snapshots.diagnosis_view",
+    "whatif_report": "nbguard.memory.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }
@@ -150,6 +151,7 @@ __all__ = [  # no FitMonitor, SurviveOOM and Sidebar: `import *` must import no 
     "simulate",
     "snapshot_diff",
     "snapshot_map",
+    "snapshot_moment",
     "snapshot_report",
     "survive",
     "unpark",
@@ -166,6 +168,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbguard' has no attribute {name!r}")
     from importlib import import_module
+    from time import thread_time_ns  # Python in a browser has none
 
     begun = thread_time_ns()
     module: Any = import_module(_HOMES[name])

@@ -71,6 +71,23 @@ def settings(text: str) -> str:
     return unquoted(text)
 
 
+def moment(text: str) -> int | str:
+    """Read a moment of a recorded history, which is a number of events, peak or oom."""
+    if text in ("peak", "oom"):
+        return text
+    if text.isascii() and text.replace(",", "").isdecimal():
+        return int(text.replace(",", ""))
+    raise argparse.ArgumentTypeError(f"{text!r} is no moment; write it as 18204, the number of an event, or peak, or oom")
+
+
+def device_number(text: str) -> int:
+    """Read the number of a device, from 1 or cuda:1."""
+    digits = text.removeprefix("cuda:")
+    if digits.isascii() and digits.isdecimal():
+        return int(digits)
+    raise argparse.ArgumentTypeError(f"{text!r} is no device; write it as 1, or cuda:1")
+
+
 def fraction(text: str) -> float:
     """Read a share above 0 and of at most 1."""
     try:
@@ -97,16 +114,23 @@ def add_rows(options: Options, of: str = "holders per device") -> None:
     options.add_argument("-n", type=rows, default=12, metavar="ROWS", help=f"show at most this many {of} (12)")
 
 
-def add_device(options: Options) -> None:
+def add_device(options: Options, read: Callable[[str], object] = str) -> None:
     """Add `--device`."""
-    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+    options.add_argument("--device", metavar="N", type=read, help="only this device: 1, or cuda:1")
 
 
-def add_two_snapshots(options: Options) -> None:
-    """Add two files to compare, and rows."""
+def add_two_snapshots(options: Options, *, after_is_before: bool = False) -> None:
+    """Add two files to compare, and rows; the second may be left out where it can be the first at another time."""
     options.add_argument("before", metavar="BEFORE", type=unquoted, help="the earlier file")
-    options.add_argument("after", metavar="AFTER", type=unquoted, help="the later file")
+    nargs, same = ("?", " (default: BEFORE)") if after_is_before else (None, "")
+    options.add_argument("after", metavar="AFTER", nargs=nargs, type=unquoted, help=f"the later file{same}")
     add_rows(options, "rows of a table")
+
+
+def add_moment(options: Options, name: str, of: str) -> None:
+    """Add an option for a moment of a recorded history."""
+    text = f"{of} after this event of its history, or at its peak, or at the first refusal (oom)"
+    options.add_argument(name, dest=name.lstrip("-") + "_event", type=moment, metavar="EVENT", help=text)
 
 
 def add_recorded_by(options: Options) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def read(path: Path) -> Json:
     return run
 
 
-def replay(run: Json) -> CachingAllocator:
+def replay(run: Json, before_each: Callable[[CachingAllocator], None] = lambda _: None) -> CachingAllocator:
     """Let the model do what the program asked for. It is told no address but those that the driver gave."""
     model = CachingAllocator(
         AllocatorSettings.parse(run["conf"], parse_version(run["torch"])),
@@ -32,6 +33,7 @@ def replay(run: Json) -> CachingAllocator:
     )
     addresses: dict[int, int] = {}
     for op in run["ops"]:
+        before_each(model)
         match op:
             case ["m", name, size, stream, *_]:
                 try:

@@ -34,9 +34,11 @@ from nbguard.memory.room.plan import MadeRoom, MovedMemory
 from nbguard.memory.room.spill import AirbagState
 from nbguard.memory.room.turns import BudgetState, ModelTurn
 from nbguard.memory.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
-from nbguard.memory.snapshots.diagnosis_view import WhatIfs
+from nbguard.memory.snapshots.load import NotebookNames
+from nbguard.memory.snapshots.moment import RecordedHistory
 from nbguard.memory.snapshots.report import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
 from nbguard.memory.snapshots.save import SnapshotFiles
+from nbguard.memory.snapshots.whatif import WhatIfs
 from nbguard.render.result import Result
 from nbguard.training.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.training.doctor.analysis.serving import RepairedModel
@@ -271,6 +273,7 @@ EXAMPLES: tuple[Result, ...] = (
         ),
         left_out=("cats.ipynb: cell 2 is no Python: invalid syntax (line 1)",),
     ),
+    RecordedHistory("run.pickle", _snapshot(), NotebookNames()).at("peak"),
     SnapshotDiff(
         "before.pickle",
         "after.pickle",

@@ -11,8 +11,8 @@ from nbguard.frontend.notebook.magics import snapshots
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.memory.core.recording import Recording
 from nbguard.memory.scan import progress
-from nbguard.memory.snapshots.diagnosis_view import WhatIfs
 from nbguard.memory.snapshots.save import SnapshotFiles
+from nbguard.memory.snapshots.whatif import WhatIfs
 
 MIB = 1024**2
 

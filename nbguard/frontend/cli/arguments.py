@@ -9,13 +9,16 @@ import nbguard
 from nbguard.frontend.arguments import (
     COMMANDS,
     Options,
+    add_device,
     add_diagnosis,
     add_fit,
+    add_moment,
     add_recorded_by,
     add_rows,
     add_trials,
     add_two_runs,
     add_two_snapshots,
+    device_number,
 )
 from nbguard.frontend.cli import commands, files, lint
 from nbguard.frontend.cli.terminal import show
@@ -114,13 +117,18 @@ def _add_diagnose(command: argparse.ArgumentParser) -> None:
 
 def _add_map(command: argparse.ArgumentParser) -> None:
     _add_snapshots(command)
+    add_moment(command, "--at", "the memory")
+    add_device(command, device_number)
     add_rows(command, "segments per pool")
     _add_page(command)
     command.set_defaults(run=files.show_map)
 
 
 def _add_diff(command: argparse.ArgumentParser) -> None:
-    add_two_snapshots(command)
+    add_two_snapshots(command, after_is_before=True)
+    add_moment(command, "--at", "BEFORE")
+    add_moment(command, "--and", "AFTER")
+    add_device(command, device_number)
     _add_json(command)
     command.set_defaults(run=files.diff)
 

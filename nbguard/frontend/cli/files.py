@@ -43,11 +43,20 @@ def diagnose(options: argparse.Namespace) -> int:
 
 
 def show_map(options: argparse.Namespace) -> int:
-    """Show the map of each snapshot."""
+    """Show the map of each snapshot, or a moment of its history with the map of that time."""
+    from nbguard.memory.snapshots.moment import snapshot_moment
     from nbguard.memory.snapshots.report import snapshot_map
 
     def each(name: str) -> int:
+        if options.at_event is not None:
+            moment = snapshot_moment(name, options.at_event, options.device, progress("read", _LARGE))
+            _show(moment, options, moment.map)
+            return 0
         the_map = snapshot_map(name, progress("read", _LARGE))
+        if options.device is not None:
+            the_map = the_map.only(str(options.device))
+            if not the_map.names:
+                raise SnapshotError(f"{name}: nothing of cuda:{options.device} is in it")
         _show(the_map, options, the_map)
         return 0
 
@@ -55,10 +64,15 @@ def show_map(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Show growth between two snapshots."""
-    from nbguard.memory.snapshots.report import snapshot_diff
+    """Show growth between two snapshots, or two moments of their histories."""
+    from nbguard.memory.snapshots.moment import RecordedHistory, moment_diff
 
-    _show(snapshot_diff(options.before, options.after, progress("read", _LARGE)), options)
+    moments = options.at_event, options.and_event
+    if options.after is None and moments == (None, None):
+        raise NbguardError("give two files, the earlier one first, or one with --at EVENT --and EVENT")
+    before = RecordedHistory.load(options.before, progress("read", _LARGE))
+    after = before if options.after is None else RecordedHistory.load(options.after, progress("read", _LARGE))
+    _show(moment_diff(before, after, moments, options.device), options)
     return 0
 
 

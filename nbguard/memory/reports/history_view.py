@@ -200,7 +200,7 @@ def history_blocks(history: History, limit: int = 12) -> Iterator[Block]:
     for device in history.devices:
         changes = history.of(device)
         yield Section(device, figures=_summary(changes))
-        yield Picture(history_chart(device, changes), (f"  {_sparks([change.after for _, change in changes])}",))
+        yield Picture(history_chart(device, changes), (f"  {sparks([change.after for _, change in changes])}",))
         yield _table(_entries(changes, limit))
 
 
@@ -282,7 +282,7 @@ def _figure(value: int | None, unit: tuple[int, str]) -> str:
     return "" if value is None else format_column([value], unit)[0]
 
 
-def _sparks(values: Sequence[int]) -> str:
+def sparks(values: Sequence[int]) -> str:
     """Return bytes over cells as a line of blocks; of many cells, each block is the highest of a few."""
     step = -(-len(values) // _SPARKS_WIDE)
     highest = max(values) or 1

@@ -12,7 +12,7 @@ from nbguard.memory.allocator.replay.view import WhatIfData, whatif_data
 from nbguard.memory.allocator.replay.whatif import WhatIf, what_if
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.reports.memory_map import MemoryMap
-from nbguard.memory.snapshots.load import Progress, load_named, site_of
+from nbguard.memory.snapshots.load import NotebookNames, Progress, load_named, site_of
 from nbguard.memory.snapshots.report import SnapshotReport, map_of, report_of
 from nbguard.plain_data import to_plain
 from nbguard.render.result import Result
@@ -61,7 +61,7 @@ class DiagnosisData(TypedDict):
 
 
 def diagnosis_data(diagnosis: SnapshotDiagnosis) -> DiagnosisData:
-    """Return the fields of the JSON: those of the parts, each with its kind."""
+    """Return the fields of the JSON, which are the parts, each with its kind."""
     return {
         "refusals": [to_plain(refusal) for refusal in diagnosis.refusals],
         "trials": [whatif_data(trial) for trial in diagnosis.trials],
@@ -96,6 +96,29 @@ def diagnose_snapshot(
         SnapshotError: the file, or the one beside it, cannot be read.
     """
     snapshot, names = load_named(path, progress)
+    return diagnosis_of(
+        path,
+        snapshot,
+        names,
+        confs,
+        torch_version=torch_version,
+        capacity=capacity,
+        fraction=fraction,
+        trial_progress=trial_progress,
+    )
+
+
+def diagnosis_of(
+    path: str | Path,
+    snapshot: Snapshot,
+    names: NotebookNames,
+    confs: Iterable[str] = (),
+    torch_version: str | None = None,
+    capacity: int | None = None,
+    fraction: float | None = None,
+    trial_progress: Progress | None = None,
+) -> SnapshotDiagnosis:
+    """Return the diagnosis of a snapshot that was loaded from `path`; the rest as in `diagnose_snapshot`."""
     trials, untried = [], []
     for number in snapshot.devices:
         if snapshot.trace(number).events:
@@ -107,13 +130,13 @@ def diagnose_snapshot(
     return SnapshotDiagnosis(
         report=report_of(path, snapshot, names),
         map=map_of(path, snapshot, names),
-        refusals=tuple(_refusals(snapshot, fraction)),
+        refusals=tuple(refusals_of(snapshot, fraction)),
         trials=tuple(trials),
         untried=tuple(untried),
     )
 
 
-def _refusals(snapshot: Snapshot, fraction: float | None) -> Iterator[RefusedRequest]:
+def refusals_of(snapshot: Snapshot, fraction: float | None = None) -> Iterator[RefusedRequest]:
     """Yield the first refused request of each device that has one; a fraction that is given wins over the sidecar's."""
     fractions = snapshot.sidecar.fractions
     for number in snapshot.devices:

@@ -21,7 +21,7 @@ from nbguard.render.result import Result
 from nbguard.units import counted
 
 _NOT_PYTHONS = "not held by Python"
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
 _PRIVATE = "CUDA graphs and MemPools"
 
 
@@ -62,19 +62,26 @@ def snapshot_map(path: str | Path, progress: Progress | None = None) -> MemoryMa
 
 def map_of(path: str | Path, snapshot: Snapshot, names: NotebookNames) -> MemoryMap:
     """Return the map of a snapshot that was loaded from `path`."""
-    return saved_map(Path(path).name, _devices(snapshot, names), _notes(snapshot, names))
+    return saved_map(Path(path).name, _devices(snapshot, names), notes_of(snapshot, names))
 
 
 def report_of(path: str | Path, snapshot: Snapshot, names: NotebookNames) -> SnapshotReport:
     """Return the report on a snapshot that was loaded from `path`."""
-    devices = tuple(saved_device(device, holders) for device, holders in _devices(snapshot, names))
+    return reported(Path(path).name, snapshot, _devices(snapshot, names), notes_of(snapshot, names))
+
+
+def reported(
+    file: str, snapshot: Snapshot, devices: Iterable[tuple[DeviceFacts, HolderNames | None]], notes: tuple[str, ...]
+) -> SnapshotReport:
+    """Return the report on devices of a snapshot, each with the names of its blocks' holders."""
+    saved = tuple(saved_device(device, holders) for device, holders in devices)
     return SnapshotReport(
-        file=Path(path).name,
+        file=file,
         torch_version=snapshot.sidecar.torch_version,
         settings=settings_of(snapshot),
         events=tuple(len(snapshot.trace(number).events) for number in snapshot.devices),
-        report=Report(tracked="cuda", devices=devices, findings=(), unavailable=(), stale=0),
-        notes=_notes(snapshot, names),
+        report=Report(tracked="cuda", devices=saved, findings=(), unavailable=(), stale=0),
+        notes=notes,
     )
 
 
@@ -86,7 +93,8 @@ def _devices(snapshot: Snapshot, names: NotebookNames) -> list[tuple[DeviceFacts
     ]
 
 
-def _notes(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
+def notes_of(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
+    """Return sentences on facts that a file and the one beside it lack."""
     notes = []
     if names.is_of_another:
         notes.append(
@@ -151,7 +159,7 @@ def _held_blocks(segments: Iterable[Segment], names: HolderNames | None) -> Iter
                 elif segment.is_private:
                     yield block, _PRIVATE, "", "graphs"
                 else:
-                    yield block, *((_UNKNOWN, "", "unrecorded") if names is None else (_NOT_PYTHONS, "", "unknown"))
+                    yield block, *((UNKNOWN, "", "unrecorded") if names is None else (_NOT_PYTHONS, "", "unknown"))
 
 
 def saved_map(file: str, devices: Sequence[tuple[DeviceFacts, HolderNames | None]], notes: tuple[str, ...]) -> MemoryMap:
@@ -247,12 +255,20 @@ def snapshot_diff(before: str | Path, after: str | Path, progress: Progress | No
         SnapshotError: one of the files cannot be read.
     """
     (first, first_names), (second, second_names) = load_named(before, progress), load_named(after, progress)
-    notes: tuple[str, ...] = ()
-    if (first_names.holders is None) != (second_names.holders is None):
-        without = Path(before if first_names.holders is None else after).name
-        notes = (f"{without} has no names file next to it, so both are compared by their allocating lines",)
-        first_names, second_names = replace(first_names, holders=None), replace(second_names, holders=None)
+    first_names, second_names, notes = comparable((before, first_names), (after, second_names))
     return difference(report_of(before, first, first_names), report_of(after, second, second_names), notes)
+
+
+def comparable(
+    before: tuple[str | Path, NotebookNames], after: tuple[str | Path, NotebookNames]
+) -> tuple[NotebookNames, NotebookNames, tuple[str, ...]]:
+    """Return the names of two files without their holders where one has none, and the sentence that says so."""
+    (path, first), (_, second) = before, after
+    if (first.holders is None) == (second.holders is None):
+        return first, second, ()
+    without = Path(path if first.holders is None else after[0]).name
+    note = f"{without} has no names file next to it, so both are compared by their allocating lines"
+    return replace(first, holders=None), replace(second, holders=None), (note,)
 
 
 def difference(before: SnapshotReport, after: SnapshotReport, notes: tuple[str, ...] = ()) -> SnapshotDiff:

@@ -127,7 +127,7 @@ def _record(state: str | None, entries: int | None, simulation: Simulation | Non
 
 
 def _whatif(**what: Any) -> Any:
-    from nbguard.memory.snapshots.diagnosis_view import whatif_report
+    from nbguard.memory.snapshots.whatif import whatif_report
 
     return whatif_report(**what, progress=_progress())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import groupby
 
 from nbguard.errors import SimulatedOutOfMemoryError
@@ -42,6 +43,7 @@ class Player:
         self.learnt: int = 0  # changes made to `corrections` during this pass
         self.differences: list[int] = []  # positions of the recorded events that the model did not reproduce, in order
         self.first: Event | None = None  # the model's event at the first of them; None for none
+        self.sizes = array("q", bytes(8 * len(self.events)))  # of each alloc event, its block's bytes; 0: unknown
         self._is_private = trace.pools is not None or any(
             pool != DEFAULT_POOL for pool in (*start.pools.values(), *model.pools)
         )
@@ -73,7 +75,10 @@ class Player:
         if end == len(events) or events[end][0] not in ("alloc", "oom"):
             return 0
         pool = self._pool(0, end) if self._is_private else DEFAULT_POOL
-        return end + 1 if follow_cut(self.model, events[: end + 1], pool) else 0
+        if not follow_cut(self.model, events[: end + 1], pool):
+            return 0
+        self._note_size(end, events[end][1])
+        return end + 1
 
     # --- requests ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +86,7 @@ class Player:
         """Play a request: its own event is at `request`, the driver's events for it begin at `position`."""
         model = self.model
         out = model.events
-        _, address, size, stream = self.events[request]
+        action, address, size, stream = self.events[request]
         peaks = model.peak_allocated, model.peak_reserved
         pool = self._pool(position, request) if self._is_private else DEFAULT_POOL
         if position < request:
@@ -90,11 +95,16 @@ class Player:
             got = model.malloc(size, stream, pool)
         except SimulatedOutOfMemoryError:
             got = -1
-        if got == address and len(out) == 1 and request == position:
-            return request + 1
-        if tuple(out) != self.events[position : request + 1]:
+        if not (got == address and len(out) == 1 and request == position) and tuple(out) != self.events[position : request + 1]:
             self._otherwise(position, request, got, peaks, pool)
+        if action == "alloc":
+            self._note_size(request, address)
         return request + 1
+
+    def _note_size(self, request: int, address: int) -> None:
+        block = self.model.live.get(address)
+        if block is not None:
+            self.sizes[request] = block.size
 
     def _otherwise(self, position: int, request: int, got: int, peaks: tuple[int, int], pool: PoolId) -> None:
         """Learn from a request that the model served otherwise than the recorded allocator, or make the model follow."""

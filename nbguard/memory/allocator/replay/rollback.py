@@ -105,6 +105,12 @@ class Intervals:
     def __len__(self) -> int:
         return len(self._edges) // 2
 
+    def copy(self) -> Intervals:
+        """Return the same stretches, to be changed independently."""
+        other = Intervals()
+        other._edges = self._edges.copy()
+        return other
+
     def add(self, start: int, end: int) -> bool:
         """Add a stretch, joined with the stretches it touches; return whether all of it was absent."""
         first, last = bisect_right(self._edges, start), bisect_left(self._edges, end)

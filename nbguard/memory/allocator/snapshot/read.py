@@ -155,9 +155,13 @@ def _unpacked(path: Path, densest: int, max_bytes: int) -> BinaryIO:
 
 
 def _read(content: BinaryIO, size: int, sidecar: Sidecar, progress: Progress | None) -> Snapshot:
-    if size >= LARGE and reader_process.is_available() and content.read(1) == b"\x80":
-        with suppress(OSError):  # no process can be started: it is read here, if slowly
-            return reader_process.read_pickle(content, size, sidecar, progress)
+    if size >= LARGE and content.read(1) == b"\x80":
+        if reader_process.IS_OURS:
+            content.seek(0)
+            return reader_process.read_here(content, size, sidecar)
+        if reader_process.is_available():
+            with suppress(OSError):  # no process can be started: it is read here, if slowly
+                return reader_process.read_pickle(content, size, sidecar, progress)
     content.seek(0)
     return parse_snapshot(_decode(content.read(), progress), size, sidecar, consume=True)
 

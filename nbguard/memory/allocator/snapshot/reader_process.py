@@ -130,6 +130,10 @@ _DAMAGES = (pickle.UnpicklingError, EOFError, struct.error, LookupError, TypeErr
 """Errors of Python's unpickler at a damaged pickle."""
 
 
+IS_OURS = sys.platform == "emscripten"
+"""Whether this whole process is one that may end. In a browser, the page that started it starts another."""
+
+
 def is_available() -> bool:
     """Return whether this system bounds the memory of a process, and has a Python to start."""
     return sys.platform == "linux" and bool(sys.executable)
@@ -214,20 +218,32 @@ def main() -> None:
     gc.disable()
     out = sys.stdout.buffer
     try:
-        snapshot = parse_snapshot(_PlainUnpickler(sys.stdin.buffer).load(), size, consume=True)
+        snapshot = read_here(sys.stdin.buffer, size)
     except SnapshotError as error:
         out.write(_REFUSED + str(error).encode())
-    except UnreadablePickle as bad:
-        out.write(_REFUSED + unreadable(bad).encode())
-    except MemoryError:
-        out.write(_REFUSED + b"not a readable snapshot: it would fill far more memory than its size explains.")
-    except _DAMAGES:
-        out.write(_REFUSED + DAMAGED.encode())
     else:
         out.write(_READ)
         write_snapshot(snapshot, out)
     out.flush()
     os._exit(0)  # freeing millions of objects one by one would take as long as reading them
+
+
+def read_here(file: BinaryIO, size: int, sidecar: Sidecar | None = None) -> Snapshot:
+    """Return the snapshot in a pickle of `size` bytes, read in this process, which must be one that may hang or crash.
+
+    Raises:
+        SnapshotError: the pickle is no snapshot, is damaged, or asks for more than plain data.
+    """
+    try:
+        return parse_snapshot(_PlainUnpickler(file).load(), size, sidecar, consume=True)
+    except UnreadablePickle as bad:
+        raise SnapshotError(unreadable(bad)) from None
+    except MemoryError:
+        raise SnapshotError("not a readable snapshot: it would fill far more memory than its size explains.") from None
+    except SnapshotError:
+        raise
+    except _DAMAGES:
+        raise SnapshotError(DAMAGED) from None
 
 
 def _limit(memory: int, seconds: int) -> None:

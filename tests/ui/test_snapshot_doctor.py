@@ -1,0 +1,223 @@
+"""The page that reads snapshots, in a real browser: it says what the command line says, and a hostile file can do nothing."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import random
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from nbguard.frontend.cli import main
+from tests.allocator.test_hostile_snapshots import HOSTILE, Bomb
+from tests.allocator.test_oracle import RUNS
+from tests.allocator.test_snapshot import small
+from tests.cli.test_files import snapshot_file
+from tests.fuzz.formats import FORMATS
+from tests.gpu import recording
+from tests.thorough import examples, spread
+from tests.ui.axe import findings
+from tests.ui.servers import ROOT
+
+_SECONDS = 120_000
+"""Milliseconds that an answer may take on a machine that does much besides."""
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+)
+_PROOF = "/it-ran"
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """Serves a folder as a careful host does, and keeps the addresses that it was asked for."""
+
+    asked: list[str] = []  # noqa: RUF012 - of all requests
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", _POLICY)
+        super().end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        self.asked.append(self.path)
+
+
+class Doctor:
+    """The page in a tab, offline but for its own server."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self.context = browser.new_context(reduced_motion="reduce")
+        self.page: Page = self.context.new_page()
+        self.errors: list[str] = []
+        self.elsewhere: list[str] = []
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: None if request.url.startswith(url) else self.elsewhere.append(request.url))
+        self.page.goto(url + "snapshot-doctor/index.html")
+
+    def open(self, *files: Path) -> None:
+        """Choose files, and wait for the last answer on them."""
+        self.page.evaluate("delete document.body.dataset.done")
+        self.page.set_input_files("#files", [])
+        self.page.set_input_files("#files", files)
+        expect(self.page.locator("body")).to_have_attribute("data-done", "true", timeout=_SECONDS)
+
+    def text(self, section: str) -> str:
+        """Return the text of an answer."""
+        return self.page.locator(f"#{section} pre").text_content() or ""
+
+    def go_to(self, event: int) -> None:
+        """Write an event into its field, and wait for the state after it."""
+        self.page.fill("#event", str(event))
+        self.page.press("#event", "Enter")
+        expect(self.page.locator("#time")).to_have_attribute("data-event", str(event), timeout=_SECONDS)
+
+    @property
+    def error(self) -> str:
+        return self.page.locator("#error").text_content() or ""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of the page, as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    places = [ROOT / "node_modules", *map(Path, os.environ.get("NODE_PATH", "").split(os.pathsep))]
+    if not any((place / "pyodide").is_dir() for place in places) and "CI" not in os.environ:
+        pytest.skip("npm's package pyodide is not installed: npm ci")
+    build = functools.partial(__import__("runpy").run_path, str(ROOT / "docs/site/snapshot_doctor.py"))
+    build()["build"](folder)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def shared_doctor(site: str, browser: Browser) -> Iterator[Doctor]:
+    """One page for all tests: Python takes seconds to start."""
+    doctor = Doctor(browser, site)
+    yield doctor
+    doctor.context.close()
+
+
+@pytest.fixture
+def doctor(shared_doctor: Doctor) -> Iterator[Doctor]:
+    """The page. No console may have shown an error, and nothing may have been fetched from elsewhere."""
+    yield shared_doctor
+    assert shared_doctor.errors == []
+    assert [address for address in shared_doctor.elsewhere if not address.startswith(("data:", "blob:"))] == []
+
+
+def _said(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    main(line)
+    return capsys.readouterr().out.removesuffix("\n")
+
+
+def _recordings(folder: Path) -> list[Path]:
+    """Return the recordings of the repository as files that PyTorch could have written."""
+    files = [ROOT / "notebooks" / "out_of_memory.pickle"]
+    files += [snapshot_file(folder, run.name.removesuffix(".json.gz"), cut=2000) for run in spread(RUNS, 8)]
+    for name, found in spread(sorted(recording.load_all(ROOT / "tests/data/gpu")), 6):
+        file = folder / f"{name}.pickle"
+        file.write_bytes(pickle.dumps(recording.unpacked(found)))
+        files.append(file)
+    return files
+
+
+def test_the_text_is_that_of_the_command_line(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in _recordings(tmp_path):
+        beside = file.with_name(file.name + ".nbguard.json")
+        doctor.open(file, *([beside] if beside.exists() else []))
+
+        assert doctor.error == ""
+        assert doctor.text("answer") == _said(["diagnose", str(file)], capsys), file.name
+        for event in (0, 100):
+            doctor.go_to(event)
+            assert doctor.text("time") == _said(["map", str(file), "--at", str(event)], capsys), file.name
+        doctor.page.click("#peak")
+        peak = json.loads(_said(["map", str(file), "--at", "peak", "--json"], capsys))["devices"][0]["event"]
+        expect(doctor.page.locator("#time")).to_have_attribute("data-event", str(peak), timeout=_SECONDS)
+        assert doctor.text("time") == _said(["map", str(file), "--at", "peak"], capsys), file.name
+
+
+def test_two_moments_and_two_files_are_compared(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (snapshot_file(tmp_path, name, beside=False) for name in ("2.13.0_118", "2.13.0_121"))
+    doctor.open(first)
+    doctor.open(second)
+    page = doctor.page
+
+    def compare(before: Path, event: str, after: Path, to: str) -> str:
+        page.select_option("#before", label=before.name)
+        page.select_option("#after", label=after.name)
+        page.fill("#before-event", event)
+        page.fill("#after-event", to)
+        page.locator("#compare pre").evaluate("place => { place.textContent = ''; }")
+        page.click("#compare-now")
+        expect(page.locator("#compare pre")).not_to_have_text("", timeout=_SECONDS)
+        return doctor.text("compare")
+
+    assert compare(first, "", second, "") == _said(["diff", str(first), str(second)], capsys)
+    assert compare(first, "peak", second, "300") == _said(
+        ["diff", str(first), str(second), "--at", "peak", "--and", "300"], capsys
+    )
+    assert compare(second, "100", second, "peak") == _said(["diff", str(second), "--at", "100", "--and", "peak"], capsys)
+
+
+def test_it_is_used_by_keyboard_and_read_aloud(doctor: Doctor) -> None:
+    page = doctor.page
+    doctor.open(ROOT / "notebooks" / "out_of_memory.pickle")
+
+    page.focus("#slider")
+    for key, event in (("Home", 0), ("ArrowRight", 1), ("End", 346), ("ArrowLeft", 345)):
+        page.keyboard.press(key)
+        expect(page.locator("#time")).to_have_attribute("data-event", str(event), timeout=_SECONDS)
+        assert page.get_attribute("#slider", "aria-valuetext") == f"event {event} of 346"
+        assert f"event {event} of 346" in doctor.text("time")
+    assert page.get_attribute("#status", "role") == "status"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert findings(page, "html") == [], scheme
+    page.emulate_media(color_scheme="light")
+
+
+_RUNS_JAVASCRIPT = f"import js; js.fetch('{_PROOF}')"
+
+
+def _hostile(folder: Path, count: int) -> Iterator[Path]:
+    """Yield files that are damaged, made to harm, or of another kind."""
+    chosen = random.Random(count)
+    snapshots = FORMATS["snapshots"]
+    for protocol in (0, 2, 4):
+        bomb = folder / f"bomb{protocol}.pickle"
+        bomb.write_bytes(pickle.dumps(small() | {"extra": Bomb(exec, _RUNS_JAVASCRIPT)}, protocol))
+        yield bomb
+    for name in ("text length", "colliding keys", "long decimal", "nested tuples as a key", "empty lists"):
+        file = folder / f"{name}.pickle"
+        file.write_bytes(HOSTILE[name])
+        yield file
+    for number in range(count):
+        place = folder / str(number)
+        place.mkdir()
+        snapshots.make(chosen, place)
+        yield max(place.iterdir(), key=lambda file: (file.suffix != ".json", file.stat().st_size))
+
+
+def test_a_hostile_file_gets_a_sentence_and_runs_nothing(doctor: Doctor, tmp_path: Path) -> None:
+    for file in _hostile(tmp_path, examples(20)):
+        doctor.open(file)
+        if "bomb" in file.name or file.parent == tmp_path:
+            assert doctor.error != "", file.name
+        assert "\n" not in doctor.error
+        assert "Traceback" not in doctor.error
+        assert doctor.error or doctor.text("answer")
+    assert _PROOF not in _Handler.asked
+    doctor.open(ROOT / "notebooks" / "out_of_memory.pickle")
+    assert doctor.error == ""
