@@ -34,7 +34,13 @@ def train(net, batch):
     for _ in range(100):
         losses.append(net(batch).detach())
 """
-_SCRIPT = f"{_NET}\nkept = mib(100)\ndef main():\n    data = mib(200)\n    train(Net().cuda(), torch.empty(1024, 4096, device='cuda'))\nmain()"
+_SCRIPT = f"""{_NET}
+kept = mib(100)
+def main():
+    data = mib(200)
+    train(Net().cuda(), torch.empty(1024, 4096, device="cuda"))
+main()
+"""
 _RANK = f"""{_NET}
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -47,8 +53,8 @@ dist.barrier()
 """
 
 
-def _variables(folder: Path, **settings: object) -> dict[str, str]:
-    return environment(fake_settings(bytes=1024 * MIB, context=100 * MIB, **settings), folder)
+def _variables(folder: Path) -> dict[str, str]:
+    return environment(fake_settings(bytes=1024 * MIB, context=100 * MIB), folder)
 
 
 def test_the_card_of_a_script_has_the_variables_of_its_functions(fake_cuda_library: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.jobs.forks CASES` runs many command lines of nbguard, each in a fork of one process that has imported PyTorch.
+"""`python -m tests.jobs.forks CASES` runs many command lines of nbguard, each in a fork of one process that has PyTorch.
 
 CASES is a JSON file: for each name a folder, the arguments of `nbguard`, and variables. Each folder gets `stdout`, `stderr` and
 `status`, which are as Python's own for that command line.

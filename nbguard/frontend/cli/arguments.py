@@ -64,7 +64,7 @@ class Terminal(Grammar):
         return options
 
     def _end_of_run(self, texts: Sequence[str]) -> int:
-        """Return where the words of the script begin in a line of `run`: behind its name, or that of its module."""
+        """Return where the words of the script begin in a line of `run`, behind its name or its module's."""
         takes_value = {name for name in self.parser("run").option_names if self.parser("run").option(name).nargs != 0}
         place = 1
         while place < len(texts) and texts[place].startswith("-"):
@@ -195,9 +195,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "script", nargs="?", metavar="SCRIPT", help="a Python file, as behind `python`; its own arguments follow"
     )
     program.add_argument("-m", dest="module", metavar="MODULE", help="a module instead, as behind `python -m`")
-    command.add_argument("--report", metavar="DIR", help="a folder in which each process that fails leaves a report")
+    command.add_argument("--report", metavar="DIR", help="the folder for reports of processes that failed")
     command.usage = "nbguard run [-h] [--report DIR] SCRIPT|-m MODULE [ARG ...]"
-    command.epilog = "Its exit status, traceback and output are those of python SCRIPT."
+    command.epilog = "Its exit status, traceback and output are as under python SCRIPT."
     command.set_defaults(run=run.run)
 
 

@@ -41,11 +41,11 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run it, and leave what it raises to Python, which calls the hooks and sets the exit status."""
+    """Run it, and leave its errors to Python, which calls the hooks and sets the exit status."""
     from nbguard.frontend.jobs.install import chain
 
     try:
-        _execute(options.script, options.module, options.arguments)
+        _execute(options.script or "", options.module or "", options.arguments)
     except SystemExit:
         raise
     except BaseException:
@@ -55,14 +55,13 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _execute(script: str | None, module: str | None, arguments: list[str]) -> None:
+def _execute(script: str, module: str, arguments: list[str]) -> None:
     main = sys.modules["__main__"] = _fresh_main()
-    if module is not None:
+    if module:
         sys.argv = ["-m", *arguments]
         _first_on_path(str(Path.cwd()))
         runpy._run_module_as_main(module)  # type: ignore[attr-defined]
         return
-    assert script is not None
     sys.argv = [script, *arguments]
     if not Path(script).is_file():  # a folder or an archive with a __main__
         _first_on_path(str(Path(script).absolute()))
@@ -80,8 +79,10 @@ def _execute(script: str | None, module: str | None, arguments: list[str]) -> No
 def _fresh_main() -> ModuleType:
     """Return an empty `__main__` with the names that Python itself puts into one."""
     main = ModuleType("__main__")
-    vars(main).update({name: None for name in ("__cached__",) if name in vars(sys.modules["__main__"])})
-    if "__annotations__" in vars(sys.modules["__main__"]):
+    ours = vars(sys.modules["__main__"])
+    if "__cached__" in ours:
+        main.__cached__ = None  # type: ignore[attr-defined]
+    if "__annotations__" in ours:  # Python before 3.14
         main.__annotations__ = {}
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     return main

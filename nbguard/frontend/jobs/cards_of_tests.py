@@ -1,4 +1,4 @@
-"""The out-of-memory cards of tests: pytest catches their errors itself, and shows each card below the traceback."""
+"""The out-of-memory cards of tests. Pytest catches their errors itself, and shows each card below the traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a process by an error: its out-of-memory card, its report in a folder, and a mark in a workflow of GitHub's."""
+"""The end of a process by an error, with an out-of-memory card, a report in a folder, and a mark in a workflow of GitHub's."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from nbguard.training.ranks.errors import error_words, errors_of
 
 
 def words_on(error: BaseException, report: Path | None) -> str:
-    """Return all that is to be said of an error that ends its process, and leave its report; empty if it is no business of ours.
+    """Return all that is to be said of an error that ends its process, and leave its report; empty for most errors.
 
-    It is where the process ran out of memory. With a folder, any error leaves a report. A mistake of ours costs a line.
+    Something is said where it ran out of memory. With a folder, any error leaves a report. A mistake of ours costs a line.
     """
     try:
         return "\n".join(_lines(error, report))

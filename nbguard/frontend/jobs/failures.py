@@ -1,10 +1,10 @@
-"""The failures of a job's processes: of each its error and the out-of-memory card, and all of them with the cause first."""
+"""The failures of a job's processes, each with its error and its out-of-memory card, the cause first."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from nbguard.errors import DamagedDataError, RankFactsError
@@ -13,6 +13,7 @@ from nbguard.plain_data import Within, from_plain
 from nbguard.render.html import Block, Listing, Title
 from nbguard.render.result import SCHEMA, Result
 from nbguard.render.words import clean, numbered
+from nbguard.texts import capitalised
 from nbguard.training.ranks.analysis.facts import MOST_RANKS, ranks_words
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError, rank_table
 from nbguard.units import counted
@@ -27,7 +28,7 @@ class RankFailureData(TypedDict):
     rank: int | None  # its number in the job; None where it is the only process, or no launcher numbered it
     world: int | None  # number of the job's ranks
     host: str  # name of its machine
-    pid: int
+    pid: int  # number of the process
     launcher: str  # that started it: `torchrun`; empty if none is known
     job: str  # the job that it belongs to, the same for all its ranks
     at: float  # seconds since the epoch when it failed
@@ -58,27 +59,37 @@ class RankFailure(Result):
 
     @property
     def words(self) -> str:
-        """Return the error in a sentence; of running out of memory with the request and the largest holder."""
+        """Return the error in a sentence, with the request and the largest holder where memory ran out."""
         return self.error if self.card is None else f"{self.card.asked.error}: {answer(self.card)}"
 
     @property
     def named(self) -> str:
-        """Return the process in words: "rank 2 of 4, process 4711 on node3"."""
+        """Return the process in words, as in "rank 2 of 4, process 4711 on node3"."""
         rank = "" if self.rank is None else f"rank {self.rank}" + (f" of {self.world}" if self.world else "")
         return ", ".join(filter(None, [rank, f"process {self.pid} on {self.host}"]))
 
 
 def failure_data(failure: RankFailure) -> RankFailureData:
     """Return the fields of a process's failure in JSON; the card in it is a document of its own."""
-    own = {field.name: getattr(failure, field.name) for field in fields(failure)}
-    return RankFailureData(**(own | {"card": None if failure.card is None else failure.card.to_data()}))  # type: ignore[typeddict-item]
+    return RankFailureData(
+        rank=failure.rank,
+        world=failure.world,
+        host=failure.host,
+        pid=failure.pid,
+        launcher=failure.launcher,
+        job=failure.job,
+        at=failure.at,
+        error=failure.error,
+        place=failure.place,
+        card=None if failure.card is None else failure.card.to_data(),
+    )
 
 
 def failure_of(text: bytes) -> RankFailure:
     """Return the failure in a file.
 
     Raises:
-        RankFactsError: it is none.
+        RankFactsError: the file has no failure.
     """
     try:
         raw = json.loads(text)
@@ -184,7 +195,7 @@ def job_blocks(job: JobFailure) -> Iterator[Block]:
 def _sentence(job: JobFailure) -> str:
     """Return who failed first, and how."""
     if not job.ran_out:
-        return f"No rank ran out of memory. {job.launch.sentence}"
+        return "No rank ran out of memory. " + capitalised(job.launch.sentence) + "."
     first = job.ran_out[0]
     at = f" at `{first.place}`" if first.place else ""
     if first.rank is None:

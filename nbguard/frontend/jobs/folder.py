@@ -60,12 +60,12 @@ def write_failure(folder: Path, failure: RankFailure) -> None:
 
 
 def job_report(folder: str | os.PathLike[str]) -> JobFailure:
-    """Return the failures of the job that has left its reports in a folder last: which rank ran out first, its card, the others.
+    """Return the failures of the last job that left reports in a folder, with the rank that ran out first, and its card.
 
     The files may be strangers'.
 
     Args:
-        folder: that of `nbguard run --report DIR`, or of `nbguard.install(report=DIR)`.
+        folder: the DIR of `nbguard run --report DIR`, or of `nbguard.install(report=DIR)`.
 
     Raises:
         RankFactsError: there is no such folder, or no report in it.
@@ -79,7 +79,7 @@ def job_report(folder: str | os.PathLike[str]) -> JobFailure:
         except RankFactsError as error:
             damaged.append(f"{file.name} cannot be read: {error}")
     if not failures:
-        why = "; ".join(damaged[:1]) or "no process has failed with  nbguard run --report, or they had another folder"
+        why = "; ".join(damaged[:1]) or "no process failed under  nbguard run --report DIR  with this folder"
         raise RankFactsError(f"{folder} has no reports of ranks: {why}")
     return JobFailure.of(failures, tuple(damaged))
 

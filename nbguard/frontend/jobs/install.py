@@ -1,4 +1,4 @@
-"""`nbguard.install`: hooks that Python calls where an error ends a process or a thread, and none that runs before."""
+"""Hooks that Python calls where an error ends a process or a thread, and none that runs before (`nbguard.install`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing.process
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -18,7 +18,7 @@ from nbguard.texts import printable
 
 
 class _State:
-    """The state of this process, of which its forks have copies."""
+    """The state of this process. Its forks have copies."""
 
     is_installed = False
     report: Path | None = None  # the folder for reports
@@ -26,14 +26,14 @@ class _State:
 
 
 def install(report: str | os.PathLike[str] | None = None) -> None:
-    """Say who held the memory where this process ends by running out of it: after the traceback, on standard error.
+    """Say on standard error, after the traceback, who held the memory where this process ends by running out of it.
 
-    The same goes for its threads and for processes of `multiprocessing` that are forked from it. Python's own hooks and those of
-    the program are called first. Nothing runs before an error does: PyTorch calls nbguard where a request fails, and Python
-    where an error ends the process.
+    The same goes for its threads and for processes of `multiprocessing` that are forked from it. Hooks of Python and of the
+    program are called first. Nothing runs before an error does: PyTorch calls nbguard where a request fails, and Python calls
+    it where an error ends the process.
 
     Args:
-        report: a folder in which each process that fails, by whatever error, leaves a file for `nbguard report`.
+        report: a folder where each process that fails, by whatever error, leaves a file for `nbguard report DIR`.
 
     Raises:
         NbguardError: `report` is no folder.
@@ -81,7 +81,7 @@ def tell(error: BaseException) -> None:
 
 
 class _ProcessHook:
-    """`sys.excepthook`: the hook that was there before, and then the card."""
+    """The hook for a process, `sys.excepthook`, calls the one that was there before, and tells the card."""
 
     def __init__(self, before: Callable[..., object]) -> None:
         self.before = before
@@ -93,7 +93,7 @@ class _ProcessHook:
 
 
 class _ThreadHook:
-    """`threading.excepthook`: the same for a thread."""
+    """The hook for a thread, `threading.excepthook`, does the same."""
 
     def __init__(self, before: Callable[..., object]) -> None:
         self.before = before
@@ -105,7 +105,7 @@ class _ThreadHook:
 
 
 def _bootstrap_with_card(bootstrap: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a process of `multiprocessing` runs in, which writes a traceback itself, with the card after it."""
+    """Return the function that a process of `multiprocessing` runs in, with the card after the traceback that it writes."""
 
     def _bootstrap(process: Any, *args: Any, **named: Any) -> Any:
         failed: list[BaseException] = []
@@ -144,9 +144,9 @@ def _watch_requests() -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Waits for the import of PyTorch, finds nothing itself, and goes with it."""
+    """Waits for the import of PyTorch, finds nothing itself, and leaves then."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Return PyTorch's own spec, whose loader attaches the observer when it is done."""
         if name != "torch":
             return None

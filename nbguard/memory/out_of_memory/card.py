@@ -294,7 +294,7 @@ def _situation(card: OomCard) -> Iterator[str]:
             whole = format_bytes(card.asked.note.allocated)
             yield f"the cell itself had allocated {format_bytes(card.cell_took)} of the {whole} that were allocated"
         if card.asked.is_final and (gone := card.asked.note.allocated - card.held) > card.asked.note.slack:
-            yield f"{format_bytes(gone)} of that was in no variable, and went with the operation that failed"
+            yield f"{format_bytes(gone)} of the allocated memory was in no variable, and went with the operation that failed"
     if card.parts and card.asked.kind in HOST_KINDS:
         yield " · ".join(f"{part.label} {format_bytes(part.nbytes)}" for part in card.parts)
     elif card.parts and not card.asked.is_final:

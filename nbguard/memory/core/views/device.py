@@ -464,9 +464,8 @@ def stale_words(nbytes: int, *, is_all: bool) -> str:
 
 def holder_table(rows: Sequence[TableRow], figure: str = "frees now") -> Table:
     """Return rows of holders and their total as a table; `figure` is the heading of their bytes."""
-    return Table(
-        names=("held by", figure, "reaches", "since", "", "what"), rows=tuple(rows), figures=(1, 2), code=(0,), chips=(4,)
-    )
+    names = ("held by", figure, "reaches", "since", "", "what")
+    return Table(names=names, rows=tuple(rows), figures=(1, 2), code=(0,), chips=(4,))
 
 
 def command_of(names: Sequence[str], kind: str, stale: bool) -> str:

@@ -206,7 +206,7 @@ def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) ->
     Args:
         shell: the IPython shell, or None.
         inputs: the sources of the session's cells, by number.
-        failed: the error that ends the process, if one does: no other is looked at then.
+        failed: the error that ends the process, if one does. No other is read then.
     """
     last = next((value for value in error_holders(shell) if is_exception(value)), None) if failed is None else failed
     for shown in (sys.exc_info()[1] if failed is None else failed, last):
@@ -316,7 +316,7 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Trace:
     """The frames of an error from the outermost on, each with the line it had reached. Lives only while it is read.
 
@@ -324,10 +324,10 @@ class _Trace:
     """
 
     frames: list[tuple[types.FrameType, int]]
-    cell: int | None
-    at: int
-    line: CodeLine | None
-    sites: Sites | None
+    cell: int | None = None
+    at: int = 0
+    line: CodeLine | None = None
+    sites: Sites | None = None
 
     @classmethod
     def of(cls, errors: Sequence[BaseException], shell: Any, sites: Sites | None) -> _Trace:
@@ -337,7 +337,7 @@ class _Trace:
         """
         numbers: dict[str, Any] = numbers_of_cells(shell)
         for error in errors:
-            trace = cls(list(_frames(error)), None, 0, None, sites)
+            trace = cls(frames=list(_frames(error)), sites=sites)
             if shell is None:
                 own = [(None, f, at) for f, at in trace.frames if trace.is_users(f)]
             else:
@@ -352,7 +352,7 @@ class _Trace:
         return trace
 
     def is_users(self, frame: types.FrameType) -> bool:
-        """Say whether a frame is of the notebook's, or the script's, own code."""
+        """Say whether a frame is of the script's own code."""
         if frame.f_globals.get("__name__") == "__main__":
             return True
         return self.sites is not None and self.sites.is_users(frame.f_code.co_filename)

@@ -128,9 +128,9 @@ def _cell_of(error: BaseException | None, shell: Any) -> int | None:
 
 
 def final_roots(error: BaseException, words: Callable[[Any], str]) -> list[LiveRoot]:
-    """Return a root for each variable of the functions that an error which ends its process has passed: `main() → net`.
+    """Return a root, such as `main() → net`, for each variable of the functions that an error passed as it ended its process.
 
-    The outermost functions come first. Those of modules are left out: their variables are globals, which have roots already.
+    The outermost functions come first. Frames of modules are left out, as their variables are globals, which have roots.
     `words` describes an object.
     """
     frames = dict[int, types.FrameType]()
