@@ -91,8 +91,8 @@ def without(graph: Graph, gone: Set[int], cut: Set[Edge]) -> Graph:
 def without_arguments(graph: Graph) -> Graph:
     """Return the graph without variables of functions that add no storage to names and outer functions.
 
-    They are arguments mostly, and the caller's variable, or the global, is the holder then. An experiment that no other variable
-    is stays, as the autograd graphs of a loss lead to a model's parameters, too.
+    They are arguments mostly, and the caller's variable, or the global, is the holder then. An experiment stays that no other
+    variable is, as the autograd graphs of a loss lead to a model's parameters, too.
     """
     met, repeated = set[int](), set[int]()
     for number in sorted(range(len(graph.roots)), key=lambda number: graph.roots[number].kind == "frame"):
