@@ -104,7 +104,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
 
 
 def _for_next_run(card: OomCard) -> OomCard:
-    """Return the card of a process that ends: with lines for its next run, in Python, and none that frees something now."""
+    """Return the card of a process that ends, with lines for its next run, in Python, and none that frees something now."""
     return replace(
         card,
         had=None,
@@ -261,7 +261,7 @@ def answer(card: OomCard) -> str:
 
 
 def _final_answer(card: OomCard) -> str:
-    """Return the failure of a process that ends in a sentence: the request, and the largest holder."""
+    """Return the failure of a process that ends in a sentence, with the request and the largest holder."""
     if card.asked.kind in HOST_KINDS or not card.holders:
         return capitalised(f"{asked_words(card.asked, card.device)}.")
     most, asked = card.holders[0], _request_words(card.asked)

@@ -93,7 +93,7 @@ def _name_of_learner(request: FailedRequest) -> str:
 
 
 def _name_of(root: Root) -> str:
-    """Return the name of a root that is one, also that of a function's variable; empty of any other."""
+    """Return the name of a root that is a name or a function's variable; empty for any other."""
     name = root.label.rpartition("() → ")[2] if root.kind == "frame" else root.label
     return name if root.kind not in STALE_KINDS and name.isidentifier() else ""
 

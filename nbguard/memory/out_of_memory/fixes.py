@@ -157,7 +157,7 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
 
 
 def _of_next_run(context: OomContext) -> tuple[Fix, ...]:
-    """Return the fixes where the process ends: changes to its next run alone, as nothing can be let go of any more."""
+    """Return the fixes where the process ends, which change its next run alone, as nothing can be let go of any more."""
     rules = (_limit, _others, _fragmented, _smaller)
     changes = (replace(fix, verdict=RerunVerdict.UNKNOWN) for rule in rules for fix in rule(context))
     never = _never(context) if context.rerun.can_never_fit else ()

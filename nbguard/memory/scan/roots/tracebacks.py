@@ -161,7 +161,7 @@ def error_parts(shell: Any) -> ErrorParts:
 
 
 def parts_of_errors(holders: Iterable[Any]) -> ErrorParts:
-    """Return the frames and exceptions that these hold: exceptions, tracebacks, frames, leftovers of a debugger."""
+    """Return the frames and exceptions that exceptions, tracebacks, frames and the leftovers of a debugger hold."""
     parts = ErrorParts({}, {})
     visited: set[int] = set()
     todo = list(holders)
