@@ -10,7 +10,8 @@ exports: `diagnose`; `deterministic` makes it repeat, `exportable` a model that 
 `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its
 last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a
 distributed job hangs, with the collective and the line; `load_ranks` says the same from dumps of PyTorch's flight recorder,
-`launch_errors` whose error came first when a launch failed. `engines` shows the
+`launch_errors` whose error came first when a launch failed. `install` says who held the memory where a script or a rank ends
+by running out of it, and `job_report` which rank did so first. `engines` shows the
 memory of the engines of an ipyparallel cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nbguard.api import zombies as zombies
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.frontend.cluster.engine import engines
+    from nbguard.frontend.jobs.folder import job_report
+    from nbguard.frontend.jobs.install import install
     from nbguard.frontend.notebook.fit_monitor import FitMonitor as FitMonitor
     from nbguard.frontend.notebook.profile import last_fit, profile_fit
     from nbguard.frontend.notebook.session import history, notices
@@ -85,6 +88,8 @@ _HOMES = {
     "history": "nbguard.frontend.notebook.session",
     "last_fit": "nbguard.frontend.notebook.profile",
     "in_float32": "nbguard.training.profiler.nonfinite.float32_layers",
+    "install": "nbguard.frontend.jobs.install",
+    "job_report": "nbguard.frontend.jobs.folder",
     "launch_errors": "nbguard.training.ranks.errors",
     "live_snapshot": "nbguard.memory.snapshots.save",
     "load_ranks": "nbguard.training.ranks.load",
@@ -129,6 +134,8 @@ __all__ = [  # no FitMonitor, SurviveOOM and Sidebar: `import *` must import no 
     "exportable",
     "history",
     "in_float32",
+    "install",
+    "job_report",
     "last_fit",
     "launch_errors",
     "live_snapshot",

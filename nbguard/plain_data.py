@@ -9,6 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
@@ -148,6 +149,10 @@ class _Reader:
             return data
         if annotation is float:
             return _number(data, where)
+        if isinstance(annotation, type) and issubclass(annotation, Enum):
+            values = [member.value for member in annotation]
+            check(type(data) is str and data in values, where, f"one of {', '.join(values)}", data)
+            return annotation(data)
         check(type(data) is annotation, where, annotation.__name__, data)
         if annotation is int:
             check(-_LARGEST <= data < _LARGEST, where, "a number of at most 63 bits", data)
@@ -171,7 +176,7 @@ class _Reader:
         if missing:
             raise DamagedDataError(f"its field {_path(where, missing[0])!r} is missing")
         hints = _hints(cls)
-        named = [(fields[name].name, item, _path(where, name)) for name, item in data.items()]
+        named = [(fields[name].name, item, _path(where, name)) for name, item in data.items() if fields[name].init]
         return cls(**{name: self.value(hints[name], item, path) for name, item, path in named})
 
     def _row(self, arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
@@ -223,7 +228,7 @@ def _number(data: Any, where: str) -> float:
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 @functools.cache

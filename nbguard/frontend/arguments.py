@@ -199,6 +199,8 @@ COMMANDS = {
     "A fit, before it runs and afterwards": {
         "lint": "find leaks and slow lines in scripts and notebooks",
         "predict": "predict the memory of a script's first fit",
+        "run": "run a script; if it runs out of memory, say who held it",
+        "report": "show which rank of a job ran out of memory first",
         "profile": "show a fit's report again, from %%profile_fit --save",
         "compare": "show differences between two runs, those that can change bits first",
     },

@@ -53,9 +53,11 @@ def test_a_snapshot_is_torchs_own_and_replays_to_the_last_event(small: Kernel) -
 
     assert next(pickletools.genops((small.cwd / "run.pickle").read_bytes()))[1] == 4  # the viewer knows none above
     assert {*mine} == {*theirs}
+    mine, names = _without_names(mine)
     assert mine["segments"] == theirs["segments"]
     traces = [[{**entry, "time_us": 0} for entry in each["device_traces"][0]] for each in (mine, theirs)]
     assert traces[0] == traces[1][: len(traces[0])]  # PyTorch works the times out anew for each snapshot
+    assert {"held by losses[0]", "held by net.body.weight"} <= names
     assert found.events > 100
     assert found.is_exact
     assert f"{found.events} entries of history" in said
@@ -63,6 +65,40 @@ def test_a_snapshot_is_torchs_own_and_replays_to_the_last_event(small: Kernel) -
     assert snapshot.sidecar.totals == (1024 * MIB,)
     assert snapshot.sidecar.frees == (small.value("torch.cuda.mem_get_info()[0]"),)
     assert snapshot.sidecar.names == (small.value("torch.cuda.get_device_name()"),)
+
+
+def _without_names(snapshot: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Return a snapshot without the names of holders, and these."""
+    names = set[str]()
+
+    def plain(entry: dict[str, Any]) -> dict[str, Any]:
+        *frames, last = entry.get("frames") or [{"name": ""}]
+        if last["name"] != "nbguard":
+            return entry
+        names.add(last["filename"])
+        assert entry.get("user_metadata", last["filename"]) == last["filename"]
+        return {**entry, "frames": frames, **({"user_metadata": ""} if "user_metadata" in entry else {})}
+
+    segments = [{**segment, "blocks": [*map(plain, segment["blocks"])]} for segment in snapshot["segments"]]
+    traces = [[*map(plain, trace)] for trace in snapshot["device_traces"]]
+    return {**snapshot, "segments": segments, "device_traces": traces}, names
+
+
+def test_pytorchs_own_viewer_shows_the_names_and_the_snapshot_reads_as_without(small: Kernel) -> None:
+    small.run(STEPS).ok()
+    small.run("%gpumem snapshot run.pickle\ntorch.cuda.memory._dump_snapshot('theirs.pickle')").ok()
+    viewed = (
+        "import pickle; from torch.cuda import _memory_viz as viz; s = pickle.load(open('run.pickle', 'rb'));"
+        "found = viz.memory(s, lambda text: text), viz.segsum(s), viz.trace(s), viz.trace_plot(s), viz.segment_plot(s)"
+    )
+
+    small.run(viewed).ok()
+
+    assert "held by losses[0]" in small.value("found[0]"), "in the flame graph of blocks"
+    mine, theirs = (load_snapshot(small.cwd / name) for name in ("run.pickle", "theirs.pickle"))
+    assert mine.segments == theirs.segments
+    assert [mine.stacks[n] for n in range(len(mine.stacks))] == [theirs.stacks[n] for n in range(len(theirs.stacks))]
+    assert [*mine.traces[0].events] == [*theirs.traces[0].events][: len(mine.traces[0].events)]
 
 
 def test_the_file_beside_names_holders_and_no_place_of_this_machine(small: Kernel) -> None:

@@ -30,6 +30,7 @@ from nbguard.training.ranks.analysis.launch_errors import nccl_notes
 from nbguard.training.runs.comparing import compare
 from tests.allocator import oracle
 from tests.fuzz.values import ESCAPES, HTML, TEXTS, changed, damaged, repeated
+from tests.jobs.test_failures import failure
 from tests.runs import records
 
 DATA = Path(__file__).parents[1] / "data"
@@ -410,6 +411,16 @@ def _look_at_gpu_leaks(rng: random.Random, folder: Path) -> Look:
     yield "text", comment_on(result, None)
 
 
+def _make_reports(rng: random.Random, folder: Path) -> None:
+    content = json.dumps(changed(failure(2).to_data(), rng)).encode()
+    file = folder / f"rank-2{rng.choice((ESCAPES, ''))}.failure.json"
+    file.write_bytes(damaged(content, rng) if rng.random() < 0.1 else content)
+
+
+def _look_at_reports(rng: random.Random, folder: Path) -> Look:
+    yield from command(["report", str(folder), *(["--json"] if rng.random() < 0.2 else ())], folder)
+
+
 _MESSAGES = (
     {"op": "hello", "client": "a1", "visible": True, "boot": "b", "heap": 1, "glance": False},
     {"op": "plan", "rid": "r", "action": "release", "heap": 1, "ids": [1, 2], "names": ["x"], "keep": ["k"]},
@@ -458,5 +469,6 @@ FORMATS = {
     "sources": Format(_make_source, _look_at_source, files=4),
     "profiles": Format(_make_profile, _look_at_profile, files=30),
     "leaks of tests": Format(_make_gpu_leaks, _look_at_gpu_leaks, files=100),
+    "reports of jobs": Format(_make_reports, _look_at_reports, files=100),
     "messages": Format(_make_message, _look_at_message, files=300),
 }

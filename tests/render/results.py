@@ -14,6 +14,7 @@ from nbguard.frontend.cluster.analysis import (
     report_of,
 )
 from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
+from nbguard.frontend.jobs.failures import JobFailure, RankFailure
 from nbguard.memory.allocator.replay.replay import Difference, FileReplay
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import Request
@@ -103,7 +104,22 @@ _ENGINES = report_of(
     ]
 )
 
+_FAILURE = RankFailure(
+    rank=2,
+    world=4,
+    host="node1",
+    pid=4711,
+    launcher="torchrun",
+    job="a",
+    at=1_700_000_000.5,
+    error="ValueError: a broken image",
+    place="train.py:31 in step()",
+    card=None,
+)
+
 EXAMPLES: tuple[Result, ...] = (
+    _FAILURE,
+    JobFailure(failures=(_FAILURE,), silent=(0, 1, 3)),
     LaunchErrors(
         errors=(
             RankError(rank=1, error="ValueError: a broken image", place="In[4], line 7 in train()", at=1_700_000_001),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,9 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is success. 1 is an answer that calls for something: a replay that is not exact, a fit that may not fit, a run that is
     recorded as out of memory, no GPU; of `doctor --strict`, a piece of advice. 2 is a file or an option that cannot be used.
     3 is a problem that `doctor --strict` has found. 130 is an interrupt. 141 is a reader that went before the end, as `head`
-    does; nothing is said then.
+    does; nothing is said then. A script that `run` runs ends the process as it does without it.
     """
     _open_closed_streams()
+    done = _guarded(arguments)
+    return done if isinstance(done, int) else done()
+
+
+def _guarded(arguments: Sequence[str] | None) -> int | Callable[[], int]:
+    """Run a command and return its exit status; of a script, return the function that runs it, to be called by itself."""
     try:
         try:
             return _run(arguments)
@@ -61,11 +67,12 @@ def _write_no_more() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None) -> int | Callable[[], int]:
     """Run a command; say in one line why it cannot be run."""
     try:
         options = TERMINAL.read(sys.argv[1:] if arguments is None else arguments)
-        return int(options.run(options))
+        done: int | Callable[[], int] = options.run(options)
+        return done
     except LineError as error:
         complain(error)
         return 2

@@ -20,7 +20,7 @@ from nbguard.frontend.arguments import (
     add_two_snapshots,
     device_number,
 )
-from nbguard.frontend.cli import commands, files, lint
+from nbguard.frontend.cli import commands, files, lint, run
 from nbguard.frontend.cli.terminal import show
 from nbguard.frontend.grammar import Add, Grammar, LineParser, Word
 
@@ -44,7 +44,7 @@ class Terminal(Grammar):
         super().__init__("nbguard", Word(add=_add_version), words)
 
     def read(self, texts: Sequence[str]) -> argparse.Namespace:
-        """Return the options of a line; in `predict`, the words after `--` are arguments of its script.
+        """Return the options of a line; words after `--` in `predict`, and behind the script in `run`, are the script's own.
 
         Raises:
             LineError: the line cannot be read.
@@ -54,6 +54,9 @@ class Terminal(Grammar):
         if own[:1] == ["predict"] and "--" in own:
             place = own.index("--")
             own, of_script = own[:place], own[place + 1 :]
+        if own[:1] == ["run"]:
+            place = self._end_of_run(own)
+            own, of_script = own[:place], own[place:]
         if own[:1] in (["-h"], ["--help"]):
             show(self.overview(), end="")
             raise SystemExit(0)
@@ -62,6 +65,16 @@ class Terminal(Grammar):
             raise self.mistake("", f"say a command, such as  nbguard {next(iter(self.words))} --help")
         options.arguments = of_script
         return options
+
+    def _end_of_run(self, texts: Sequence[str]) -> int:
+        """Return where the words of the script begin in a line of `run`, behind its name or its module's."""
+        takes_value = {name for name in self.parser("run").option_names if self.parser("run").option(name).nargs != 0}
+        place = 1
+        while place < len(texts) and texts[place].startswith("-"):
+            if texts[place] == "-m":
+                return place + 2
+            place += 1 + (texts[place] in takes_value)
+        return place + 1
 
     def divided(self, texts: Sequence[str]) -> tuple[str, list[str]]:
         """Return a line's command, which comes first, and the rest."""
@@ -184,6 +197,24 @@ def _add_predict(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=commands.predict)
 
 
+def _add_run(command: argparse.ArgumentParser) -> None:
+    program = command.add_mutually_exclusive_group(required=True)
+    program.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="a Python file, as behind `python`; its own arguments follow"
+    )
+    program.add_argument("-m", dest="module", metavar="MODULE", help="a module instead, as behind `python -m`")
+    command.add_argument("--report", metavar="DIR", help="the folder for reports of processes that failed")
+    command.usage = "nbguard run [-h] [--report DIR] SCRIPT|-m MODULE [ARG ...]"
+    command.epilog = "Its exit status, traceback and output are as under python SCRIPT."
+    command.set_defaults(run=run.run)
+
+
+def _add_report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", metavar="DIR", help="of `nbguard run --report DIR`, or `nbguard.install(report=DIR)`")
+    _add_json(command)
+    command.set_defaults(run=run.report)
+
+
 def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
     _add_json(command, "one JSON object per line; nanoseconds and bytes as integers")
@@ -242,6 +273,8 @@ TERMINAL = Terminal(
         "doctor": _add_doctor,
         "lint": _add_lint,
         "predict": _add_predict,
+        "run": _add_run,
+        "report": _add_report,
         "profile": _add_profile,
         "compare": _add_compare,
         "enable": _changing("enable"),

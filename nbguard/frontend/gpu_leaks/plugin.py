@@ -1,6 +1,11 @@
-"""The options and the marker of `pytest --gpu-leaks`. Every run of pytest imports this file, and only that option the rest."""
+"""The options and the marker of `pytest --gpu-leaks`, and the cards of tests that ran out of memory.
+
+Every run of pytest imports this file, and only that option, and `nbguard.install()` in a conftest, the rest.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 
@@ -38,3 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from nbguard.frontend.gpu_leaks.watch import watch_tests
 
         watch_tests(config)
+    install = sys.modules.get("nbguard.frontend.jobs.install")
+    if install is not None and install.is_installed():
+        from nbguard.frontend.jobs.cards_of_tests import CardsOfTests
+
+        config.pluginmanager.register(CardsOfTests(), "nbguard-cards")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nbguard.texts import Text
 
@@ -45,6 +45,11 @@ class Advice:
     def code(self) -> str:
         """Return the command as code in a sentence, to be added to it; empty where there is none."""
         return "`" + self.command + "`" if self.command else ""
+
+    @property
+    def in_python(self) -> Advice:
+        """Return the same with the call as its only form, for a script that reads it."""
+        return replace(self, command=self.call or str(self.command), call="", terminal="")
 
     @property
     def is_code(self) -> bool:

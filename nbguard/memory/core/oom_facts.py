@@ -89,11 +89,12 @@ class EarlierFailure:
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """A line of the user's code: the number of its cell (None in a script), of the line in it, and its text."""
+    """A line of the user's code."""
 
-    cell: int | None
-    number: int
+    cell: int | None  # number of its cell; None in a script
+    number: int  # of the line in the cell or the file
     text: str = ""
+    file: str = ""  # name of the file, of an error that ends its process
 
 
 def device_that_ran_out(oom: OomFact, devices: Iterable[str]) -> str | None:
@@ -136,6 +137,7 @@ class OomFact:
     fills: tuple[str, ...] = ()  # names of containers that a loop of the user's, around the model where one ran, puts things in
     trains: bool = True  # False: nothing that ran then, nor the cell, calls a backward pass
     was_released: bool = False  # a cleanup took the frames' variables since
+    is_final: bool = False  # it ends its process: nothing can be run there any more, only the next run can do better
     has_passed: bool = False  # the cell has run through since
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.memory.cleanup.plan.parking import default_plan, holders_of, parts_of_device
@@ -81,7 +81,8 @@ def build_card(analysis: Analysis) -> OomCard | None:
         changes=analysis.once(predicted_changes),
     )
     every = fixes(context)
-    return OomCard(
+    largest = tuple(holder for holder in holders if holder.retained >= least)[:_HOLDERS]
+    card = OomCard(
         asked=oom,
         device=request.name,
         parts=parts,
@@ -91,13 +92,26 @@ def build_card(analysis: Analysis) -> OomCard | None:
         taken=rerun.own_bytes,
         cell_took=rerun.taken if rerun.is_taken_exact else None,
         needed=None if request.nbytes is None or request.is_of_host else rerun.whole,
-        holders=tuple(holder for holder in holders if holder.retained >= least)[:_HOLDERS],
+        holders=largest,
         held=held,
         fixes=every,
         savings=savings_of(request),
         survival=survival_of(request),
         airbag=_airbag(request, rerun, every[0]),
         notes=tuple(_notes(facts, rerun, parts)),
+    )
+    return _for_next_run(card) if oom.is_final else card
+
+
+def _for_next_run(card: OomCard) -> OomCard:
+    """Return the card of a process that ends, with lines for its next run, in Python, and none that frees something now."""
+    return replace(
+        card,
+        had=None,
+        holders=tuple(replace(holder, together=advice.NONE) for holder in card.holders),
+        savings=card.savings and card.savings.in_python,
+        survival=card.survival and card.survival.in_python,
+        airbag=card.airbag and card.airbag.in_python,
     )
 
 
@@ -106,7 +120,8 @@ def _airbag(request: FailedRequest, rerun: Rerun, best: Fix) -> Advice | None:
     device = request.device
     if device is None or request.is_of_host or best.verdict is RerunVerdict.RERUN or not request.nbytes:
         return None
-    missing = max(request.nbytes - (request.largest_now() or 0), rerun.whole - (rerun.ceiling or rerun.whole))
+    there = 0 if request.oom.is_final else request.largest_now() or 0
+    missing = max(request.nbytes - there, rerun.whole - (rerun.ceiling or rerun.whole))
     size = max(_LEAST_AIRBAG, 1 << max(2 * missing - 1, 1).bit_length())
     return airbag(f"{size // GiB}GiB") if size < device.facts.airbag_room else None
 
@@ -140,7 +155,7 @@ def asked_words(asked: OomFact, device: str) -> str:
     where = "the host" if asked.kind in HOST_KINDS else device
     if asked.requested is None:
         return f"{who} asked {where} for memory but does not say how much"
-    return f"{who} asked {where} for {'about ' if asked.slack else ''}{format_bytes(asked.requested)}"
+    return f"{who} asked {where} for {_request_words(asked)}"
 
 
 def _tracked(request: FailedRequest) -> DeviceAnalysis | None:
@@ -186,10 +201,8 @@ def _notes(facts: Facts, rerun: Rerun, parts: tuple[Part, ...]) -> Iterator[str]
     theirs = next((part.nbytes for part in parts if part.name == DevicePart.OTHERS), 0)
     if theirs and request.device is not None:
         who = others_line(other_processes(request.device.facts, facts.pid))
-        yield (
-            f"other processes held {format_bytes(theirs)} of {request.name} just now; these figures assume "
-            "that they take no more"
-        )
+        words = f"other processes held {format_bytes(theirs)} of {request.name} just now"
+        yield words if asked.is_final else f"{words}; these figures assume that they take no more"
         if who:
             yield who
 
@@ -215,7 +228,8 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     if card.survival is not None:
         yield Line(card.survival.code + f" {card.survival.effect}")
     if card.airbag is not None:
-        yield Line("such a cell goes on in host memory, slower, with the same results: " + card.airbag.code)
+        run = "a run that begins with this line" if card.asked.is_final else "such a cell"
+        yield Line(f"{run} goes on in host memory, slower, with the same results: " + card.airbag.code)
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)
@@ -228,6 +242,8 @@ def answer(card: OomCard) -> str:
     if card.asked.has_passed:
         return f"In[{card.asked.cell}] has run through since, so nothing has to be done."
     best = card.fixes[0]
+    if card.asked.is_final:
+        return _final_answer(card)
     code = joined(", then ", (line.code for line in best.advice))
     is_one = len(best.advice) == 1
     verb, *of = best.verb.split()
@@ -244,11 +260,27 @@ def answer(card: OomCard) -> str:
     return "Nothing is known to be enough: " + words + "."
 
 
+def _final_answer(card: OomCard) -> str:
+    """Return the failure of a process that ends in a sentence, with the request and the largest holder."""
+    if card.asked.kind in HOST_KINDS or not card.holders:
+        return capitalised(f"{asked_words(card.asked, card.device)}.")
+    most, asked = card.holders[0], _request_words(card.asked)
+    held = f"{most.label} held {format_bytes(most.retained)} of the {format_bytes(card.held)} that was allocated"
+    return f"{card.device} had no room for {asked}: {held}."
+
+
+def _request_words(asked: OomFact) -> str:
+    if asked.requested is None:
+        return "a request"
+    return f"{'about ' if asked.slack else ''}{format_bytes(asked.requested)}"
+
+
 def _place(card: OomCard) -> str:
     """Return where it happened: `in In[7], line 3 of In[5]: hidden = body(x), shown as ValueError`."""
     asked, place = card.asked, ""
     if asked.line is not None:
-        ran = "in " if asked.cell is None else f"in In[{asked.cell}], "
+        file = f"{asked.line.file}, " if asked.line.file else ""
+        ran = f"in {file}" if asked.cell is None else f"in In[{asked.cell}], "
         of = "" if asked.line.cell in (None, asked.cell) else f" of In[{asked.line.cell}]"
         place = f"{ran}line {asked.line.number}{of}" + (f": {asked.line.text}" if asked.line.text else "")
     return place + (f", shown as {asked.shown}" if asked.shown else "")
@@ -261,9 +293,11 @@ def _situation(card: OomCard) -> Iterator[str]:
         if card.cell_took:
             whole = format_bytes(card.asked.note.allocated)
             yield f"the cell itself had allocated {format_bytes(card.cell_took)} of the {whole} that were allocated"
+        if card.asked.is_final and (gone := card.asked.note.allocated - card.held) > card.asked.note.slack:
+            yield f"{format_bytes(gone)} of the allocated memory was in no variable, and went with the operation that failed"
     if card.parts and card.asked.kind in HOST_KINDS:
         yield " · ".join(f"{part.label} {format_bytes(part.nbytes)}" for part in card.parts)
-    elif card.parts:
+    elif card.parts and not card.asked.is_final:
         shown = zip(card.parts, part_figures(card.parts), strict=True)
         yield "now: " + " · ".join(f"{part.label} {figure}" for part, figure in shown if part.nbytes)
     limits = [] if card.had is None else [f"{format_bytes(card.had)} can be allocated now"]
@@ -287,8 +321,9 @@ def _holders(card: OomCard) -> Table:
     figures = format_column([*(holder.retained for holder in card.holders), rest], unit)
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(card.holders, figures, strict=False)]
     if rest:
-        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", advice.REPORT.command)))
-    return holder_table([*rows, total_row(card.held)])
+        more = "" if card.asked.is_final else advice.REPORT.command
+        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", more)))
+    return holder_table([*rows, total_row(card.held)], "held" if card.asked.is_final else "frees now")
 
 
 def _point(fix: Fix) -> Point:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nbguard.memory.core.advice import Advice, predict_savings, survive_around, survive_in_learner
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId
+from nbguard.memory.core.facts import EXPERIMENT_KINDS, Facts, PoolId, Root
 from nbguard.memory.core.oom_facts import HOST_KINDS, OomFact
 from nbguard.memory.core.references.graph import STALE_KINDS, nbytes_of
 from nbguard.memory.core.segments.requests import (
@@ -85,11 +85,17 @@ def _name_of_learner(request: FailedRequest) -> str:
     """Return the name of the Learner or Trainer that failed; empty if none leads to it."""
     graph = request.facts.graph
     for root in graph.roots:
-        if root.kind not in STALE_KINDS and root.label.isidentifier():
+        if name := _name_of(root):
             nodes = (graph.nodes[number] for number in root.nodes)
             if any(node.ref == request.oom.learner and node.kind in EXPERIMENT_KINDS for node in nodes):
-                return root.label
+                return name
     return ""
+
+
+def _name_of(root: Root) -> str:
+    """Return the name of a root that is a name or a function's variable; empty for any other."""
+    name = root.label.rpartition("() → ")[2] if root.kind == "frame" else root.label
+    return name if root.kind not in STALE_KINDS and name.isidentifier() else ""
 
 
 def _names_of(request: FailedRequest, kind: str) -> list[str]:
@@ -97,8 +103,8 @@ def _names_of(request: FailedRequest, kind: str) -> list[str]:
     graph = request.facts.graph
     found: dict[int, str] = {}
     for root in graph.roots:
-        if root.kind not in STALE_KINDS and root.label.isidentifier() and not root.label.startswith("_"):
-            found |= {number: root.label for number in root.nodes if graph.nodes[number].kind == kind and number not in found}
+        if (name := _name_of(root)) and not name.startswith("_"):
+            found |= {number: name for number in root.nodes if graph.nodes[number].kind == kind and number not in found}
     return list(found.values())
 
 

@@ -114,8 +114,8 @@ class OomContext:
 
     @property
     def base_advice(self) -> tuple[Advice, ...]:
-        """Return the lines of `base`, if there is anything to free."""
-        return self.base.advice if self.base.after.freed else ()
+        """Return the lines of `base`, if there is anything to free, and a process to do it."""
+        return self.base.advice if self.base.after.freed and not self.request.oom.is_final else ()
 
     @property
     def is_mostly_the_cell(self) -> bool:
@@ -133,6 +133,8 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     then a smaller batch where the cell takes most of the device, which stands above the rest where an earlier run needed more
     than the device has.
     """
+    if context.request.oom.is_final:
+        return _of_next_run(context)
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
         return tuple(sorted(every, key=lambda fix: fix.verdict is not RerunVerdict.NEVER))
@@ -154,6 +156,14 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     return tuple(_as_known(context, fix) for fix in sorted(every, key=place))
 
 
+def _of_next_run(context: OomContext) -> tuple[Fix, ...]:
+    """Return the fixes where the process ends, which change its next run alone, as nothing can be let go of any more."""
+    rules = (_limit, _others, _fragmented, _smaller)
+    changes = (replace(fix, verdict=RerunVerdict.UNKNOWN) for rule in rules for fix in rule(context))
+    never = _never(context) if context.rerun.can_never_fit else ()
+    return (*never, *sorted(changes, key=lambda fix: fix.loss))
+
+
 def _as_known(context: OomContext, fix: Fix) -> Fix:
     """Return a fix that is no longer called enough where the cell may allocate more after the request that failed."""
     is_open = context.request.oom.goes_on or (context.request.oom.elements is not None and not context.rerun.is_list_known)
@@ -173,7 +183,8 @@ def _never(context: OomContext) -> Iterator[Fix]:
         words = f"the cell itself needs {format_bytes(rerun.whole)} at the same time, this request among it"
     else:
         words = f"{format_bytes(asked)} is asked for"
-    words += f", and PyTorch can have {ceiling} of {request.name} at most, so the same cell fails again whatever is freed"
+    words += f", and PyTorch can have {ceiling} of {request.name} at most, so "
+    words += "the next run fails, too" if request.oom.is_final else "the same cell fails again whatever is freed"
     yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.NEVER, loss=_NOTHING)
 
 
@@ -338,10 +349,11 @@ def _others(context: OomContext) -> Iterator[Fix]:
     """Yield the memory of other processes, if it would be enough."""
     request, device = context.request, context.request.device
     theirs = next((part.nbytes for part in context.parts if part.name == DevicePart.OTHERS), 0)
-    if device is None or not theirs or context.verdict_after_cleanup is not RerunVerdict.SHORT:
+    is_final = request.oom.is_final
+    if device is None or not theirs or not (is_final or context.verdict_after_cleanup is RerunVerdict.SHORT):
         return
     verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=theirs))
-    if verdict is not RerunVerdict.SHORT:
+    if request.missing <= theirs if is_final else verdict is not RerunVerdict.SHORT:
         who = processes_words(other_processes(device.facts, request.facts.pid))
         words = f"other processes hold {format_bytes(theirs)} of {device.name}: {who}; it is free when they end"
         yield Fix(words=words, advice=context.base_advice, nbytes=theirs, verdict=verdict, loss=_OTHERS)

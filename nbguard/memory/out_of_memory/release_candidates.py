@@ -61,7 +61,8 @@ def growing_container(rerun: Rerun) -> Growing | None:
     facts, oom = rerun.request.facts, rerun.request.oom
     graph, found = facts.graph, list[tuple[int, Growing]]()
     for root in graph.roots:
-        if root.kind != "error" and not (root.kind == "name" and root.label in {*oom.uses, *oom.bound}):
+        is_variable = root.kind == ("frame" if oom.is_final else "error")
+        if not is_variable and not (root.kind == "name" and root.label in {*oom.uses, *oom.bound}):
             continue
         for number in reach(graph, root.nodes):
             name = graph.nodes[number].type_name
@@ -69,7 +70,8 @@ def growing_container(rerun: Rerun) -> Growing | None:
             if grows is not None and (one := grows(rerun, graph, root, number)) is not None:
                 found.append((one.nbytes, one))
     most = max(found, key=lambda one: one[0], default=(0, None))
-    return most[1] if most[0] * _MOST >= max(rerun.own_bytes, rerun.taken, 1) else None
+    whole = rerun.allocated if oom.is_final else max(rerun.own_bytes, rerun.taken)
+    return most[1] if most[0] * _MOST >= max(whole, 1) else None
 
 
 def _growing(rerun: Rerun, graph: Graph, root: Root, number: int) -> Growing | None:

@@ -10,13 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import compress
+from threading import get_ident
 from typing import Any
 
 from nbguard.errors import NoTorchError
 from nbguard.libraries import libraries
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, Graph, StorageFact, Unavailable, UnwalkedFact
-from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
+from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots, without_arguments
 from nbguard.memory.core.references.owner_sets import with_cycles_named
 from nbguard.memory.core.simulated import DEVICE as SIMULATED
 from nbguard.memory.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
@@ -47,7 +48,7 @@ from nbguard.memory.scan.roots.registries import (
     user_roots,
     waiting_roots,
 )
-from nbguard.memory.scan.roots.tracebacks import error_roots
+from nbguard.memory.scan.roots.tracebacks import error_roots, final_roots, parts_of_errors
 from nbguard.memory.scan.workers import workers_facts
 from nbguard.texts import running_shell
 
@@ -64,11 +65,14 @@ class Notebook:
 
     `is_running`: the user's code runs in another thread during the scan. It may use objects that no root leads to for a moment:
     these count as held, and are not followed up, which would go on for as long as the code runs.
+
+    `failed`: the error that ends the process, or its thread. The variables of its functions are names then, and no leftovers.
     """
 
     shell: Any
     namespace: dict[str, Any]
     is_running: bool = False
+    failed: BaseException | None = None
 
     @classmethod
     def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
@@ -106,6 +110,9 @@ class Notebook:
         """Return the ids of IPython's or marimo's machinery: the walk stops there, else it would find everything."""
         shell = self.shell
         machinery = [self.namespace, self]
+        if self.failed is not None:
+            parts = parts_of_errors([self.failed])
+            machinery += [*parts.errors.values(), *parts.frames.values()]
         if shell is None:
             machinery += marimo.machinery()
         if shell is not None:
@@ -193,7 +200,7 @@ def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     kinds = Kinds()
     ending = ending_handles()
     walk = Walk(tracked, notebook.internals() | never_walked(kinds) | set(map(id, ending)), kinds)
-    oom = oom_fact(notebook.shell, notebook.inputs)
+    oom = oom_fact(notebook.shell, notebook.inputs, notebook.failed)
     ran_out = oom is not None and oom.kind == "device"  # then the card asks what may move, where tensors are on that device
     ran_out = ran_out and (tracked == "cuda" or (oom is not None and oom.device == SIMULATED))
     walk.tracker.tensors = {} if tensors or ran_out else None
@@ -229,6 +236,7 @@ def _facts_from(
     if walk.tracker.tensors is not None:
         walk.tracker.exported = exported_storages(walk)
     graph = compact(walk, roots, _block_sizes(devices))
+    graph = graph if notebook.failed is None else without_arguments(graph)
     graph = with_cycles_named(graph, _of_users_classes(walk, graph))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     learners = _of_kind("learner", walk, numbers)
@@ -286,16 +294,16 @@ def _of_kind(kind: str, walk: Walk, numbers: dict[int, int]) -> list[tuple[int, 
 
 
 def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
-    shell, out = notebook.shell, notebook.out
+    shell, out, failed = notebook.shell, notebook.out, notebook.failed
     places = [] if shell is None else [(_place_label(name), space[name]) for space, name in output_places(shell)]
     shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
     words = partial(describe, kinds=kinds, unread=walk.unread)
     return [
         *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), words),
         *module_roots(walk.referents, notebook.namespace),
-        *running_roots(),
+        *running_roots(None if failed is None else get_ident()),
         *output_roots(shown, out, words),
-        *error_roots(shell),
+        *(error_roots(shell) if failed is None else final_roots(failed, words)),
         *waiting_roots(shell),
         *registry_roots(shell, walk.referents.is_users_function, lambda obj: kinds.of(type(obj)) in EXPERIMENT_KINDS),
     ]

@@ -7,7 +7,7 @@ import pickle
 import stat
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.files import write_files
 from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
-from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
+from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, holder_frame, parse_snapshot
 from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
 from nbguard.memory.core.facts import DeviceFacts, Facts
 from nbguard.memory.core.recording import DEFAULT_ENTRIES, Recording
 from nbguard.memory.core.references.holders import holdings, workspace_blocks
+from nbguard.memory.core.segments.pinning import BlockHolders, paths_to
 from nbguard.memory.core.simulated import NAME
 from nbguard.memory.scan.devices.cuda import allocator_settings, device_facts, memory_fraction, tracked_device
 from nbguard.memory.scan.scan import Notebook, scan
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 BlockHolder = tuple[int, str, tuple[int, ...]]
 """(number of the device, label of the holder, addresses of its blocks)."""
+
+_OF_BLOCKS = frozenset({"alloc", "free_requested", "free_completed"})
+"""Entries of the history that are about blocks."""
 
 _MOST_CELLS = 5000
 """Cells whose file names are kept, the latest."""
@@ -133,6 +137,61 @@ def block_holders(facts: Facts) -> tuple[BlockHolder, ...]:
     return tuple(holders)
 
 
+def block_names(facts: Facts) -> dict[tuple[int, int], str]:
+    """Return the way to each live block's holder, such as `losses[3]`, by the number of the device and the block's address."""
+    names: dict[tuple[int, int], str] = {}
+    for number, device in enumerate(facts.devices):
+        live = [block for segment in device.segments or () for block in segment.blocks if block.state == "active_allocated"]
+        held = BlockHolders.of(facts, device, holdings(facts.graph, device.device), frozenset())
+        known = [block for block in live if block.address in held.by_address]
+        paths = paths_to(facts.graph, known, held)
+        for block in known:
+            name = paths.get(block.address) or held.holders[held.place(block)].label
+            names[number, block.address] = name[:_LONGEST_LABEL]
+    return names
+
+
+def with_holders(raw: dict[str, Any], names: Mapping[tuple[int, int], str]) -> dict[str, Any]:
+    """Return a snapshot whose live blocks, and the entries of the history that made them, tell their holders.
+
+    The outermost frame has the name, and so has the field for the user's metadata where this PyTorch has one.
+    """
+    segments = [{**segment, "blocks": list(_named_blocks(segment, names))} for segment in raw["segments"]]
+    traces = [_named_trace(trace, number, names) for number, trace in enumerate(raw.get("device_traces") or ())]
+    return {**raw, "segments": segments, **({"device_traces": traces} if "device_traces" in raw else {})}
+
+
+def _named_blocks(segment: dict[str, Any], names: Mapping[tuple[int, int], str]) -> Iterator[dict[str, Any]]:
+    address = segment["address"]
+    for block in segment["blocks"]:
+        name = names.get((segment["device"], address))
+        yield block if name is None or block["state"] != "active_allocated" else _named(block, name)
+        address += block["size"]
+
+
+def _named_trace(
+    trace: Sequence[dict[str, Any]], device: int, names: Mapping[tuple[int, int], str]
+) -> Sequence[dict[str, Any]]:
+    """Return a trace with names at the last entry about each live block, which made it."""
+    left = {address: name for (number, address), name in names.items() if number == device}
+    named = list(trace)
+    for place in reversed(range(len(named))):
+        if not left:
+            break
+        entry = named[place]
+        if entry["action"] in _OF_BLOCKS and (name := left.pop(entry.get("addr", -1), None)) and entry["action"] == "alloc":
+            named[place] = _named(entry, name)
+    return named
+
+
+def _named(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    frame = holder_frame(name)
+    named = {**entry, "frames": [*entry.get("frames", ()), frame]}
+    if "user_metadata" in entry:
+        named["user_metadata"] = "; ".join(filter(None, (entry["user_metadata"], frame["filename"])))
+    return named
+
+
 def cell_files() -> dict[str, int]:
     """Return the number of the cell for each file that IPython compiled one as, by the file's name without its folder."""
     known = getattr(getattr(running_shell(), "compile", None), "_filename_map", None)
@@ -184,10 +243,12 @@ class _Source:
 def save_snapshot(
     path: str | Path, namespace: dict[str, Any] | None = None, simulation: Simulation | None = None
 ) -> SnapshotFiles:
-    """Write `torch.cuda.memory._dump_snapshot`'s file at `path`, and `PATH.nbguard.json` beside it.
+    """Write `torch.cuda.memory._dump_snapshot`'s file at `path`, and `PATH.nbguard.json` next to it.
 
-    The first opens in pytorch.org/memory_viz. The second has the version of PyTorch, the settings, each device's name,
-    size, free memory and memory fraction, and the names that hold the blocks. Existing files are replaced.
+    The first opens in pytorch.org/memory_viz, and names the holder of each live block there: in the outermost frame of its
+    stack, which all viewers show, and in the user's metadata of its allocation. The second has the version of PyTorch, the
+    settings, each device's name, size, free memory and memory fraction, and the names that hold the blocks. Existing files are
+    replaced.
 
     Args:
         path: of the file to write; `~` is your home.
@@ -201,7 +262,7 @@ def save_snapshot(
     target = _target(path)
     source = _of_this_process(namespace) if simulation is None else _of_simulation(simulation, namespace)
     holders = block_holders(source.facts)
-    data = pickle.dumps(source.raw, protocol=_PROTOCOL)
+    data = pickle.dumps(with_holders(source.raw, block_names(source.facts)), protocol=_PROTOCOL)
     text, unnamed = _sidecar_text(source, holders, zlib.crc32(data))
     traces = source.raw.get("device_traces") or []
     events, segments = sum(map(len, traces)), len(source.raw["segments"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nbguard.render.github import workflow_command
 from nbguard.render.html import Block, Title
 from nbguard.render.result import Result
 
@@ -78,14 +79,10 @@ def as_github(report: LintReport) -> str:
 
 
 def _github(finding: LintFinding) -> str:
-    place = f"line={finding.line},col={finding.column},endLine={finding.end_line}," if finding.cell is None else ""
-    where = f"cell {finding.cell}, line {finding.line}: " if finding.cell is not None else ""
-    file = _escaped(finding.file).replace(":", "%3A").replace(",", "%2C")
-    return f"::warning file={file},{place}title=nbguard {finding.code}::{_escaped(where + finding.message)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    is_script = finding.cell is None
+    place = {"line": finding.line, "col": finding.column, "endLine": finding.end_line} if is_script else {}
+    where = "" if is_script else f"cell {finding.cell}, line {finding.line}: "
+    return workflow_command("warning", where + finding.message, file=finding.file, **place, title=f"nbguard {finding.code}")
 
 
 def as_sarif(report: LintReport, version: str, rules: dict[str, tuple[str, str]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import pairwise
 
-from nbguard.memory.core.facts import Graph, Root
+from nbguard.memory.core.facts import EXPERIMENT_KINDS, Graph, Root
 
 Edge = tuple[int, int]
 """(parent node, child node): one reference that a cleanup would remove."""
@@ -86,6 +86,25 @@ def without(graph: Graph, gone: Set[int], cut: Set[Edge]) -> Graph:
         nodes[parent] = replace(nodes[parent], children=children, labels=labels)
     roots = tuple(root for number, root in enumerate(graph.roots) if number not in gone)
     return replace(graph, roots=roots, nodes=tuple(nodes))
+
+
+def without_arguments(graph: Graph) -> Graph:
+    """Return the graph without variables of functions that add no storage to names and outer functions.
+
+    They are arguments mostly, and the caller's variable, or the global, is the holder then. An experiment stays that no other
+    variable is, as the autograd graphs of a loss lead to a model's parameters, too.
+    """
+    met, repeated = set[int](), set[int]()
+    for number in sorted(range(len(graph.roots)), key=lambda number: graph.roots[number].kind == "frame"):
+        root = graph.roots[number]
+        if root.kind in STALE_KINDS:
+            continue
+        new = reach(graph, root.nodes, blocked=met)
+        met |= new
+        is_experiment = any(graph.nodes[node].kind in EXPERIMENT_KINDS for node in new.intersection(root.nodes))
+        if root.kind == "frame" and not is_experiment and not any(graph.nodes[node].storages for node in new):
+            repeated.add(number)
+    return without(graph, repeated, set())
 
 
 def storages_of(graph: Graph, nodes: Iterable[int]) -> set[int]:

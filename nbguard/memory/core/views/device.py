@@ -376,7 +376,6 @@ _COLOURS: dict[str, tuple[str, str]] = {
 """The colour of each part of a device, and its character in a terminal; all others share one."""
 _OTHER = ("other", "░")
 _ALWAYS_SHOWN = frozenset({DevicePart.ALLOCATED, DevicePart.FREE})
-_HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
 _OPENS = Text(advice.ALL_HOLDERS.command, "")
 """The command that shows all holders; a result of Python has them all."""
 _POOLS_SHOWN = 8
@@ -463,9 +462,10 @@ def stale_words(nbytes: int, *, is_all: bool) -> str:
     return "stale" if is_all else f"{format_bytes(nbytes)} stale" if nbytes else ""
 
 
-def holder_table(rows: Sequence[TableRow]) -> Table:
-    """Return rows of holders and their total as a table."""
-    return Table(names=_HOLDER_NAMES, rows=tuple(rows), figures=(1, 2), code=(0,), chips=(4,))
+def holder_table(rows: Sequence[TableRow], figure: str = "frees now") -> Table:
+    """Return rows of holders and their total as a table; `figure` is the heading of their bytes."""
+    names = ("held by", figure, "reaches", "since", "", "what")
+    return Table(names=names, rows=tuple(rows), figures=(1, 2), code=(0,), chips=(4,))
 
 
 def command_of(names: Sequence[str], kind: str, stale: bool) -> str:

@@ -7,12 +7,13 @@ import linecache
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Any, Literal
 
 from nbguard.libraries import training_functions
 from nbguard.memory.core.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
+from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of, name_of, namespace_of
 from nbguard.memory.scan.learners import experiment_of
@@ -199,22 +200,23 @@ _OF_A_MODEL = {
 """Functions of PyTorch that run a model, compute its gradients or change its parameters."""
 
 
-def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
+def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) -> OomFact | None:
     """Return the request of the error being handled, or else of the last one, if it ran out of memory.
 
     Args:
         shell: the IPython shell, or None.
         inputs: the sources of the session's cells, by number.
+        failed: the error that ends the process, if one does. No other is read then.
     """
-    last = next((value for value in error_holders(shell) if is_exception(value)), None)
-    for shown in (sys.exc_info()[1], last):
+    last = next((value for value in error_holders(shell) if is_exception(value)), None) if failed is None else failed
+    for shown in (sys.exc_info()[1] if failed is None else failed, last):
         oom_in_chain = None if shown is None else find_in_chain(shown)
         if shown is not None and oom_in_chain is not None:
             break
     else:
         return None
     error, text = oom_in_chain
-    trace = _Trace.of((error, shown), shell)
+    trace = _Trace.of((error, shown), shell, Sites() if failed is not None else None)
     reads, binds = trace.names(inputs)
     learner, batch_size = trace.learner()
     trains = trace.trains(inputs)
@@ -249,6 +251,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         trains=trains,
         guard=trace.guard() if trains or learner else "",
         was_released=trace.was_released(),
+        is_final=failed is not None,
         has_passed=cell in passed_run(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
@@ -313,7 +316,7 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Trace:
     """The frames of an error from the outermost on, each with the line it had reached. Lives only while it is read.
 
@@ -321,31 +324,44 @@ class _Trace:
     """
 
     frames: list[tuple[types.FrameType, int]]
-    cell: int | None
-    at: int
-    line: CodeLine | None
+    cell: int | None = None
+    at: int = 0
+    line: CodeLine | None = None
+    sites: Sites | None = None
 
     @classmethod
-    def of(cls, errors: Sequence[BaseException], shell: Any) -> _Trace:
-        """Return the frames of the first of `errors` that passed through the user's own code."""
+    def of(cls, errors: Sequence[BaseException], shell: Any, sites: Sites | None) -> _Trace:
+        """Return the frames of the first of `errors` that passed through the user's own code.
+
+        That is the code of cells, of a script's `__main__`, and, with `sites`, of the modules that are no library's.
+        """
         numbers: dict[str, Any] = numbers_of_cells(shell)
         for error in errors:
-            frames = list(_frames(error))
+            trace = cls(frames=list(_frames(error)), sites=sites)
             if shell is None:
-                own = [(None, f, at) for f, at in frames if f.f_globals.get("__name__") == "__main__"]
+                own = [(None, f, at) for f, at in trace.frames if trace.is_users(f)]
             else:
-                own = [(numbers[f.f_code.co_filename], f, at) for f, at in frames if f.f_code.co_filename in numbers]
+                own = [(numbers[f.f_code.co_filename], f, at) for f, at in trace.frames if f.f_code.co_filename in numbers]
             if own:
                 number, frame, at = own[-1]
-                text = linecache.getline(frame.f_code.co_filename, at).strip()
-                return cls(frames, own[0][0], own[0][2], CodeLine(number, at, text if len(text) <= 80 else f"{text[:79]}…"))
-        return cls(frames, None, 0, None)
+                file = frame.f_code.co_filename
+                text = linecache.getline(file, at).strip()
+                text = text if len(text) <= 80 else f"{text[:79]}…"
+                line = CodeLine(number, at, text, "" if sites is None else sites.place(file))
+                return replace(trace, cell=own[0][0], at=own[0][2], line=line)
+        return trace
+
+    def is_users(self, frame: types.FrameType) -> bool:
+        """Say whether a frame is of the script's own code."""
+        if frame.f_globals.get("__name__") == "__main__":
+            return True
+        return self.sites is not None and self.sites.is_users(frame.f_code.co_filename)
 
     def names(self, inputs: Sequence[str]) -> tuple[set[str], set[str]]:
         """Return (the names that the run reads, those that it had bound before it failed)."""
         source = inputs[self.cell] if self.cell is not None and 0 <= self.cell < len(inputs) else ""
         reads, binds = names_in(source, self.at)
-        functions = (frame.f_code for frame, _ in self.frames if frame.f_globals.get("__name__") == "__main__")
+        functions = (frame.f_code for frame, _ in self.frames if self.is_users(frame))
         return reads.union(*(code.co_names for code in functions if code.co_flags & OPTIMIZED)), binds
 
     def learner(self) -> tuple[int, int | None]:
@@ -375,7 +391,7 @@ class _Trace:
     def fills(self) -> set[str]:
         """Return the names of containers that the user's loops fill, but for loops inside a model: these are of one batch."""
         around = takewhile(lambda one: not _is_of_a_model(one[0]), self.frames)
-        own = [(frame, at) for frame, at in around if frame.f_globals.get("__name__") == "__main__"]
+        own = [(frame, at) for frame, at in around if self.is_users(frame)]
         return set().union(*(filled_in_loops("".join(linecache.getlines(f.f_code.co_filename)), at) for f, at in own))
 
     def trains(self, inputs: Sequence[str]) -> bool:

@@ -120,12 +120,12 @@ def running_frames() -> Iterator[tuple[int, types.FrameType]]:
         yield frames.pop()
 
 
-def running_roots() -> list[LiveRoot]:
-    """Return a root for each running function of every thread: objects of its variables are in use."""
+def running_roots(but: int | None = None) -> list[LiveRoot]:
+    """Return a root for each running function of every thread (`but` one): objects of its variables are in use."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     roots = []
     for ident, frame in running_frames():
-        if _is_of_interest(frame):
+        if ident != but and is_of_interest(frame):
             thread = "" if ident == threading.get_ident() else str(names.get(ident, ident))
             label = f"running {frame.f_code.co_name}()" + (f" in thread {thread}" if thread else "")
             values = tuple(frame_locals(frame).values())
@@ -133,7 +133,8 @@ def running_roots() -> list[LiveRoot]:
     return roots
 
 
-def _is_of_interest(frame: types.FrameType) -> bool:
+def is_of_interest(frame: types.FrameType) -> bool:
+    """Say whether a frame is a function's whose variables tell something of an experiment."""
     module = str(frame.f_globals.get("__name__", ""))
     is_dispatch = module.partition(".")[0] in DISPATCH or module.startswith(_EXECUTOR)
     return bool(frame.f_code.co_flags & OPTIMIZED) and not is_dispatch

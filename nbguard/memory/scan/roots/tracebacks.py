@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from nbguard.memory.core.facts import DEBUGGER
 from nbguard.memory.scan.heap.kinds import module_namespaces, mro_of, name_of, namespace_of
 from nbguard.memory.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.memory.scan.pause import pause_main_thread
-from nbguard.memory.scan.roots.frames import LiveRoot
+from nbguard.memory.scan.roots.frames import LiveRoot, frame_locals, is_of_interest
 
 # --- The errors of failed cells that marimo keeps until each cell runs again, and with them all that the failed code had.
 #
@@ -127,9 +127,29 @@ def _cell_of(error: BaseException | None, shell: Any) -> int | None:
     return None
 
 
+def final_roots(error: BaseException, words: Callable[[Any], str]) -> list[LiveRoot]:
+    """Return a root, such as `main() → net`, for each variable of the functions that an error passed as it ended its process.
+
+    The outermost functions come first. Frames of modules are left out, as their variables are globals, which have roots.
+    `words` describes an object.
+    """
+    frames = dict[int, types.FrameType]()
+    for each in parts_of_errors([error]).errors.values():
+        trace = slot(each, "__traceback__")
+        while trace is not None:
+            frames.setdefault(id(trace.tb_frame), trace.tb_frame)
+            trace = trace.tb_next
+    ours = filter(is_of_interest, frames.values())
+    named = [(frame.f_code.co_name, *variable) for frame in ours for variable in frame_locals(frame).items()]
+    return [
+        LiveRoot(kind="frame", label=f"{function}() → {name}", objects=(value,), what=words(value))
+        for function, name, value in named
+    ]
+
+
 @dataclass(frozen=True)
 class ErrorParts:
-    """The frames and exceptions of the last error, by id."""
+    """The frames and exceptions of errors, by id."""
 
     frames: dict[int, types.FrameType]
     errors: dict[int, BaseException]
@@ -137,9 +157,14 @@ class ErrorParts:
 
 def error_parts(shell: Any) -> ErrorParts:
     """Return the frames and exceptions of the last error, of chained and grouped ones and of the debugger, too."""
+    return parts_of_errors(error_holders(shell))
+
+
+def parts_of_errors(holders: Iterable[Any]) -> ErrorParts:
+    """Return the frames and exceptions that exceptions, tracebacks, frames and the leftovers of a debugger hold."""
     parts = ErrorParts({}, {})
     visited: set[int] = set()
-    todo = list(error_holders(shell))
+    todo = list(holders)
     while todo:
         value = todo.pop()
         if value is None or id(value) in visited:

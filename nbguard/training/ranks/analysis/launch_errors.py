@@ -283,14 +283,25 @@ def error_of_traceback(rank: int, text: str, place: Callable[[Frames], str] = us
     return RankError(rank=rank, error=clean(error), place=clean(place(frames[::-1])))
 
 
+_NO_ERROR = "no report: it went on, was ended from outside, or failed elsewhere"
+
+
 def launch_blocks(launch: LaunchErrors) -> Iterator[Block]:
     """Yield the cause, its consequences, and a row for each rank."""
     first, rest = launch.errors[0], launch.errors[1:]
     yield Title(launch.sentence, "strong")
     yield from map(Line, _sentences(launch, first, rest))
     if rest:
-        rows = (TableRow(cells=(str(each.rank), _role(each, first), each.place, each.error)) for each in launch.errors)
-        yield Table(rows=tuple(rows), names=("rank", "", "at", "error"), figures=(0,), code=(2,))
+        yield rank_table(replace(launch, silent=()))
+
+
+def rank_table(launch: LaunchErrors) -> Table:
+    """Return a row for each rank, those that left no error last."""
+    first = launch.errors[0]
+    rows = [(str(each.rank), _role(each, first), each.place, each.error) for each in launch.errors]
+    rows += [(str(rank), "", "", _NO_ERROR) for rank in launch.silent]
+    names = ("rank", "", "at", "error")
+    return Table(rows=tuple(TableRow(cells=cells) for cells in rows), names=names, figures=(0,), code=(2,))
 
 
 def _sentences(launch: LaunchErrors, first: RankError, rest: Sequence[RankError]) -> Iterator[str]:

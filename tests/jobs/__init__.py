@@ -1,0 +1,1 @@
+"""Processes without a notebook: `nbguard run`, `nbguard.install()`, and reports of ranks."""
