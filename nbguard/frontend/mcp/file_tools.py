@@ -93,7 +93,7 @@ def _diagnosis_of(file: str, asked: OomArguments) -> Result:
 
 def _what_if(file: str, asked: WhatIfArguments) -> ToolAnswer:
     from nbguard.memory.allocator.replay.view import whatif_blocks
-    from nbguard.memory.snapshots.diagnosis_view import whatif_report
+    from nbguard.memory.snapshots.whatif import whatif_report
 
     capacity = _size(asked.capacity)
     result = whatif_report(file, asked.settings, torch_version=_version(asked.torch), capacity=capacity)

@@ -171,7 +171,7 @@ class AssistantAnswers:
         return {"data": {**result.to_data(), **beside}, "text": text}
 
     def _what_if(self, asked: WhatIfArguments) -> Result:
-        from nbguard.memory.snapshots.diagnosis_view import whatif_report
+        from nbguard.memory.snapshots.whatif import whatif_report
 
         return whatif_report(None, asked.settings, simulation=self._memory.simulation)
 
