@@ -169,7 +169,7 @@ class RecordedHistory:
                 raise SnapshotError(f"{self.file}: no request failed in its history; peak is the fullest moment")
             return refused
         if len(numbers) > 1:
-            raise SnapshotError(f"{self.file}: its devices have a history each ({have}); say the event of which, by --device")
+            raise SnapshotError(f"{self.file}: its devices have a history each ({have}); choose one with --device")
         events = self.of(numbers[0]).events
         if not 0 <= at <= events:
             raise SnapshotError(f"{self.file}: the history of cuda:{numbers[0]} has the events 0 to {events}, and no {at}")
