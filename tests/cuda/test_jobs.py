@@ -89,7 +89,18 @@ def test_of_four_ranks_the_one_that_ran_out_has_the_card_and_the_others_are_name
     fake_cuda_library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(_RANK)
-    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    torchrun = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--log-dir",
+        "logs",
+        "--nproc-per-node",
+        "4",
+    ]
     ours = ["-m", "nbguard", "run", "--report", "reports", "train.py"]
 
     run = ended([*torchrun, *ours], tmp_path, _variables(fake_cuda_library))
@@ -115,7 +126,18 @@ def test_of_four_ranks_the_one_that_ran_out_has_the_card_and_the_others_are_name
 
 def test_ranks_that_do_not_fail_say_and_leave_nothing(fake_cuda_library: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_RANK.replace("== 2", "== 7") + "dist.destroy_process_group()")
-    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--log-dir",
+        "logs",
+        "--nproc-per-node",
+        "2",
+    ]
 
     run = ended([*torchrun, "-m", "nbguard", "run", "--report", "reports", "train.py"], tmp_path, _variables(fake_cuda_library))
 
