@@ -15,6 +15,7 @@ from nbguard.frontend.cluster.analysis import (
 )
 from nbguard.frontend.gpu_leaks.results import GpuLeaks, HeldMemory, MemoryOfTest
 from nbguard.frontend.jobs.failures import JobFailure, RankFailure
+from nbguard.frontend.mcp.access import AssistantAccess, OpenKernel, OpenKernels, WaitingPlan
 from nbguard.memory.allocator.replay.replay import Difference, FileReplay
 from nbguard.memory.cleanup.plan.parking import Unparked
 from nbguard.memory.cleanup.plan.plan import Request
@@ -256,6 +257,8 @@ EXAMPLES: tuple[Result, ...] = (
         unavailable="",
         processes=(_ORPHAN, _KEEPER),
     ),
+    AssistantAccess(on=True, id="a1b2", answered=3, waiting=(WaitingPlan("c3d4", plan_cleanup(_afternoon(), Request())),)),
+    OpenKernels(kernels=(OpenKernel(id="a1b2", notebook="work/cats.ipynb", pid=7),)),
     GpuLeaks(
         tracked="cuda",
         minimum=MiB,

@@ -210,7 +210,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 
 def _add_report(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", metavar="DIR", help="of `nbguard run --report DIR`, or `nbguard.install(report=DIR)`")
+    command.add_argument(
+        "folder", metavar="DIR", help="as in `nbguard run --report DIR train.py` or `nbguard.install(report=DIR)`"
+    )
     _add_json(command)
     command.set_defaults(run=run.report)
 

@@ -65,7 +65,7 @@ def job_report(folder: str | os.PathLike[str]) -> JobFailure:
     The files may be strangers'.
 
     Args:
-        folder: the DIR of `nbguard run --report DIR`, or of `nbguard.install(report=DIR)`.
+        folder: the DIR of `nbguard run --report DIR train.py`, or of `nbguard.install(report=DIR)`.
 
     Raises:
         RankFactsError: there is no such folder, or no report in it.
