@@ -79,6 +79,7 @@ def bring_back(on: Airbag, notebook: Notebook) -> tuple[int, str]:
     found, has_others = _movable(on, scanned)
     if has_others:
         device.clear_workspaces()  # slow where they lie; the next product of matrices makes new ones
+        room = device.room()
     moving = {id(each): (each, number) for number, each in found.values() if each.storage.nbytes() <= room}
     found.clear()
     error = ""
