@@ -219,9 +219,11 @@ _EFFECTS = {
 
 def oom_blocks(card: OomCard) -> Iterator[Block]:
     """Yield the answer, the error, all that helps, and below it the memory that this is computed from."""
-    yield Title(answer(card), "strong")
+    said, asked = answer(card), asked_words(card.asked, card.device)
+    yield Title(said, "strong")
     yield Section(card.asked.error, _place(card))
-    yield Line(asked_words(card.asked, card.device))
+    if said != capitalised(f"{asked}."):
+        yield Line(asked)
     yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     if card.savings is not None:
         yield Line(card.savings.code + f" {card.savings.effect}")
