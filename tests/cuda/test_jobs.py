@@ -85,25 +85,18 @@ def test_the_card_of_a_script_has_the_variables_of_its_functions(fake_cuda_libra
     assert card.airbag.command == 'nbguard.airbag("4GiB")'
 
 
+def _torchrun(ranks: int) -> list[str]:
+    run = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    return [*run, "--log-dir", "logs", "--nproc-per-node", str(ranks)]
+
+
 def test_of_four_ranks_the_one_that_ran_out_has_the_card_and_the_others_are_named(
     fake_cuda_library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(_RANK)
-    torchrun = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--log-dir",
-        "logs",
-        "--nproc-per-node",
-        "4",
-    ]
     ours = ["-m", "nbguard", "run", "--report", "reports", "train.py"]
 
-    run = ended([*torchrun, *ours], tmp_path, _variables(fake_cuda_library))
+    run = ended([*_torchrun(4), *ours], tmp_path, _variables(fake_cuda_library))
 
     assert run.returncode == 1, run.stderr
     assert re.findall(r"nbguard, rank (\d) of (\d)", run.stderr, re.MULTILINE) == [("2", "4")]
@@ -126,20 +119,10 @@ def test_of_four_ranks_the_one_that_ran_out_has_the_card_and_the_others_are_name
 
 def test_ranks_that_do_not_fail_say_and_leave_nothing(fake_cuda_library: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_RANK.replace("== 2", "== 7") + "dist.destroy_process_group()")
-    torchrun = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--log-dir",
-        "logs",
-        "--nproc-per-node",
-        "2",
-    ]
 
-    run = ended([*torchrun, "-m", "nbguard", "run", "--report", "reports", "train.py"], tmp_path, _variables(fake_cuda_library))
+    run = ended(
+        [*_torchrun(2), "-m", "nbguard", "run", "--report", "reports", "train.py"], tmp_path, _variables(fake_cuda_library)
+    )
 
     assert (run.returncode, run.stdout) == (0, "")
     assert "nbguard" not in run.stderr
