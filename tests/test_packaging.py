@@ -162,7 +162,7 @@ def test_the_wheel_is_typed_light_and_without_what_only_developers_need(wheel: z
     assert not [name for name in names if "node_modules" in name or name.startswith(unwanted)]
     assert not [line for line in needed if "torch" in line or "fastai" in line or "pynvml" in line]
     code = sum(info.compress_size for info in wheel.infolist() if info.filename.endswith(".py"))
-    assert code < 1_450_000
+    assert code < 1_500_000
     assert (
         sum(info.compress_size for info in wheel.infolist()) - code < 180_000
     )  # the browser's side, schemas, styles, metadata
