@@ -203,6 +203,7 @@ ROOTS = {
     "output_roots": ("displayed result",),
     "running_roots": ("running function",),
     "error_roots": ("last error", ""),  # a debugger that has ended: tests/kernel/test_oom.py and the zoo
+    "final_roots": ("",),  # of an error that ends its process: tests/jobs/test_cards.py
     "_garbage": ("list of garbage",),
     "_interpreter": ("signal handler", "profile function", "hook for errors nobody handles", "callback of the collector"),
     "_at_exit": ("method that runs at exit",),
