@@ -173,7 +173,8 @@ def _continuous(_: Path, device: torch.device) -> Any:
 def _categories(_: Path, device: torch.device) -> Any:
     from fastai.tabular.all import CategoryBlock
 
-    return _tabular(device, CategoryBlock(), "kind", cat_names=["colour"])
+    # Without any number fastai makes a tensor of an empty table, whose strides are whatever lay in memory.
+    return _tabular(device, CategoryBlock(), "kind", cat_names=["colour"], cont_names=["height"])
 
 
 def _texts() -> Any:
