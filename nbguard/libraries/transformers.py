@@ -19,49 +19,29 @@ _PIPELINE = ExperimentClass(
 )
 
 _METHOD_CACHES = (
-    ("xcodec.modeling_xcodec.XcodecPreTrainedModel", ">=5.5", "each model that has encoded"),
-    (
-        "higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer.HiggsAudioV2TokenizerPreTrainedModel",
-        ">=5.5",
-        "each model that ran",
-    ),
-    ("omdet_turbo.modeling_omdet_turbo.OmDetTurboDecoder", ">=5.5", "the decoders that ran last, with their anchors"),
-    ("sam3.modeling_sam3.Sam3DetrDecoder", ">=5.5", "the decoder that ran last"),
-    ("sam3_lite_text.modeling_sam3_lite_text.Sam3LiteTextDetrDecoder", ">=5.8", "the decoder that ran last"),
-    ("rt_detr.modeling_rt_detr.RTDetrModel", ">=5.5,<5.9", "the models that ran last, with their anchors"),
-    ("rt_detr_v2.modeling_rt_detr_v2.RTDetrV2Model", ">=5.5,<5.9", "the models that ran last, with their anchors"),
-    ("d_fine.modeling_d_fine.DFineModel", ">=5.5,<5.9", "the models that ran last, with their anchors"),
-    ("deimv2.modeling_deimv2.Deimv2Model", ">=5.8,<5.9", "the models that ran last, with their anchors"),
-    (
-        "pp_doclayout_v2.modeling_pp_doclayout_v2.PPDocLayoutV2Model",
-        ">=5.5,<5.9",
-        "the models that ran last, with their anchors",
-    ),
-    (
-        "pp_doclayout_v3.modeling_pp_doclayout_v3.PPDocLayoutV3Model",
-        ">=5.5,<5.9",
-        "the models that ran last, with their anchors",
-    ),
-    ("detr.modeling_detr.DetrLearnedPositionEmbedding", ">=5.8", "the last position embeddings"),
-    (
-        "conditional_detr.modeling_conditional_detr.ConditionalDetrLearnedPositionEmbedding",
-        ">=5.8",
-        "the last position embeddings",
-    ),
-    (
-        "deformable_detr.modeling_deformable_detr.DeformableDetrLearnedPositionEmbedding",
-        ">=5.8",
-        "the last position embeddings",
-    ),
-    ("maskformer.modeling_maskformer.MaskFormerDetrLearnedPositionEmbedding", ">=5.8", "the last position embeddings"),
+    ("xcodec.XcodecPreTrainedModel", ">=5.5", "each model that has encoded"),
+    ("higgs_audio_v2_tokenizer.HiggsAudioV2TokenizerPreTrainedModel", ">=5.5", "each model that ran"),
+    ("omdet_turbo.OmDetTurboDecoder", ">=5.5", "the decoders that ran last, with their anchors"),
+    ("sam3.Sam3DetrDecoder", ">=5.5", "the decoder that ran last"),
+    ("sam3_lite_text.Sam3LiteTextDetrDecoder", ">=5.8", "the decoder that ran last"),
+    ("rt_detr.RTDetrModel", ">=5.5,<5.9", "the models that ran last, with their anchors"),
+    ("rt_detr_v2.RTDetrV2Model", ">=5.5,<5.9", "the models that ran last, with their anchors"),
+    ("d_fine.DFineModel", ">=5.5,<5.9", "the models that ran last, with their anchors"),
+    ("deimv2.Deimv2Model", ">=5.8,<5.9", "the models that ran last, with their anchors"),
+    ("pp_doclayout_v2.PPDocLayoutV2Model", ">=5.5,<5.9", "the models that ran last, with their anchors"),
+    ("pp_doclayout_v3.PPDocLayoutV3Model", ">=5.5,<5.9", "the models that ran last, with their anchors"),
+    ("detr.DetrLearnedPositionEmbedding", ">=5.8", "the last position embeddings"),
+    ("conditional_detr.ConditionalDetrLearnedPositionEmbedding", ">=5.8", "the last position embeddings"),
+    ("deformable_detr.DeformableDetrLearnedPositionEmbedding", ">=5.8", "the last position embeddings"),
+    ("maskformer.MaskFormerDetrLearnedPositionEmbedding", ">=5.8", "the last position embeddings"),
 )
-"""Classes with a cache of a method, which keeps the module that it is called on: (class, versions, kept memory)."""
+"""Classes with a cache of a method, which keeps the module that it is called on: (model.class, versions, kept memory)."""
 
 _KNOWN_LEAKS = tuple(
     KnownLeak(
         package="transformers",
         versions=versions,
-        holder=f"transformers.models.{holder}",
+        holder="transformers.models.{0}.modeling_{0}.{1}".format(*holder.split(".")),
         keeps=keeps,
         fixed=versions.partition("<")[2],
         report="github.com/huggingface/transformers/issues/45412" + ("" if "<" in versions else " is of the same kind"),

@@ -46,8 +46,8 @@ def install(report: str | os.PathLike[str] | None = None) -> None:
         _State.is_installed = True
         chain()
         threading.excepthook = _ThreadHook(threading.excepthook)
-        vars_of_process: Any = multiprocessing.process.BaseProcess
-        vars_of_process._bootstrap = _bootstrap_with_card(vars_of_process._bootstrap)
+        process: Any = multiprocessing.process.BaseProcess
+        process._bootstrap = _bootstrap_with_card(process._bootstrap)
     _watch_requests()
 
 
@@ -57,7 +57,7 @@ def is_installed() -> bool:
 
 
 def chain() -> None:
-    """Have the card come after the program's own hook, which may have been put in the place of ours."""
+    """Put the card after the program's own hook, which may have replaced ours."""
     if not isinstance(sys.excepthook, _ProcessHook):
         sys.excepthook = _ProcessHook(sys.excepthook)
 
