@@ -82,7 +82,7 @@ def test_numbers_of_python_and_numpy_are_drawn_again(draw: Callable[[], float]) 
 def test_generators_say_whether_they_moved() -> None:
     np = pytest.importorskip("numpy")
     draws = [random.random, np.random.random, lambda: torch.rand(()), lambda: np.random.normal(size=3)]
-    draws += [lambda: random.gauss(0, 1)] * 2  # the second is drawn with the first
+    draws += [lambda: random.gauss(0, 1)] * 2 + [np.random.normal] * 2  # the second is drawn with the first
     for draw in draws:
         before = Generators()
         first = draw()

@@ -234,6 +234,8 @@ def _check(parts: Sequence[Any], sizes: Sequence[int]) -> None:
 
 def tensors_of(output: Any) -> list[Any]:
     """Return the tensors in an output."""
+    if _is_tensor(output):
+        return [output]
     return [leaf for leaf in _tree().tree_leaves(output) if isinstance(leaf, _torch().Tensor)]
 
 
