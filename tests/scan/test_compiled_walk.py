@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,6 +153,22 @@ def test_the_tracked_objects_of_a_kind_are_the_same() -> None:
             by_python = kinds.tracked(wanted)
         assert [*map(id, compiled)] == [*map(id, by_python)]
     assert any(each is keep[0] for each in kinds.tracked({"tensor"}))
+
+
+def test_the_same_objects_refer_to_some_of_any_heap() -> None:
+    assert native.compiled is not None
+    blanks = uninitialised()
+    for seed in range(examples(40)):
+        values = [*random_heap(seed), *hostile_heap(seed, blanks)]
+        asked = random.Random(seed).sample(walk_of(values).objects, 20)
+        objects, ids = gc.get_objects(), {*map(id, asked)}
+        expected = [id(obj) for obj in objects if not ids.isdisjoint(map(id, gc.get_referents(obj)))]
+        before = sys.getrefcount(asked[0])
+        found = [*map(id, native.compiled.referrers(objects, asked))]
+        after = sys.getrefcount(asked[0])
+
+        assert found == expected
+        assert after == before
 
 
 def test_walks_keep_nothing() -> None:

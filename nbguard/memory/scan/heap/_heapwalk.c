@@ -17,7 +17,7 @@
 #error "without the GIL an object must not be traversed while other threads run"
 #endif
 
-#define INTERFACE 3 /* native.py takes no other */
+#define INTERFACE 4 /* native.py takes no other */
 
 /* How the instances of a type are walked: `_ways` in native.py. */
 enum way {
@@ -29,6 +29,12 @@ enum way {
     SPECIAL = 5, /* by Python code */
     TENSOR = 6,  /* by Python code, and only so many of them */
 };
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
 
 static int no_memory(void)
 {
@@ -542,9 +548,10 @@ static int module_exec(PyObject *module)
     return failed ? -1 : 0;
 }
 
-/* --- A pass over a list of objects. */
+/* --- Passes over a list of objects. */
 
 #define PIECE 16384 /* objects that stay in the processor's cache from the look at them until they are let go */
+#define AHEAD 32    /* objects that are on their way from memory, which takes as long as all the rest of a look at one */
 
 PyDoc_STRVAR(take_doc, "\
 take(objects, is_wanted) -> list\n\n\
@@ -562,6 +569,9 @@ static PyObject *module_take(PyObject *Py_UNUSED(module), PyObject *args)
     for (Py_ssize_t end = PyList_Size(objects), at = end; end > 0 && !failed; end = at = PyList_Size(objects)) {
         Py_ssize_t start = end > PIECE ? end - PIECE : 0;
         while (at-- > start && !failed) {
+            if (at >= AHEAD) {
+                PREFETCH(PyList_GetItem(objects, at - AHEAD));
+            }
             if ((obj = PyList_GetItem(objects, at)) == NULL) {
                 failed = 1;
             } else if (!set_has(&others, Py_TYPE(obj))) {
@@ -580,7 +590,47 @@ static PyObject *module_take(PyObject *Py_UNUSED(module), PyObject *args)
     return found;
 }
 
-static PyMethodDef module_methods[] = {{"take", module_take, METH_VARARGS, take_doc}, {NULL, NULL, 0, NULL}};
+static int visit_asked(PyObject *obj, void *asked)
+{
+    return obj != NULL && set_has(asked, obj);
+}
+
+PyDoc_STRVAR(referrers_doc, "\
+referrers(objects, asked) -> list\n\n\
+Return those of a list of tracked objects that refer to any of `asked`, a list of objects.");
+
+static PyObject *module_referrers(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *objects, *list;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &objects, &PyList_Type, &list)) {
+        return NULL;
+    }
+    PyObject *found = PyList_New(0);
+    AddressSet asked = {0};
+    int failed = found == NULL;
+    for (Py_ssize_t at = 0; at < PyList_Size(list) && !failed; at++) {
+        failed = set_add(&asked, PyList_GetItem(list, at)) < 0;
+    }
+    for (Py_ssize_t at = 0, end = PyList_Size(objects); at < end && !failed; at++) {
+        if (at + AHEAD < end) {
+            PREFETCH(PyList_GetItem(objects, at + AHEAD));
+        }
+        PyObject *obj = PyList_GetItem(objects, at);
+        traverseproc refers = (traverseproc)PyType_GetSlot(Py_TYPE(obj), Py_tp_traverse);
+        failed = refers != NULL && refers(obj, visit_asked, &asked) && PyList_Append(found, obj) < 0;
+    }
+    set_free(&asked);
+    if (failed) {
+        Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyMethodDef module_methods[] = {
+    {"take", module_take, METH_VARARGS, take_doc},
+    {"referrers", module_referrers, METH_VARARGS, referrers_doc},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
 

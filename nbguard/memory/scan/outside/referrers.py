@@ -14,6 +14,7 @@ from typing import Any
 
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.graph import upwards
+from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import Types, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 from nbguard.memory.scan.roots.frames import LiveRoot
@@ -176,9 +177,10 @@ def name_by_referrers(
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in walk.kinds.modules.items()} | walk.shell
-    for step in range(1, _MOST_STEPS + 1):
+    most_steps = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_OBJECTS // len(gc.get_objects()))) if held else 0
+    for _ in range(most_steps):
         asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
-        if not asking or (step > _FEWEST_STEPS and step * len(gc.get_objects()) > _MOST_OBJECTS):
+        if not asking:
             break
         asked.update(asking.values())
         roots: list[tuple[LiveRoot, list[int]]] = []
@@ -336,10 +338,16 @@ def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> st
 
 def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
     """Return the tracked objects that refer to any of `ids`, in one pass, without our own bookkeeping."""
+    asked = [walk.objects[walk.number[key]] for key in ids]
+    own = {id(asked), id(walk.objects), id(sys._getframe()), id(never_asked())}
+    if native.compiled is not None:
+        found: list[Any] = native.compiled.referrers(gc.get_objects(), asked)
+        return [obj for obj in found if id(obj) not in own]
     if len(ids) <= _FEW:
-        few = tuple([walk.objects[walk.number[key]] for key in ids])  # a list would be copied: since 3.13 the copy is found
-        own = {id(few), id(walk.objects), id(sys._getframe()), id(never_asked())}
+        few = tuple(asked)  # a list would be copied: since 3.13 the copy is found
+        own.add(id(few))
         return [obj for obj in gc.get_referrers(*few) if id(obj) not in own]
+    del asked
     everything = list(filter(partial(is_not, never_asked()), gc.get_objects()))
     own = {id(everything), id(walk.objects)}
     referrers: list[Any] = []
