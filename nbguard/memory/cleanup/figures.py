@@ -73,7 +73,7 @@ def holdings_of(analysis: Analysis) -> tuple[Holding, ...]:
     for row in sorted(alone, key=lambda row: -row.reaches)[:_MOST_GROUPS]:
         around = [groups[roots] for roots in groups if {*row.roots} < {*roots} and groups[roots].command]
         groups[row.roots] = _beside(analysis, row, around)
-    return tuple((replace(row, together=groups.get(row.roots, NONE)), storages) for row, storages in rows)
+    return tuple((replace(row, together=groups[row.roots]) if row.roots in groups else row, storages) for row, storages in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def holdings_on(device: DeviceAnalysis) -> tuple[Holding, ...]:
         return everywhere
     groups = {row.roots: row.together for row, _ in everywhere}
     rows = _by_plans(device.analysis, device.holdings)
-    return tuple((replace(row, together=groups.get(row.roots, NONE)), storages) for row, storages in rows)
+    return tuple((replace(row, together=groups[row.roots]) if row.roots in groups else row, storages) for row, storages in rows)
 
 
 def _beside(analysis: Analysis, row: Holder, around: Sequence[Advice]) -> Advice:

@@ -27,7 +27,7 @@ from nbguard.memory.core.references.graph import (
     reach_of_roots,
     shortest_path,
 )
-from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.core.references.owner_sets import bits_of, contents_of, hashed, owners_of_nodes, owners_of_storages
 from nbguard.memory.core.segments.requests import PoolOwner, owner_of_pool
 from nbguard.units import counted
 
@@ -151,20 +151,20 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
     users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
     garbage = sum(1 << number for number, group in enumerate(groups) if graph.roots[group[0]].kind == "garbage")
     entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
-    owned: dict[int, set[int]] = {}
+    owned: dict[tuple[int, int], set[int]] = {}
     owners = owners_of_nodes(graph, entries)
     to_rest = 0 if graph.rest is None else owners[graph.rest]
     for storage, mask in enumerate(owners_of_storages(graph, owners)):
         if mask and device in (None, graph.storages[storage].device):
-            owned.setdefault(mask, set()).add(storage)
-    reaches = dict.fromkeys((number for mask in owned for number in bits_of(mask)), 0)
-    by_owners: dict[int, set[int]] = {}
-    for mask, storages in owned.items():
+            owned.setdefault(hashed(mask), set()).add(storage)
+    reaches = dict.fromkeys((number for _, mask in owned for number in bits_of(mask)), 0)
+    by_owners: dict[tuple[int, int], set[int]] = {}
+    for (_, mask), storages in owned.items():
         nbytes = nbytes_of(graph, storages)
         for number in bits_of(mask):
             reaches[number] += nbytes
-        by_owners.setdefault(mask & users or mask & ~garbage or mask, set()).update(storages)
-    by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
+        by_owners.setdefault(hashed(mask & users or mask & ~garbage or mask), set()).update(storages)
+    by_who = {tuple(bits_of(mask)): storages for (_, mask), storages in by_owners.items()}
     by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
     rows = [
         (_marked(_holder(graph, groups, who, exclusive, reaches[who[0]]), who, to_rest), frozenset(exclusive))
@@ -279,7 +279,10 @@ def all_holders(facts: Facts, device: DeviceFacts, held: Iterable[Holding], free
 def after_cleanup(graph: Graph, holding: Holding, freed: Set[int]) -> Holder:
     """Return a holder marked by a cleanup that frees the storages `freed`: with its stale bytes, all or a part."""
     row, storages = holding
-    return replace(row, stale=row.stale and storages <= freed, stale_bytes=nbytes_of(graph, storages & freed))
+    is_stale, stale_bytes = row.stale and storages <= freed, nbytes_of(graph, storages & freed)
+    if (is_stale, stale_bytes) == (row.stale, row.stale_bytes):
+        return row  # most are: a copy takes longer than the rest
+    return replace(row, stale=is_stale, stale_bytes=stale_bytes)
 
 
 def unheld(facts: Facts, device: DeviceFacts) -> Iterator[Holder]:

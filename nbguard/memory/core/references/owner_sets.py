@@ -299,6 +299,14 @@ def owners_of_storages(graph: Graph, owners: Iterable[int]) -> list[int]:
     return by_storage
 
 
+_PRIME = 1_000_000_007
+
+
+def hashed(mask: int) -> tuple[int, int]:
+    """Return a key for a set of owners. Python's own hash of 1 << n has 61 values, so thousands of them would be a list."""
+    return mask % _PRIME, mask
+
+
 def bits_of(mask: int) -> Iterator[int]:
     """Yield the numbers of the groups in a set of owners, lowest first."""
     while mask:
