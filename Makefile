@@ -26,7 +26,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Runs a command with the programs of .venv in front: node, where the system's is missing or too old.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --constraint constraints.txt
+# Without bytecode: Python writes that of the modules which are imported, a tenth of all.
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --no-compile --constraint constraints.txt
 APT := $$([ "$$(id -u)" = 0 ] || echo sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 APT_INSTALL = $(APT) update && $(APT) install --yes --no-install-recommends
 
@@ -71,7 +72,7 @@ lab: $(STAMPS)/extra-demo ## open the example notebook in JupyterLab
 
 # Tests that look at their own process go in runs that have imported little besides: a look goes over the whole heap, and collecting
 # all tests makes it several times as large. Some take 1 s there instead of 19. The rest comes last, with the tests of the browser's side.
-PART_1 := tests/scan tests/cleanup
+PART_1 := tests/scan tests/cleanup tests/libraries
 PART_2 := tests/profiler tests/zoo
 PART_3 := $(PART_1:%=--ignore=%) $(PART_2:%=--ignore=%)
 PYTEST = $(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal

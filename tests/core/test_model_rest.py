@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import nbguard
+
+pytestmark = pytest.mark.usefixtures("frozen_libraries")
 
 
 class Keeping(nn.Module):

@@ -124,6 +124,7 @@ def test_an_install_without_the_view_says_what_to_do(plain_kernel: Kernel) -> No
     assert cell.error[1].startswith("%nbguard sidebar: this install has no built view: `make build`")
 
 
+@pytest.mark.usefixtures("frozen_libraries")
 def test_without_ipython_it_is_the_report_and_looks_again_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -145,6 +146,7 @@ def test_without_ipython_it_is_the_report_and_looks_again_when_it_is_asked(monke
     shown.close()
 
 
+@pytest.mark.usefixtures("frozen_libraries")
 def test_without_ipython_it_names_calls_and_they_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -16,6 +16,8 @@ from nbguard.training.lint.source import read_source
 from tests.lint import measures
 from tests.lint.measures import after, calls
 
+pytestmark = pytest.mark.usefixtures("frozen_libraries")  # the cases collect: the whole heap, each time
+
 CASES = Path(__file__).parent / "cases"
 
 EXPECTED: dict[str, tuple[str, measures.Measure]] = {
