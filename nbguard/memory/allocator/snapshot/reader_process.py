@@ -215,7 +215,6 @@ def main() -> None:
     """
     size, memory, seconds = map(int, sys.argv[2:])
     _limit(memory, seconds)
-    gc.disable()
     out = sys.stdout.buffer
     try:
         snapshot = read_here(sys.stdin.buffer, size)
@@ -235,7 +234,7 @@ def read_here(file: BinaryIO, size: int, sidecar: Sidecar | None = None) -> Snap
         SnapshotError: the pickle is no snapshot, is damaged, or asks for more than plain data.
     """
     try:
-        return parse_snapshot(_PlainUnpickler(file).load(), size, sidecar, consume=True)
+        return _without_collecting(lambda: parse_snapshot(_PlainUnpickler(file).load(), size, sidecar, consume=True))
     except UnreadablePickle as bad:
         raise SnapshotError(unreadable(bad)) from None
     except MemoryError:
