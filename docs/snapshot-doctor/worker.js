@@ -29,7 +29,7 @@ function mount(python, files) {
   return folder;
 }
 
-onmessage = async ({ data: { id, question, files } }) => {
+self.onmessage = async ({ data: { id, question, files } }) => {
   try {
     const { python, page } = await started;
     if (files) {
