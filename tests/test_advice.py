@@ -33,8 +33,9 @@ ONLY_MAGICS = {
     *(advice.HISTORY, advice.CELLS_ON, advice.SIMULATE_OFF, advice.ON, advice.AUTO_CLEAN, advice.LOG_OFF, advice.NOTICES_ON),
     *(advice.release_stale_of_engines(), advice.repair_nan(), advice.repair_nan("net")),
     *(advice.SAVE_RECORD, advice.ALL_HOLDERS, advice.PREDICT_CELL),
+    *(advice.ASSISTANTS, advice.ASSISTANTS_ON, advice.ASSISTANTS_OFF),
 }
-"""About cells, engines or the sidebar, or options of rows: there is no call that does the same."""
+"""About cells, engines, the sidebar or assistants, or options of rows: there is no call that does the same."""
 
 
 def made() -> Iterator[Advice]:

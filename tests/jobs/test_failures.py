@@ -122,6 +122,14 @@ def test_a_file_of_another_kind_is_refused_in_a_line(content: bytes, tmp_path: P
         job_report(tmp_path)
 
 
+@pytest.mark.parametrize("at", ["NaN", "Infinity", "-1e99", '"nan"'])
+def test_a_time_that_is_none_is_refused(at: str) -> None:
+    text = json.dumps(failure(2).to_data() | {"at": "AT"}).replace('"AT"', at)
+
+    with pytest.raises(RankFactsError, match="at"):
+        failure_of(text.encode())
+
+
 def test_a_card_without_a_fix_is_refused() -> None:
     data = failure(2).to_data()
     data["card"]["fixes"] = []

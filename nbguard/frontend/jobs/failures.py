@@ -52,7 +52,7 @@ class RankFailure(Result):
     pid: int
     launcher: str
     job: str
-    at: float
+    at: Annotated[float, Within(0, 2**63 - 1)]
     error: str
     place: str
     card: OomCard | None
