@@ -23,9 +23,9 @@ class HostGenerators:
         now = HostGenerators()
         random.setstate(self._random)
         if self._numpy is None:
-            return now._random != self._random
+            return bool(now._random != self._random)
         sys.modules["numpy.random"].set_state(self._numpy)
-        return now._random != self._random or pickle.dumps(now._numpy) != pickle.dumps(self._numpy)
+        return bool(now._random != self._random) or pickle.dumps(now._numpy) != pickle.dumps(self._numpy)
 
 
 class Generators:
@@ -72,7 +72,7 @@ _BYTES = 625 * 4
 def _python_state() -> Any:
     """Return the state of `random`, for which Python makes 625 numbers."""
     generator: Any = getattr(random.getstate, "__self__", None)
-    mark = (_memory(generator), generator.gauss_next) if type(generator) is random.Random else None
+    mark = (_memory(generator), dict(vars(generator))) if _IS_CPYTHON and type(generator) is random.Random else None
     return _python.state(mark, random.getstate)
 
 
@@ -83,16 +83,18 @@ def _numpy_state() -> Any:
         return None
     generator: Any = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
     mark = None
-    if type(generator).__name__ == "MT19937":
+    if _IS_CPYTHON and type(generator).__name__ == "MT19937":
         legacy = module.get_state.__self__  # it keeps the second of two normal numbers
         mark = ctypes.string_at(generator.ctypes.state_address, _BYTES), _memory(legacy)
     return _numpy.state(mark, partial(module.get_state, legacy=False))
 
 
-def _memory(thing: Any) -> bytes | None:
-    """Return the bytes of an object without its header; None where Python's objects may lie elsewhere."""
-    if sys.implementation.name != "cpython":
-        return None
+_IS_CPYTHON = sys.implementation.name == "cpython"
+"""Whether an object lies where its id says, without moving."""
+
+
+def _memory(thing: Any) -> bytes:
+    """Return the bytes of an object without its header."""
     header = object.__basicsize__
     return ctypes.string_at(id(thing) + header, type(thing).__basicsize__ - header)
 
