@@ -210,6 +210,7 @@ def _hostile(folder: Path, count: int) -> Iterator[Path]:
         yield max(place.iterdir(), key=lambda file: (file.suffix != ".json", file.stat().st_size))
 
 
+@pytest.mark.timeout(3000)  # a thousand files in a thorough run
 def test_a_hostile_file_gets_a_sentence_and_runs_nothing(doctor: Doctor, tmp_path: Path) -> None:
     for file in _hostile(tmp_path, examples(20)):
         doctor.open(file)
