@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Runs a command with the programs of .venv in front: node, where the system's is missing or too old.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
-# Without bytecode: Python writes that of the modules which are imported, a tenth of all.
+# Python writes the bytecode of the modules that are imported, a tenth of those installed.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --no-compile --constraint constraints.txt
 APT := $$([ "$$(id -u)" = 0 ] || echo sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 APT_INSTALL = $(APT) update && $(APT) install --yes --no-install-recommends

@@ -123,10 +123,10 @@ def test_a_file_of_another_kind_is_refused_in_a_line(content: bytes, tmp_path: P
 
 
 @pytest.mark.parametrize("at", ["NaN", "Infinity", "-1e99", '"nan"'])
-def test_a_time_that_is_none_is_refused(at: str) -> None:
+def test_a_time_that_is_no_number_is_refused(at: str) -> None:
     text = json.dumps(failure(2).to_data() | {"at": "AT"}).replace('"AT"', at)
 
-    with pytest.raises(RankFactsError, match="at"):
+    with pytest.raises(RankFactsError, match="its field 'at'"):
         failure_of(text.encode())
 
 

@@ -114,7 +114,7 @@ def test_leaks_of_installed_versions_are_named_and_freed() -> None:
 def _left_behind(leak: KnownLeak) -> weakref.ref[Any] | None:
     """Return a model that a leak keeps, or None where its class needs a package that the tests do not install."""
     module, _, name = leak.holder.rpartition(".")
-    if importlib.util.find_spec(_NEEDS.get(name, "torch")) is None:
+    if name in _NEEDS and importlib.util.find_spec(_NEEDS[name]) is None:
         return None
     model = _model(getattr(importlib.import_module(module), name))
     CALLS.get(name, _anchors)(model)

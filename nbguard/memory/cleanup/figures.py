@@ -23,7 +23,7 @@ from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import Facts, Graph, Root, Target
 from nbguard.memory.core.finding import least_of_rows
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, nbytes_of, reach, shortest_path
-from nbguard.memory.core.references.holders import Holder, Holding, shared_row
+from nbguard.memory.core.references.holders import Holder, Holding, shared_row, with_values
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes
 from nbguard.memory.core.references.releases import joined, release_of_alike, release_of_way, releases_of_root
 
@@ -73,7 +73,7 @@ def holdings_of(analysis: Analysis) -> tuple[Holding, ...]:
     for row in sorted(alone, key=lambda row: -row.reaches)[:_MOST_GROUPS]:
         around = [groups[roots] for roots in groups if {*row.roots} < {*roots} and groups[roots].command]
         groups[row.roots] = _beside(analysis, row, around)
-    return tuple((replace(row, together=groups[row.roots]) if row.roots in groups else row, storages) for row, storages in rows)
+    return tuple((with_values(row, together=groups.get(row.roots, NONE)), storages) for row, storages in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def holdings_on(device: DeviceAnalysis) -> tuple[Holding, ...]:
         return everywhere
     groups = {row.roots: row.together for row, _ in everywhere}
     rows = _by_plans(device.analysis, device.holdings)
-    return tuple((replace(row, together=groups[row.roots]) if row.roots in groups else row, storages) for row, storages in rows)
+    return tuple((with_values(row, together=groups.get(row.roots, NONE)), storages) for row, storages in rows)
 
 
 def _beside(analysis: Analysis, row: Holder, around: Sequence[Advice]) -> Advice:

@@ -67,6 +67,8 @@ class _Kept:
 _python, _numpy = _Kept(), _Kept()
 _BYTES = 625 * 4
 """Bytes of a Mersenne twister: its words, and its place in them."""
+_IS_CPYTHON = sys.implementation.name == "cpython"
+"""Objects of CPython stay at the address that their id is."""
 
 
 def _python_state() -> Any:
@@ -87,10 +89,6 @@ def _numpy_state() -> Any:
         legacy = module.get_state.__self__  # it keeps the second of two normal numbers
         mark = ctypes.string_at(generator.ctypes.state_address, _BYTES), _memory(legacy)
     return _numpy.state(mark, partial(module.get_state, legacy=False))
-
-
-_IS_CPYTHON = sys.implementation.name == "cpython"
-"""Whether an object lies where its id says, without moving."""
 
 
 def _memory(thing: Any) -> bytes:

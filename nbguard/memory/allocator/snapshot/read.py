@@ -158,7 +158,7 @@ def _read(content: BinaryIO, size: int, sidecar: Sidecar, progress: Progress | N
     if size >= LARGE and content.read(1) == b"\x80":
         if reader_process.IS_OURS:
             content.seek(0)
-            return reader_process.read_here(content, size, sidecar)
+            return reader_process.without_collecting(lambda: reader_process.read_here(content, size, sidecar))
         if reader_process.is_available():
             with suppress(OSError):  # no process can be started: it is read here, if slowly
                 return reader_process.read_pickle(content, size, sidecar, progress)

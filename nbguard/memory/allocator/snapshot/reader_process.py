@@ -166,7 +166,7 @@ def read_pickle(file: BinaryIO, size: int, sidecar: Sidecar, progress: Progress 
                     progress(os.lseek(file.fileno(), 0, os.SEEK_CUR), size)
             answer = answers.read(1)
             if answer == _READ:
-                snapshot = _without_collecting(lambda: read_snapshot(answers, sidecar))
+                snapshot = without_collecting(lambda: read_snapshot(answers, sidecar))
                 if progress is not None:
                     progress(size, size)
                 return snapshot
@@ -184,7 +184,7 @@ def _why_it_died(status: int) -> str:
     return DAMAGED
 
 
-def _without_collecting(make: Callable[[], Snapshot]) -> Snapshot:
+def without_collecting(make: Callable[[], Snapshot]) -> Snapshot:
     """Return the result of `make`, as millions of new tuples would set off garbage collections that find nothing."""
     collects = gc.isenabled()
     gc.disable()
@@ -215,6 +215,7 @@ def main() -> None:
     """
     size, memory, seconds = map(int, sys.argv[2:])
     _limit(memory, seconds)
+    gc.disable()
     out = sys.stdout.buffer
     try:
         snapshot = read_here(sys.stdin.buffer, size)
@@ -234,7 +235,7 @@ def read_here(file: BinaryIO, size: int, sidecar: Sidecar | None = None) -> Snap
         SnapshotError: the pickle is no snapshot, is damaged, or asks for more than plain data.
     """
     try:
-        return _without_collecting(lambda: parse_snapshot(_PlainUnpickler(file).load(), size, sidecar, consume=True))
+        return parse_snapshot(_PlainUnpickler(file).load(), size, sidecar, consume=True)
     except UnreadablePickle as bad:
         raise SnapshotError(unreadable(bad)) from None
     except MemoryError:

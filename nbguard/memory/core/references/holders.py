@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
 from operator import and_
+from typing import Any
 
 from nbguard.memory.core.advice import NONE, Advice, zero_gradients
 from nbguard.memory.core.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Facts, Graph, HolderSource, Root, Segment
@@ -279,10 +280,12 @@ def all_holders(facts: Facts, device: DeviceFacts, held: Iterable[Holding], free
 def after_cleanup(graph: Graph, holding: Holding, freed: Set[int]) -> Holder:
     """Return a holder marked by a cleanup that frees the storages `freed`: with its stale bytes, all or a part."""
     row, storages = holding
-    is_stale, stale_bytes = row.stale and storages <= freed, nbytes_of(graph, storages & freed)
-    if (is_stale, stale_bytes) == (row.stale, row.stale_bytes):
-        return row  # most are: a copy takes longer than the rest
-    return replace(row, stale=is_stale, stale_bytes=stale_bytes)
+    return with_values(row, stale=row.stale and storages <= freed, stale_bytes=nbytes_of(graph, storages & freed))
+
+
+def with_values(row: Holder, **values: Any) -> Holder:
+    """Return a holder with these values. Most have them already, and a copy takes longer than the rest of a report."""
+    return row if all(getattr(row, name) == value for name, value in values.items()) else replace(row, **values)
 
 
 def unheld(facts: Facts, device: DeviceFacts) -> Iterator[Holder]:

@@ -177,10 +177,12 @@ def name_by_referrers(
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in walk.kinds.modules.items()} | walk.shell
-    most_steps = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_OBJECTS // len(gc.get_objects()))) if held else 0
-    for _ in range(most_steps):
+    size = 0  # of the heap; to count it is a pass, too
+    for step in range(1, _MOST_STEPS + 1):
         asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
-        if not asking:
+        if step > _FEWEST_STEPS:
+            size = size or len(gc.get_objects())
+        if not asking or step * size > _MOST_OBJECTS:
             break
         asked.update(asking.values())
         roots: list[tuple[LiveRoot, list[int]]] = []
@@ -341,21 +343,23 @@ def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
     asked = [walk.objects[walk.number[key]] for key in ids]
     own = {id(asked), id(walk.objects), id(sys._getframe()), id(never_asked())}
     if native.compiled is not None:
-        found: list[Any] = native.compiled.referrers(gc.get_objects(), asked)
-        return [obj for obj in found if id(obj) not in own]
-    if len(ids) <= _FEW:
+        found = native.compiled.referrers(gc.get_objects(), asked)
+    elif len(ids) <= _FEW:
         few = tuple(asked)  # a list would be copied: since 3.13 the copy is found
         own.add(id(few))
-        return [obj for obj in gc.get_referrers(*few) if id(obj) not in own]
-    del asked
+        found = gc.get_referrers(*few)
+    else:
+        found = _referrers_of_many(ids)
+    return [obj for obj in found if id(obj) not in own]
+
+
+def _referrers_of_many(ids: set[int]) -> list[Any]:
     everything = list(filter(partial(is_not, never_asked()), gc.get_objects()))
-    own = {id(everything), id(walk.objects)}
     referrers: list[Any] = []
     for at in range(0, len(everything), _CHUNK):
         chunk = everything[at : at + _CHUNK]
-        if ids.isdisjoint(map(id, gc.get_referents(*chunk))):
-            continue
-        referrers += [obj for obj in chunk if id(obj) not in own and not ids.isdisjoint(map(id, gc.get_referents(obj)))]
+        if not ids.isdisjoint(map(id, gc.get_referents(*chunk))):
+            referrers += [obj for obj in chunk if not ids.isdisjoint(map(id, gc.get_referents(obj)))]
     return referrers
 
 
