@@ -378,6 +378,57 @@ def test_other_uses_of_a_guarded_model() -> None:
         nbguard.survive(model, items=0)
 
 
+class _WithWeight(nn.Module):  # type: ignore[misc]
+    """Returns a weight of its own along with its output, for a penalty in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        return self.inner(x), self.inner[0].weight
+
+
+def test_an_output_that_is_a_weight() -> None:
+    model = _WithWeight()
+    with nbguard.survive(model) as guard:
+        output, weight = model(xs()[0])
+        (output.sum() + weight.sum()).backward()
+        assert not guard.changes
+        with Planted(1) as planted:
+            output, weight = model(xs()[0])
+            loss = output.sum() + weight.sum()
+            planted.is_armed = True
+            with pytest.raises(torch.OutOfMemoryError):
+                loss.backward()
+    assert "nothing is run again" in guard.changes[0].sentence or guard.changes[0].refusal
+
+
+def test_a_hook_of_the_users_on_an_output_counts_once() -> None:
+    """The gradient that the model's backward pass gets when it runs again is the one that the hook has made."""
+
+    def gradients(at: int) -> tuple[list[Any], Planted]:
+        model, planted = net(), Planted(at)
+        with nbguard.survive(model), planted:
+            output = model(xs()[0])
+            output.register_hook(lambda gradient: 2 * gradient)
+            loss = output.square().sum()
+            planted.is_armed = True
+            loss.backward()
+        return [parameter.grad for parameter in model.parameters()], planted
+
+    plain, _ = gradients(0)
+    survived = 0
+    for at in range(1, 40):
+        try:
+            found, planted = gradients(at)
+        except torch.OutOfMemoryError:
+            continue
+        survived += planted.has_raised
+        assert largest_difference(plain, found) <= 1e-6
+    assert survived > 3
+
+
 def test_a_plain_loop_imports_no_fastai() -> None:
     code = "import sys, torch, nbguard; nbguard.survive(torch.nn.Linear(1, 1)); print('fastai' in sys.modules)"
 

@@ -7,7 +7,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 
@@ -35,9 +35,8 @@ class Generators:
         torch: Any = sys.modules["torch"]
         self._host = HostGenerators()
         generators = [torch.default_generator]
-        for kind in ("cuda", "xpu"):
-            module = getattr(torch, kind, None)
-            if module is not None and module.is_initialized():
+        for module in _devices():
+            if module.is_initialized():
                 generators.append(module.default_generators[module.current_device()])
         self._states = [(generator, generator.get_state()) for generator in generators]
 
@@ -50,51 +49,81 @@ class Generators:
         return has_moved
 
 
-class _Kept:
-    """The state of a generator as it was last asked for, and a mark of the memory that it lies in, which takes 2 µs to read."""
-
-    def __init__(self) -> None:
-        self._mark: object = None
-        self._state: Any = None
-
-    def state(self, mark: object, ask: Callable[[], Any]) -> Any:
-        """Return the state; it is asked for again if the mark is another, or None."""
-        if mark is None or mark != self._mark:
-            self._state, self._mark = ask(), mark
-        return self._state
+@cache
+def _devices() -> list[Any]:
+    """Return PyTorch's modules of the devices that this build can use and that have generators."""
+    torch: Any = sys.modules["torch"]
+    return [getattr(torch, kind) for kind in ("cuda", "xpu") if getattr(torch._C, f"_has_{kind}", hasattr(torch, kind))]
 
 
-_python, _numpy = _Kept(), _Kept()
+# --- The host's two: to ask for their states takes up to 80 µs, to compare the memory that they lie in 2 µs.
+
 _BYTES = 625 * 4
 """Bytes of a Mersenne twister: its words, and its place in them."""
 _IS_CPYTHON = sys.implementation.name == "cpython"
 """Objects of CPython stay at the address that their id is."""
 
 
+class _Asked:
+    """The state of a generator as it was last asked for, and a mark of the memory that it lay in."""
+
+    def __init__(self, ask: Callable[[], Any], memory: Any) -> None:
+        self._ask, self._memory = ask, memory
+        self._mark: object = None
+        self._state: Any = None
+
+    def state(self, other: object = None) -> Any:
+        """Return the state; ask for it again where its memory has changed, or this other part of it."""
+        mark = self._memory.raw, other
+        if mark != self._mark:
+            self._state, self._mark = self._ask(), mark
+        return self._state
+
+
 def _python_state() -> Any:
-    """Return the state of `random`, for which Python makes 625 numbers."""
+    """Return the state of `random`."""
     generator: Any = getattr(random.getstate, "__self__", None)
-    mark = (_memory(generator), dict(vars(generator))) if _IS_CPYTHON and type(generator) is random.Random else None
-    return _python.state(mark, random.getstate)
+    if not _IS_CPYTHON or type(generator) is not random.Random:
+        return random.getstate()
+    return _python(generator).state(generator.gauss_next)
 
 
 def _numpy_state() -> Any:
-    """Return the state of numpy's generator, which takes 80 µs to ask for; None where numpy is not imported."""
+    """Return the state of numpy's generator; None where numpy is not imported."""
     module: Any = sys.modules.get("numpy.random")
     if module is None:
         return None
-    generator: Any = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
-    mark = None
-    if _IS_CPYTHON and type(generator).__name__ == "MT19937":
-        legacy = module.get_state.__self__  # it keeps the second of two normal numbers
-        mark = ctypes.string_at(generator.ctypes.state_address, _BYTES), _memory(legacy)
-    return _numpy.state(mark, partial(module.get_state, legacy=False))
+    if not _IS_CPYTHON or not hasattr(module, "get_bit_generator"):
+        return module.get_state(legacy=False)
+    legacy = module.get_state.__self__  # it leads to the twister, and keeps the second of two normal numbers
+    asked = _numpy(legacy, _memory(legacy).raw)
+    return asked.state() if asked is not None else module.get_state(legacy=False)
 
 
-def _memory(thing: Any) -> bytes:
-    """Return the bytes of an object without its header."""
+@lru_cache(maxsize=1)
+def _python(generator: Any) -> _Asked:
+    return _Asked(random.getstate, _memory(generator))
+
+
+@lru_cache(maxsize=1)
+def _numpy(legacy: Any, _: bytes) -> _Asked | None:
+    """Return the generator that a `RandomState` with these bytes leads to, unless it is another than numpy's own."""
+    module = sys.modules["numpy.random"]
+    twister = module.get_bit_generator()
+    if type(twister).__name__ != "MT19937":
+        return None
+    return _Asked(partial(module.get_state, legacy=False), _bytes_at(twister.ctypes.state_address, _BYTES))
+
+
+@lru_cache(maxsize=2)
+def _memory(thing: Any) -> Any:
+    """Return the bytes of an object without its header. The cache keeps it, so that they remain its own."""
     header = object.__basicsize__
-    return ctypes.string_at(id(thing) + header, type(thing).__basicsize__ - header)
+    return _bytes_at(id(thing) + header, type(thing).__basicsize__ - header)
+
+
+def _bytes_at(address: int, count: int) -> Any:
+    return (ctypes.c_char * count).from_address(address)
 
 
 def mark_of(generator: Any) -> Any:

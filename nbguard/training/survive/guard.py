@@ -65,17 +65,21 @@ class _Call:
 
     def watch(self, output: Any) -> None:
         """Keep the gradients of the outputs once they are known."""
-        for tensor in tensors_of(output):
-            if tensor.requires_grad:
-                place = len(self.outputs)
-                self.outputs.append((tensor.grad_fn._sequence_nr(), tensor.output_nr))
-                tensor.register_hook(partial(_note, ref(self), place))
+        for place, tensor in enumerate(_computed(output)):
+            node, number = tensor.grad_fn, tensor.output_nr
+            self.outputs.append((node._sequence_nr(), number))
+            node.register_prehook(partial(_note, ref(self), place, number))  # after the hooks of the tensor itself
 
 
-def _note(call: ref[_Call], place: int, gradient: Any) -> None:
+def _note(call: ref[_Call], place: int, number: int, gradients: tuple[Any, ...]) -> None:
     """Keep the gradient of an output for a call that may be run again. The graph, which has this hook, keeps no call."""
-    if (alive := call()) is not None:
-        alive.gradients[place] = gradient
+    if (alive := call()) is not None and gradients[number] is not None:
+        alive.gradients[place] = gradients[number]
+
+
+def _computed(output: Any) -> list[Any]:
+    """Return the tensors in an output that a backward pass leads through."""
+    return [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
 
 
 class Guard:
@@ -160,8 +164,11 @@ class Guard:
         state = StateBefore(self._statistics(forward.module) if has_grad else [])
         if has_grad and (self._redoes or self._is_in_step):
             self._last = _Call(forward, args, kwargs, state)
-        with self._inside():
+        self._is_inside = True
+        try:
             output = self._tried(forward, args, kwargs, state)
+        finally:
+            self._is_inside = False
         if self._last is not None and not self._is_in_step:
             self._last.watch(output)
         return output
@@ -373,7 +380,7 @@ class Guard:
                         self._take_smaller(call.forward, call.args, call.kwargs, call.state)
                     with torch.enable_grad(), self._inside():
                         output = self._once(call.forward, call.args, call.kwargs, has_grad=True)
-                    outputs = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+                    outputs = _computed(output)
                     del output
                     original([outputs[place] for place in used], gradients)
                 except UndividableError as reason:

@@ -234,9 +234,10 @@ def _check(parts: Sequence[Any], sizes: Sequence[int]) -> None:
 
 def tensors_of(output: Any) -> list[Any]:
     """Return the tensors in an output."""
-    if _is_tensor(output):
+    tensor_class = _torch().Tensor
+    if isinstance(output, tensor_class):
         return [output]
-    return [leaf for leaf in _tree().tree_leaves(output) if isinstance(leaf, _torch().Tensor)]
+    return [leaf for leaf in _tree().tree_leaves(output) if isinstance(leaf, tensor_class)]
 
 
 # --- reasons not to divide ---------------------------------------------------------------------------------------------------

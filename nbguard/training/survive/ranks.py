@@ -23,7 +23,7 @@ def is_alone() -> bool:
 
 def _group() -> Any:
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not hasattr(distributed, "is_initialized") or not distributed.is_initialized():  # a build may be without it
         return None
     return distributed if distributed.get_world_size() > 1 else None
 

@@ -115,9 +115,9 @@ class StateBefore:
 
 def autocast_now(torch: Any) -> tuple[int, list[tuple[str, bool, Any]]]:
     """Return how deep autocast is nested, and its setting of each device."""
-    nesting = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    return nesting, [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _kinds()]
+    torch.autocast_increment_nesting()
+    nesting, is_any = torch.autocast_decrement_nesting(), torch._C._is_any_autocast_enabled()
+    return nesting, [(kind, is_any and torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _kinds()]
 
 
 def set_autocast(torch: Any, state: tuple[int, list[tuple[str, bool, Any]]]) -> None:
