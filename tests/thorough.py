@@ -1,7 +1,7 @@
 """How much runs of what asks the same question many times: a spread of it, or with NBGUARD_THOROUGH=1 all of it.
 
-`make test`, as CI, sets NBGUARD_SPREAD=1: of alike cases and of random examples each second (`left_out_by_ci`, `half_in_ci`,
-`examples`). `make test-all` has all.
+`make test`, as CI, sets NBGUARD_SPREAD: of alike cases and of random examples each second (`left_out_by_ci`, `half_in_ci`,
+`examples`), and of the tests that are marked slow a third, by its number, which CI takes from the day. `make test-all` has all.
 `make unit`, which is to take less than a minute, sets NBGUARD_QUICK=1: a third of the random examples (`examples`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
+from zlib import crc32
 
 import pytest
 
@@ -17,11 +18,20 @@ T = TypeVar("T")
 
 THOROUGH = os.environ.get("NBGUARD_THOROUGH", "0") != "0"
 
-_SPREAD = os.environ.get("NBGUARD_SPREAD", "0") != "0" and not THOROUGH
+_TURN = 0 if THOROUGH else int(os.environ.get("NBGUARD_SPREAD", "0"))
+_SPREAD = _TURN > 0
+_TURNS = 3
 
-left_out_by_ci = pytest.mark.skipif(_SPREAD, reason="NBGUARD_SPREAD=1 leaves it out")
+left_out_by_ci = pytest.mark.skipif(_SPREAD, reason="NBGUARD_SPREAD leaves it out")
 
 _QUICK = os.environ.get("NBGUARD_QUICK", "0") != "0" and not THOROUGH
+
+
+def waits_for_its_turn(item: pytest.Item) -> bool:
+    """Say whether a test is slow and another day's in CI; those marked daily are each day's."""
+    if not _SPREAD or item.get_closest_marker("slow") is None or item.get_closest_marker("daily") is not None:
+        return False
+    return crc32(item.nodeid.encode()) % _TURNS != _TURN % _TURNS
 
 
 def examples(count: int) -> int:

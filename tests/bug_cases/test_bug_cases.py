@@ -47,6 +47,7 @@ def notebook(one_kernel: Kernel) -> Iterator[Kernel]:
     assert held(one_kernel) - before < 1024  # libraries that a case imports have small tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_printed_line_ends_it(notebook: Kernel, case: Case) -> None:
     if case.needs and importlib.util.find_spec(case.needs) is None:

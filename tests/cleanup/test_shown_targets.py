@@ -122,6 +122,7 @@ def test_a_cleanup_looks_at_the_heap_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(left.label, left.nbytes, left.advice.command) for left in outcome.left[:1]] == [("x", 4 * MIB, "%reset_gpu x")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     ["attribute of all instances", "list of a class", "dict of a class", "attribute of a class", "slot", "hook", "finalizer"],

@@ -47,6 +47,7 @@ def test_a_notebook_without_a_cluster_is_told_so(plain_kernel: Kernel) -> None:
         assert len(cell.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_engines_from_the_first_look_to_a_cleanup(notebook: Kernel) -> None:
     text = notebook.run("%gpumem --engines").ok().text
     assert text.count("PyTorch is not imported there") == 2
@@ -112,6 +113,7 @@ def test_a_busy_engine_has_a_row_and_does_nothing_later(notebook: Kernel) -> Non
     assert notebook.value("os.path.exists(later)") is False
 
 
+@pytest.mark.slow
 def test_a_fit_is_profiled_in_each_engine(notebook: Kernel) -> None:
     notebook.run("%px import torch\n%px %load_ext nbguard", timeout=240).ok()
 

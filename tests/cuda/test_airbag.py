@@ -69,6 +69,7 @@ def test_a_cell_that_does_not_fit_goes_on_and_is_told(notebook: Notebook) -> Non
     assert kernel.value("torch.cuda.memory_reserved()") == 630 * MIB
 
 
+@pytest.mark.slow
 def test_room_is_made_where_it_can_be(notebook: Notebook) -> None:
     kernel = _start(notebook)
     kernel.run("kept = [mib(30) for _ in range(25)]; del kept[:]").ok()

@@ -58,6 +58,7 @@ torch.zeros(1, device="cuda")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "cbs=[MixedPrecision()]"])
 def test_a_learner_that_no_fit_has_moved_yet_is_tried_on_the_device_of_its_loaders(
     fake_cuda_run: Callable[..., str], options: str
@@ -83,6 +84,7 @@ assert left() == start, torch.cuda.memory_snapshot()
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_a_device_has_no_room_for_is_not_tried_and_stays(fake_cuda_run: Callable[..., str]) -> None:
     fake_cuda_run(
         _PRELUDE

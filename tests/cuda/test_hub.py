@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cuda.conftest import Notebook, counters
 from tests.kernel.conftest import held
 from tests.panels import Panel
@@ -60,6 +62,7 @@ def test_every_row_says_why_and_the_command_of_the_workspaces_clears_them(notebo
     assert "cuBLAS workspaces" not in [row["label"] for row in after["holders"]]
 
 
+@pytest.mark.slow
 def test_the_panels_card_has_the_batch_that_was_predicted_for_the_notebooks(notebook: Notebook) -> None:
     """Until more is held than when it was predicted."""
     kernel = notebook(fastai=True, bytes=1024 * MIB, context=100 * MIB)

@@ -57,6 +57,7 @@ def _variables(folder: Path) -> dict[str, str]:
     return environment(fake_settings(bytes=1024 * MIB, context=100 * MIB), folder)
 
 
+@pytest.mark.slow
 def test_the_card_of_a_script_has_the_variables_of_its_functions(fake_cuda_library: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
 
@@ -90,6 +91,7 @@ def _torchrun(ranks: int) -> list[str]:
     return [*run, "--log-dir", "logs", "--nproc-per-node", str(ranks)]
 
 
+@pytest.mark.slow
 def test_of_four_ranks_the_one_that_ran_out_has_the_card_and_the_others_are_named(
     fake_cuda_library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +119,7 @@ def test_of_four_ranks_the_one_that_ran_out_has_the_card_and_the_others_are_name
     )
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_fail_say_and_leave_nothing(fake_cuda_library: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_RANK.replace("== 2", "== 7") + "dist.destroy_process_group()")
 

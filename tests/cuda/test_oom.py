@@ -314,6 +314,7 @@ def test_a_backward_pass_in_its_own_thread(notebook: Notebook) -> None:
     assert (asked["requested"], asked["note"]["time"] is None) == (1000 * MIB, False)
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_too_large(notebook: Notebook) -> None:
     """The card names the batch that gets as far, and that one does."""
     kernel = _start(notebook, fastai=True)

@@ -107,6 +107,7 @@ runs = made()
 """
 
 
+@pytest.mark.slow
 def test_the_card_has_the_changes_that_fit_with_their_bytes_and_lines(notebook: Notebook) -> None:
     """Each line that fits is run on a fit of the same kind, which then runs; and the command below computes them anew."""
     kernel = notebook(fastai=True, bytes=480 * MIB, context=50 * MIB)

@@ -176,6 +176,7 @@ _USES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_parked_learner_does_nothing_and_says_how_to_bring_it_back(notebook: Notebook) -> None:
     """Seen: fit() failed of a device, and get_preds() moved the model back without the optimizer's state."""
     kernel = notebook(fastai=True)

@@ -167,6 +167,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["learner", "loop"])
 def test_the_line_on_the_card_lets_the_training_through(kind: str, fake_cuda_kernel: Callable[..., Kernel]) -> None:
     kernel = fake_cuda_kernel(fastai=True, bytes=700 * 2**20, context=0)

@@ -129,6 +129,7 @@ def _kernel(folder: Path, name: str) -> tuple[str, ...]:
     return ("-m", "ipykernel_launcher", "-f", str(folder / f"{name}.json"), lines, "--HistoryManager.hist_file=:memory:")
 
 
+@pytest.mark.slow
 def test_only_orphans_are_ended(notebook: Notebook, start: Start, folder: Path) -> None:
     kernel = notebook(state=folder / "state", context=CONTEXT, bytes=16384 * MIB)
     kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}").ok()

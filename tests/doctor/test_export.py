@@ -101,6 +101,7 @@ def tried(name: str) -> tuple[dict[str, Check], set[str]]:
     return checks, {key for key in before if before[key] != after[key]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 def test_the_table_of_fastais_architectures(name: str) -> None:
     checks, changed = tried(name)
@@ -148,6 +149,7 @@ def test_a_repaired_unet_is_exact_and_exports_for_any_batch() -> None:
     assert next(iter(learn.model.parameters())).abs().sum() > 0, "the copy has parameters of its own"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_repaired_is_refused_with_the_reason() -> None:
     learn, _, _ = learners.make("AWD-LSTM")
 
@@ -214,6 +216,7 @@ def test_a_planted_fault_is_named(fault: str) -> None:
     assert words in said
 
 
+@pytest.mark.slow
 def test_the_line_that_takes_the_size_of_a_batch_for_a_number_is_named_and_the_advice_lets_it_export() -> None:
     check, advised = (
         next(check for check in exported(nn.Sequential(nn.Linear(8, 8), kind()), torch.randn(4, 8)).checks if check.name == way)

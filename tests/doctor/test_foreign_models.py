@@ -31,6 +31,7 @@ def _batch(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     return {name: torch.randn(size) if name == "pixel_values" else torch.randint(0, 2, size) for name, size in shapes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", half_in_ci(MODELS))
 def test_a_model_of_transformers_raises_no_alarm_and_stays_as_it_is(name: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -274,6 +274,7 @@ def test_the_diagnosis_holds_the_environment_too() -> None:
     assert {"launcher", "port", "address", "interfaces", "self-test", "/dev/shm", "limits", "start of CUDA"} <= names
 
 
+@pytest.mark.slow
 def test_two_processes_add_a_tensor_together(torch_process: None) -> None:
     (check,) = (check for check in nbguard.diagnose_launch(self_test=True).checks if check.name == "self-test")
 

@@ -90,6 +90,7 @@ consented.clearable_workspaces = lambda facts: consented.Workspaces(1)
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _BREAKS)
 def test_a_break_is_noticed(notebook: Notebook, tmp_path: Path, name: str) -> None:
     code, test = _BREAKS[name]

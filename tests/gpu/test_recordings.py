@@ -11,6 +11,7 @@ from tests.gpu.recording import load_all
 PLACE = ROOT / "tests/data/gpu"
 
 
+@pytest.mark.slow
 def test_what_was_recorded_on_a_gpu_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     recorded = dict(load_all(PLACE))
 

@@ -86,6 +86,7 @@ def test_a_thousand_clean_tests_raise_no_alarm(suite: Suite) -> None:
     assert not suite.data["problem"]
 
 
+@pytest.mark.slow
 def test_fixtures_hold_what_they_like_until_they_end(suite: Suite) -> None:
     suite.write(
         "test_fixtures.py",
@@ -125,6 +126,7 @@ def test_last(bag):
     suite.result.assert_outcomes(passed=2, failed=2)
 
 
+@pytest.mark.slow
 def test_a_failed_test_is_its_own_failure(suite: Suite) -> None:
     suite.write(
         "test_failed.py",
@@ -151,6 +153,7 @@ def test_good(): pass
     assert suite.data["judged"] == 1
 
 
+@pytest.mark.slow
 def test_marks_allow_and_limit(suite: Suite) -> None:
     suite.write(
         "test_marks.py",
@@ -212,6 +215,7 @@ def test_wrong_sizes_are_errors_of_usage_in_one_line(suite: Suite, options: tupl
 LEAKS = IMPORTS + "\ndef test_leaks():\n    KEPT.append(torch.zeros(1 << 19))\n\ndef test_good(): pass\n"
 
 
+@pytest.mark.slow
 def test_xdist_junit_and_github_have_the_same(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     suite.write("test_leaks.py", LEAKS)
@@ -232,6 +236,7 @@ def test_xdist_junit_and_github_have_the_same(suite: Suite, monkeypatch: pytest.
     suite.result.assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.slow
 def test_the_json_is_of_its_schema(suite: Suite) -> None:
     suite.write("test_leaks.py", LEAKS)
     suite.leaks()
@@ -264,6 +269,7 @@ def test_without_pytorch_there_is_nothing_to_judge(suite: Suite) -> None:
     suite.result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_attributes_of_a_test_class_are_pytest_s(suite: Suite) -> None:
     suite.write(
         "test_class.py",
@@ -276,6 +282,7 @@ def test_attributes_of_a_test_class_are_pytest_s(suite: Suite) -> None:
     suite.result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_failure_of_its_own_ends_the_watch_and_no_test(suite: Suite) -> None:
     suite.write(
         "conftest.py",

@@ -92,6 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, torch_process: None) -> Calla
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _CARDS)
 def test_a_card_comes_once_and_after_the_traceback(name: str, runs: Callable[[str], _Run]) -> None:
     run = runs(name)

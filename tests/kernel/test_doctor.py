@@ -209,6 +209,7 @@ def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
     assert "--batch works with nan and export, as in   %nbguard fix nan learn --batch xb" in str(refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tabular", "vision"])
 def test_nothing_of_a_diagnosis_stays_behind(kernel: Kernel, name: str) -> None:
     """Seen: the report had a cycle of PyTorch's exporter, and said that it kept an experiment alive."""

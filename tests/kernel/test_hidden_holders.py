@@ -63,6 +63,7 @@ def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.whole_heap
 def test_an_argument_of_a_finalizer(notebook: Kernel) -> None:
     text = _after_deletion(notebook, "keep = K(); weakref.finalize(keep, print, model)")

@@ -315,6 +315,7 @@ def test_the_heap_is_sent_when_it_has_changed(kernel: Kernel, panel: Panel) -> N
     panel.until(lambda tick: tick["heap"] == after["heap"])
 
 
+@pytest.mark.slow
 def test_the_heap_is_sent_only_to_who_has_not_got_it(kernel: Kernel, panel: Panel) -> None:
     kernel.run("kept = torch.zeros(1 << 20)").ok()
     heap = _settled_heap(kernel, panel, "kept")

@@ -188,6 +188,7 @@ scans._scan_once = counted
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", half_in_ci(["control", "shell"]))
 def test_a_flood_of_requests_costs_few_looks(kernel: Kernel, panel: Panel, channel: str) -> None:
     """That each request is answered, tests/sidebar/hub/test_jobs.py shows: of so much ZeroMQ drops a part on its way here."""

@@ -44,6 +44,7 @@ def panel(release: tuple[str, Kernel]) -> Iterator[Panel]:
     panel.stop()
 
 
+@pytest.mark.slow
 def test_the_ways_of_a_click(release: tuple[str, Kernel], panel: Panel) -> None:
     """While a cell runs, the control channel and a subshell are heard; the shell when it has ended. The kernel stays busy."""
     version, kernel = release

@@ -29,6 +29,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", half_in_ci(COMMANDS))
 def test_no_tensor_is_left(kernel: Kernel, command: str) -> None:
     kernel.run(LEARNER).ok()
@@ -84,6 +85,7 @@ _SHOWN = (
 )
 
 
+@pytest.mark.slow
 def test_a_report_is_the_same_after_every_command(kernel: Kernel) -> None:
     """No cycle, no earlier Learner and no tensor of nbguard's own stands among the user's."""
     assert {*GPUMEM.words, *SWITCH.words} <= LINES.keys()

@@ -52,6 +52,7 @@ def test_a_cell_that_gives_back_says_so_too(notebook: Kernel) -> None:
     assert _line(notebook.run("del u").ok()) == "In[5]  −4 MiB → 4 MiB · freed: u 4 MiB"
 
 
+@pytest.mark.slow
 def test_a_cell_that_changes_nothing_says_nothing(notebook: Kernel) -> None:
     notebook.run("t = torch.ones(1 << 20)").ok()
 
@@ -247,6 +248,7 @@ def test_run_all_stops_at_an_error_and_debug_works_as_without_us(notebook: Kerne
     assert "on purpose" in traceback.stderr + traceback.stdout + str(traceback.error)
 
 
+@pytest.mark.slow
 def test_off_is_off_and_leaves_ipython_as_found(kernel: Kernel) -> None:
     kernel.run(PRELUDE).ok()
     kernel.run("theirs = lambda *_: None\nget_ipython().events.register('post_run_cell', theirs)").ok()

@@ -140,6 +140,7 @@ def test_whatever_a_cell_may_hold(notebook: Kernel, body: str) -> None:
     assert notebook.value("(r.timing.batches, r.ending)") == (8, "complete")
 
 
+@pytest.mark.slow
 def test_a_cell_that_imports_fastai_itself(plain_kernel: Kernel) -> None:
     """The first fit is under way when the marks are put in: it is one of the Learner's all the same."""
     sleeps = "class Sleeps(Callback):\n    def after_step(self): time.sleep(.003)\n"

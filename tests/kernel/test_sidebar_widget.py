@@ -213,6 +213,7 @@ def test_a_picture_that_fails_costs_nothing_but_itself(plain_kernel: Kernel, pag
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
+@pytest.mark.slow
 def test_a_notebook_that_is_run_where_nobody_looks_has_the_picture_of_its_end(tmp_path: Path) -> None:
     """As by `jupyter nbconvert --execute`; the last cell changes nothing, so that the picture is that of the one before."""
     sources = [

@@ -268,6 +268,7 @@ def test_one_card_below_the_cell_in_the_panel_and_by_the_magic(kernel: Kernel, p
     panel.heap(lambda heap: heap["oom"] is None)
 
 
+@pytest.mark.slow
 def test_what_grows_and_what_keeps_graphs_for_nobody(notebook: Kernel) -> None:
     """A smaller batch is no remedy for a list of outputs, nor accumulation where nothing calls backward."""
     notebook.run(
@@ -384,6 +385,7 @@ plain = weights(False)
 """
 
 
+@pytest.mark.slow
 def test_a_fit_that_runs_out_goes_on_with_the_same_weights(notebook: Kernel) -> None:
     notebook.run(_SURVIVES).ok()
     notebook.run("%gpumem simulate 160MiB").ok()

@@ -251,6 +251,8 @@ def notebook(kernel: Kernel) -> Kernel:
     return kernel
 
 
+@pytest.mark.daily
+@pytest.mark.slow
 @pytest.mark.whole_heap
 def test_every_kind_of_holder_has_a_line_that_ends_it(notebook: Kernel) -> None:
     """All are made, one look is taken, and each line is followed: the model of its own case goes, and no other."""
@@ -351,6 +353,7 @@ _LEFT = (
 )
 
 
+@pytest.mark.slow
 def test_a_cleanup_shows_what_ends_each_of_the_largest_that_it_leaves(notebook: Kernel) -> None:
     """The line is the one of `%gpumem`; with nothing stale there are three lines at most."""
     notebook.printed = None  # a fork has no event loop that turns

@@ -31,6 +31,7 @@ def notebook(fastai_zygote):  # type: ignore[no-untyped-def]
     kernel.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _CASES)
 def test_the_first_line_says_who_keeps_it_and_how_it_goes(notebook: Kernel, name: str) -> None:
     code, keepers = _CASES[name]

@@ -192,6 +192,7 @@ def test_targets_narrow_it_down_and_stale_iterators_go(notebook: Kernel) -> None
     assert not any(exists(pid) for pid in stale)
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_listen_is_ended_and_an_interrupt_leaves_a_true_report(notebook: Kernel) -> None:
     notebook.run(
         "def deaf(_):\n    import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -46,6 +46,7 @@ def _diffusion() -> Any:
     return diffusers.DDPMPipeline(diffusers.UNet2DModel(16, block_out_channels=(32, 64), **blocks), diffusers.DDPMScheduler())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "what"),
     [

@@ -93,6 +93,7 @@ _NEEDS = {"HiggsAudioV2TokenizerPreTrainedModel": "torchaudio"}
 _LEAKS = [leak for leaks in known_leaks().values() for leak in leaks if libraries._is_installed(leak)]
 
 
+@pytest.mark.slow
 def test_leaks_of_installed_versions_are_named_and_freed() -> None:
     """All at once, as each report goes over the whole heap, in which all models of a library are classes."""
     made = {leak: gone for leak in _LEAKS if (gone := _left_behind(leak)) is not None}

@@ -85,6 +85,7 @@ def source(case: str, kind: str) -> str:
     return (CASES / f"{case}_{kind}.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @PARAMETERS
 def test_the_bad_one_is_worse(case: str) -> None:
     if case == "step_output_kept":

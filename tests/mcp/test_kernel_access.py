@@ -61,6 +61,7 @@ def _shown(kernel: Kernel, line: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_person_opens_a_kernel_and_an_assistant_looks(open_kernel: Kernel, asking: Assistant) -> None:
     (listed,) = asking.data("kernels")["kernels"]
     assert listed == {

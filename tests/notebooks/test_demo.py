@@ -30,6 +30,7 @@ def forked_kernels(fastai_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.Mo
     forks.stop()
 
 
+@pytest.mark.daily
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_kernels")
 def test_the_demo_runs_and_frees_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

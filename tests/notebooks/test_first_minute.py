@@ -59,6 +59,7 @@ def _environment(folder: Path) -> dict[str, str]:
 _IPYTHON = ["-m", "IPython", "--no-banner", "--no-confirm-exit", "--HistoryManager.hist_file=:memory:", "--colors=nocolor"]
 
 
+@pytest.mark.slow
 def test_in_a_terminal_line_by_line(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, *_IPYTHON, "--simple-prompt"],

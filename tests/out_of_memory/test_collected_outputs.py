@@ -55,6 +55,7 @@ print("RESULT" + json.dumps([type(failed).__name__, words, seen, str(error)]))
 """
 
 
+@pytest.mark.slow
 def test_the_collected_predictions_of_an_evaluation_are_named_and_the_line_lets_it_through(
     fake_cuda_zygote: Callable[[str], Zygote],
 ) -> None:

@@ -87,6 +87,7 @@ SIMULATED = tuple(
 """Notebooks that run as well on tensors of the CPU."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", spread(SIMULATED, 3), ids=lambda notebook: notebook.name)
 def test_each_advice_on_a_simulated_device(notebook: OomNotebook, fastai_zygote: Zygote) -> None:
     """It notes the moment of a failure and the beginnings of cells as CUDA's observer does: the card knows as much."""

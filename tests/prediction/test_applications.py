@@ -81,6 +81,7 @@ def _items(learn: Any) -> Any:
     return frames, [list(each) for each in orders if each is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "case", ["classifier", "mixup", "regression", "continuous", "language_model", "text_classifier", "gan"]
@@ -97,6 +98,7 @@ def test_the_users_objects_stay_as_they_are(case: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == files
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", ["continuous", "gan", "classifier"])
 def test_nothing_of_nbguards_own_stays_behind(case: str, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_loop_is_predicted_on_copies_and_binds_no_name(capsys: pytest.CaptureF
     assert {str(each.category) for each in fit.prediction.categories} >= {"parameters", "gradients", "optimizer state"}
 
 
+@pytest.mark.slow
 def test_several_gpus_give_one_table_in_the_order_in_which_they_are_named() -> None:
     names = _names()
     gpus = ["A100", "RTX 2070", "610MiB"]

@@ -67,6 +67,7 @@ def test_what_is_wrong_is_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"largest": True}, {"savings": True}])
 @pytest.mark.parametrize("is_torchs", [False, True])
 def test_a_batch_that_no_loader_yields_is_one_line(options: dict[str, Any], is_torchs: bool) -> None:
@@ -100,6 +101,7 @@ def test_recurrent_layers_have_a_band(kind: Any, more: dict[str, Any]) -> None:
     assert "measured on an H200" in long.assumptions[-1]
 
 
+@pytest.mark.slow
 def test_of_a_frozen_model_both_stages_are_a_cells_to_predict() -> None:
     learn = make("frozen", "cpu", 4)
     (found,) = [text for text in predict(learn).assumptions if "frozen" in text]

@@ -108,6 +108,7 @@ print(json.dumps([found.gpu, found.capacity, found.fits, found.is_live, found.as
 """
 
 
+@pytest.mark.slow
 def test_before_cuda_is_used_it_is_the_gpu_that_a_fit_would_open(fake_cuda_run: Callable[..., str]) -> None:
     """A new kernel is when one asks."""
     found = json.loads(fake_cuda_run(_UNOPENED, fastai=True, bytes=8 << 30).splitlines()[-1])

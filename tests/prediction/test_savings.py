@@ -27,6 +27,7 @@ def _predicted(case: str) -> Prediction:
     return predict(make(case, "cpu", 8), savings=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", spread(["gpt", "efficientnet", "bert", "mlp bf16 sgd", "resnet18 channels_last"], 3))
 def test_the_lines_do_what_was_said(case: str) -> None:
     before = _predicted(case)
@@ -45,6 +46,7 @@ def test_what_is_done_already_is_not_proposed() -> None:
     assert names == {"expandable segments", *always}
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_slow_in_bfloat16_is_offered_float16_only() -> None:
     names = {saving.name for saving in predict(make("mlp", "cpu", 8), gpu="T4", savings=True).savings}
     assert "float16" in names
@@ -87,6 +89,7 @@ def step(x, y):
 """
 
 
+@pytest.mark.slow
 def test_the_lines_for_a_step_do_what_was_said() -> None:
     """Run where the user would run them: in the namespace of the step."""
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -129,6 +132,7 @@ def step(x, y):
 """
 
 
+@pytest.mark.slow
 def test_a_bias_that_a_norm_takes_away_and_gradients_that_stay_are_seen() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(_PICTURES, names)

@@ -142,6 +142,7 @@ def test_peaks_are_those_of_the_loop_to_the_byte(fake_cuda_run: Callable[..., st
     assert (found.peak_allocated, found.peak_reserved) == (allocated, reserved)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_kept_decides_nothing_and_one_that_is_compared_does() -> None:
     loop = Loop()
     assert predict(loop.step, words(), gpu="80GiB").unknown == ()

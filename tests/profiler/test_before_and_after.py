@@ -112,6 +112,7 @@ for batches in (30, 120):
 """
 
 
+@pytest.mark.slow
 def test_a_running_sum_under_a_name_costs_a_profile_the_same_for_each_batch(fastai_zygote: Zygote) -> None:
     """Calls of nbguard's functions, not time: a graph that grows under a name is looked at twice, and never as a whole.
 
@@ -148,6 +149,7 @@ def test_a_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_f
     assert "loss" not in finding.change
 
 
+@pytest.mark.slow
 def test_the_statistics_of_activations_are_named_and_the_advice_cures_it(
     names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ main(sys.argv[1:])
     return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}
 
 
+@pytest.mark.slow
 def test_a_fastai_from_a_checkout_is_a_library_there_too(torch_zygote: Zygote, tmp_path: Path) -> None:
     """As its developers have it: `pip install -e`, or a folder of PYTHONPATH."""
     fastai = Path(str(importlib.util.find_spec("fastai").origin)).parent  # type: ignore[union-attr]

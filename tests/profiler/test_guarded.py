@@ -72,6 +72,7 @@ def subscriptions() -> dict[str, list[Subscription]]:
     return by_fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", FITS)
 def test_an_instrument_that_fails_at_any_event_costs_the_fit_nothing(
     fit: str, subscriptions: dict[str, list[Subscription]], monkeypatch: pytest.MonkeyPatch

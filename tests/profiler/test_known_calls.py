@@ -35,6 +35,7 @@ def test_the_call_of_a_line(line: str, call: str) -> None:
     assert not call or KNOWN_CALLS[call]
 
 
+@pytest.mark.slow
 def test_the_call_that_takes_long_is_said_with_its_remedy(tmp_path: Path) -> None:
     """Each line in turn is the slow one of a loop; what comes instead is silent."""
     big = torch.zeros(600, 600)

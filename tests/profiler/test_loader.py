@@ -355,6 +355,7 @@ def test_workers_of_before_are_not_known() -> None:
     assert slowest(facts.fetch) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_are_timed_however_they_are_started(method: str) -> None:
     """Python 3.14 starts them by a server of forks: such a worker inherits nothing, and is given what it needs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -51,6 +52,7 @@ def test_the_cost_has_what_was_spent_before_the_profile_was_made() -> None:
     assert profiled(spent=10**12).report.overhead.before > 10**12
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_loop_imports_no_library_and_no_room_that_it_has_no_use_for() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _CELL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -56,6 +56,7 @@ def _finding(report: RankReport, word: str) -> FitFinding:
     return found
 
 
+@pytest.mark.slow
 def test_every_rank_is_reported(folder: Path) -> None:
     report = _report(folder, "straggler")
 

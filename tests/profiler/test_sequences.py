@@ -201,6 +201,7 @@ with nbguard.profile_fit(show=False):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
 def test_a_process_forked_inside_a_profile_has_a_profile_of_its_own(fastai_zygote: Zygote) -> None:
     """As `notebook_launcher` forks the ranks of a cell with `%%profile_fit`."""

@@ -235,6 +235,7 @@ def test_tensorboard_has_the_record_as_hyper_parameters_and_text(unchanged: None
     assert [path.name for path in Path("runs").rglob("*") if path.is_dir()] == ["one"]
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_record_as_parameters_tags_and_a_file(mlflow: Any, tmp_path: Path, unchanged: None) -> None:
     _check_mlflow_record(mlflow)
 
@@ -323,6 +324,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     found.teardown()
 
 
+@pytest.mark.slow
 def test_wandb_offline_makes_a_run_without_a_login(wandb: Any, monkeypatch: pytest.MonkeyPatch, unchanged: None) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
 

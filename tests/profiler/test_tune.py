@@ -114,6 +114,7 @@ def test_what_the_copy_does_is_as_the_loader_itself() -> None:
     assert seen[2]
 
 
+@pytest.mark.slow
 def test_a_dataset_that_hangs_is_given_up_and_its_workers_are_gone(tmp_path: Path) -> None:
     class Hangs(Rows):
         def __getitem__(self, i: int) -> torch.Tensor:

@@ -76,6 +76,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIVE)
 def test_two_ranks_that_hang_or_fail_say_why(name: str, forked: Path, torch_process: None) -> None:
     (fault,) = (fault for fault in FAULTS if fault.name == name)

@@ -49,6 +49,7 @@ def start(folder: Path, number: int, seconds: int, port: int) -> subprocess.Pope
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_one_that_never_comes_says_so_while_it_waits(
     tmp_path_factory: pytest.TempPathFactory, torch_process: None
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_rank_that_waits_for_one_that_never_comes_says_so_while_it_waits(
         assert says[rank] in logged
 
 
+@pytest.mark.slow
 def test_ranks_that_meet_say_nothing(tmp_path: Path, torch_process: None) -> None:
     port = free_port()
     for job in [start(tmp_path, rank, 120, port) for rank in (0, 1)]:

@@ -151,8 +151,13 @@ class Program:
             "versions": [tensor._version for tensor in tensors],
             "storages": [tensor.untyped_storage()._cdata for tensor in tensors],
             "addresses": [tensor.untyped_storage().data_ptr() for tensor in tensors],
-            "requested": self.torch.cuda.memory_stats()["requested_bytes.all.current"],
+            "requested": self._requested(),
         }
+
+    def _requested(self) -> int:
+        """Return the bytes asked for of all blocks that are allocated, not of those that wait for an event to be free."""
+        blocks = (block for segment in self.torch.cuda.memory_snapshot() for block in segment["blocks"])
+        return sum(block["requested_size"] for block in blocks if block["state"] == "active_allocated")
 
     def _expect(self, is_right: bool, words: str) -> None:
         if not is_right:

@@ -30,6 +30,7 @@ def on_device(fake_cuda_run: Callable[..., str]) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 def test_models_whose_sum_exceeds_the_device_take_turns(on_device: Callable[..., Any]) -> None:
     found = on_device(f"from tests.room.garage_programs import run; print(json.dumps(run(3, {_PROGRAMS})))")
 
@@ -127,6 +128,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.slow
 def test_what_is_in_use_stays_and_the_least_recent_makes_way(on_device: Callable[..., Any]) -> None:
     found = on_device(_CASES)
 

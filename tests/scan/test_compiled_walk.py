@@ -114,6 +114,7 @@ def test_hostile_heaps_are_survived() -> None:
         _in_both_ways(hostile_heap(seed, blanks))
 
 
+@pytest.mark.slow
 def test_a_chain_of_a_million_is_walked_without_recursion() -> None:
     """In a process of its own, with a small stack."""
     code = """

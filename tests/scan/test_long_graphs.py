@@ -222,6 +222,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.slow
 def test_short_graphs_are_looked_into_whole_again_and_again(run: Run) -> None:
     code = f"""{_LOOK}{_SHORT}
 found = []
@@ -277,6 +278,7 @@ print(json.dumps([outcome.plan.promised, outcome.realised, outcome.before - outc
     assert realised == promised
 
 
+@pytest.mark.slow
 def test_an_object_beside_very_many_tensors_is_promised_only_if_nothing_else_holds_it(run: Run) -> None:
     code = f"""{_LOOK}
 import nbguard

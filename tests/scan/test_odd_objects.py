@@ -123,6 +123,7 @@ def _reached(facts: Facts) -> int:
     return sum(facts.graph.storages[s].nbytes for s in storages_of(facts.graph, reach(facts.graph, sum(nodes, ()))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _READ)
 def test_an_odd_object_is_read_as_far_as_it_can_be(name: str) -> None:
     make, nbytes = _READ[name]

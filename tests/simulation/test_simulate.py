@@ -333,6 +333,7 @@ def test_code_that_asks_for_a_gpu_is_told_in_one_line_how_to_write_it(ask: Any) 
         raise ValueError("mine")
 
 
+@pytest.mark.slow
 def test_tensors_from_before_are_this_kernels_own() -> None:
     gc.collect()  # what other tests have left does not go in between
     names = {f"old{n}": torch.ones(1000) for n in range(11)}

@@ -22,6 +22,7 @@ def torch_process(temporary_folder: None) -> Iterator[Zygote]:
     zygote.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_each_cell_prints_what_the_page_shows(page: Path, torch_process: Zygote) -> None:
     kernel = Kernel(torch_process, frozen=not THOROUGH)

@@ -11,6 +11,7 @@ from tests.survive.matrix import SETS, on_host
 from tests.thorough import THOROUGH
 
 
+@pytest.mark.slow
 def test_losses_and_callbacks_on_the_cpu() -> None:
     rows = list(on_host(1 if THOROUGH else 13))
     assert len(rows) == len(SETS)
@@ -24,6 +25,7 @@ def test_losses_and_callbacks_on_the_cpu() -> None:
 _CODE = "import json; from tests.survive.matrix import on_device\nfor row in on_device({}): print(json.dumps(row))\n"
 
 
+@pytest.mark.slow
 @pytest.mark.fakecuda
 def test_models_and_places_on_the_device(fake_cuda_run: Callable[..., str]) -> None:
     printed = fake_cuda_run(_CODE.format(1 if THOROUGH else 19), bytes=8 * 2**30, TORCH_CPP_LOG_LEVEL="ERROR", timeout=600)

@@ -78,6 +78,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[CASES]:
     return [torch.load(folder / str(rank)) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["one", "both", "inner"])
 def test_a_rank_divides_its_call_and_the_other_only_waits(case: str, ranks: list[CASES]) -> None:
     for rank in range(2):

@@ -40,6 +40,7 @@ _MENU_IS_IN_LINE = """view => {
 HOSTS: list[App] = ["lab", "notebook"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("app", HOSTS if THOROUGH else HOSTS[:1])
 def test_each_state_by_keyboard_and_by_axe(desk: Desk, server: Server, app: App) -> None:
     """By keyboard alone from one state of the panel to the next; in each of them, and in each theme, axe finds nothing."""
@@ -175,6 +176,7 @@ def press(tab: Tab, name: re.Pattern[str]) -> None:
     tab.page.keyboard.press("Enter")
 
 
+@pytest.mark.slow
 def test_hostile_names(desk: Desk, server: Server) -> None:
     notebook = desk.notebook(server, [])
     notebook.kernel.run(LOAD).ok()

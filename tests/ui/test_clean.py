@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.thorough import left_out_by_ci
@@ -28,6 +29,7 @@ def after_the_accidents(desk: Desk, server: Server, *more: str, app: App | None 
     return tab
 
 
+@pytest.mark.slow
 @hosts(in_ci="notebook")  # by keyboard in JupyterLab, in test_access.py
 def test_clean_stale(desk: Desk, server: Server, app: App) -> None:
     tab = after_the_accidents(desk, server, app=app)
@@ -77,6 +79,7 @@ def test_cancel_changes_nothing(desk: Desk, server: Server) -> None:
     assert tab.notebook.kernel.value(ALIVE) == before
 
 
+@pytest.mark.slow
 def test_park_and_undo(desk: Desk, fake_cuda_server: Server) -> None:
     notebook = desk.notebook(fake_cuda_server, [], "fake-cuda")
     notebook.kernel.run(LOAD).ok()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.kernels import wait_until
@@ -18,6 +19,7 @@ WEIGHTS = "import torch; weights = torch.ones(8 << 18)"
 SIDEBAR = "import nbguard; side = nbguard.Sidebar(); side"
 
 
+@pytest.mark.slow
 @lab_only
 def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
     notebook = desk.notebook(server, [LOAD, WEIGHTS, "3 * 14"])
@@ -45,6 +47,7 @@ def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
             assert view_findings(tab.page) == [], f"{theme}, {width} px"
 
 
+@pytest.mark.slow
 @hosts(in_ci="notebook")
 def test_widget_in_an_output_cell(desk: Desk, server: Server, app: App) -> None:
     notebook = desk.notebook(server, [SIDEBAR, BUSY])

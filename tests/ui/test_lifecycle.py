@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from tests.kernels import wait_until
@@ -45,6 +46,7 @@ def test_reload_idle(desk: Desk, server: Server) -> None:
     assert notebook.kernel.resting_threads() == threads
 
 
+@pytest.mark.slow
 @lab_only
 def test_after_a_reload_the_panel_is_there_before_the_notebook(desk: Desk, server: Server) -> None:
     """The notebook's file is held back: nothing of what the panel shows waits for it, and one link serves before and after.
@@ -72,6 +74,7 @@ def test_after_a_reload_the_panel_is_there_before_the_notebook(desk: Desk, serve
     assert tab.page.evaluate("() => window.view === document.querySelector('.nbguard-view')"), "another link was made"
 
 
+@pytest.mark.slow
 def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
     notebook = holding(desk, server, "weights", [BUSY])
     tab = desk.open(notebook)
@@ -88,6 +91,7 @@ def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
     assert notebook.kernel.resting_threads() == threads
 
 
+@pytest.mark.slow
 @hosts(in_ci="notebook")  # in JupyterLab in test_access.py, test_story.py and, with nbguard loaded anew, test_load.py
 def test_restart(desk: Desk, server: Server, app: App) -> None:
     notebook = holding(desk, server, "weights", [LOAD, HOLD.format("later", 4)])
@@ -128,6 +132,7 @@ def test_load_by_button(desk: Desk, server: Server) -> None:
     assert notebook.kernel.value("get_ipython().execution_count") == 3, "loading took a number from the user's cells"
 
 
+@pytest.mark.slow
 @lab_only
 def test_two_notebooks(desk: Desk, server: Server) -> None:
     first, second = holding(desk, server, "alpha"), holding(desk, server, "beta")
@@ -168,6 +173,7 @@ def test_two_tabs_on_one_kernel(desk: Desk, server: Server) -> None:
     assert len(threads) == len(set(threads)), threads
 
 
+@pytest.mark.slow
 def test_nobody_looks(desk: Desk, server: Server) -> None:
     """Without a view the kernel is as it was: its sampler has ended."""
     server.set_options(statusBar=False)  # its item looks, too: test_status.py
@@ -180,6 +186,7 @@ def test_nobody_looks(desk: Desk, server: Server) -> None:
     wait_until(lambda: notebook.kernel.threads() == before, "the sampler to end", within=60)
 
 
+@pytest.mark.slow
 def test_server_under_a_prefix(desk: Desk, prefixed_server: Server) -> None:
     notebook = holding(desk, prefixed_server, "weights")
     tab = desk.open(notebook)
@@ -187,6 +194,7 @@ def test_server_under_a_prefix(desk: Desk, prefixed_server: Server) -> None:
     tab.wait_for_ticks(2)
 
 
+@pytest.mark.slow
 def test_the_card_goes_when_its_cell_runs_through(desk: Desk, fake_cuda_server: Server) -> None:
     """Another cell that ends well says nothing about it."""
     notebook = desk.notebook(fake_cuda_server, ["x = torch.empty(size, device='cuda')", "pass"], "fake-cuda")

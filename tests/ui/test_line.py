@@ -7,6 +7,7 @@ import io
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.kernels import wait_until
@@ -59,6 +60,7 @@ def saved(tab: Tab, entry: str) -> Path:
     return Path(download.value.path())
 
 
+@pytest.mark.slow
 @hosts(in_ci="lab")
 def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     """Holders are of the cell before, or say of which they are; nothing is called now that is not."""
@@ -81,6 +83,7 @@ def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     assert view_findings(tab.page) == []
 
 
+@pytest.mark.slow
 def test_run_all_on_a_page_just_loaded(desk: Desk, fake_cuda_server: Server) -> None:
     """Until the heap has been looked at, nobody says that it holds nothing, or nothing stale."""
     cells = [f"{LOAD}\n{TORCH}\n{ALLOCATE.format(1, 1100)}", ALLOCATE.format(2, 100), HOLD]
@@ -99,6 +102,7 @@ def test_run_all_on_a_page_just_loaded(desk: Desk, fake_cuda_server: Server) -> 
     wait_until(lambda: set(re.findall(r"\bt\d\b", tab.part("Held by").inner_text())) == {"t1", "t2"}, "both to be listed")
 
 
+@pytest.mark.slow
 def test_two_notebooks_on_one_device(shared_cuda_server: Server, desk: Desk) -> None:
     cell = "mine = torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
     tab = on_the_device(desk, shared_cuda_server, [cell], spec="shared-cuda")
@@ -114,6 +118,7 @@ def test_two_notebooks_on_one_device(shared_cuda_server: Server, desk: Desk) -> 
     tab.notebook.kernel.run(f"torch.empty({int(fits * GIB) - (8 << 20)}, dtype=torch.uint8, device='cuda')").ok()
 
 
+@pytest.mark.slow
 @hosts(in_ci="notebook")
 def test_marks_values_and_files(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     filler = [f"# {n}" for n in range(30)]

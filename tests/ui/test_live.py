@@ -66,6 +66,7 @@ def stop(tab: Tab) -> None:
     )
 
 
+@pytest.mark.slow
 def test_while_a_fit_trains(training: Tab) -> None:
     """It ticks, handles clicks, cleans up beside the fit, and waits with what the fit needs: one after the other."""
     expect_ticks(training)
@@ -134,6 +135,7 @@ def expect_the_training_learner_to_wait(training: Tab) -> None:
     assert training.notebook.kernel.value("'learn' in dir()") is False
 
 
+@pytest.mark.slow
 def test_without_control_channel_it_runs_when_the_cell_ends(training_by_shell: Tab) -> None:
     tab = training_by_shell
     tab.button("release… losses").click()
@@ -145,6 +147,7 @@ def test_without_control_channel_it_runs_when_the_cell_ends(training_by_shell: T
     expect(tab.panel).not_to_contain_text(WAITS, use_inner_text=True)
 
 
+@pytest.mark.slow
 def test_a_native_call_that_keeps_the_gil(desk: Desk, plain_server: Server) -> None:
     notebook = desk.notebook(plain_server, [LOAD, GIL], "plain")
     tab = desk.open(notebook)
@@ -161,6 +164,7 @@ def test_a_native_call_that_keeps_the_gil(desk: Desk, plain_server: Server) -> N
     expect(tab.panel).not_to_contain_text("kernel not responding", use_inner_text=True)
 
 
+@pytest.mark.slow
 def test_the_next_fit_of_an_idle_learner_is_predicted_on_a_click(desk: Desk, server: Server) -> None:
     """Nothing of it runs, no second click is needed, and the figure goes with the state that it was predicted of."""
     notebook = desk.notebook(server, ["more = torch.zeros(1 << 20)"])

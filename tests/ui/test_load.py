@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.ui.cells import LOAD
@@ -51,6 +52,7 @@ def no_dialog(tab: Tab) -> None:
     expect(tab.page.locator(".jp-Dialog")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_kernel_of_another_language_is_told_so_without_a_click(desk: Desk, server: Server) -> None:
     server.add_program("bash", BASH, "bash")
     tab = desk.open(desk.notebook(server, ["echo 1"], "bash", name="shell.ipynb"))
@@ -62,6 +64,7 @@ def test_a_kernel_of_another_language_is_told_so_without_a_click(desk: Desk, ser
     no_dialog(tab)
 
 
+@pytest.mark.slow
 @lab_only
 def test_an_environment_without_the_package_gets_the_line_that_installs_it(desk: Desk, server: Server) -> None:
     server.add_program("other", OTHER_ENVIRONMENT)
@@ -87,6 +90,7 @@ def test_an_environment_without_the_package_gets_the_line_that_installs_it(desk:
     no_dialog(tab)
 
 
+@pytest.mark.slow
 def test_what_is_loaded_and_switched_off_is_served_again(desk: Desk, server: Server) -> None:
     notebook = desk.notebook(server, ["%nbguard off"])
     notebook.kernel.run(LOAD).ok()
@@ -101,6 +105,7 @@ def test_what_is_loaded_and_switched_off_is_served_again(desk: Desk, server: Ser
     tab.wait_for_ticks()
 
 
+@pytest.mark.slow
 def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, plain_server: Server) -> None:
     """By IPython's configuration; after a restart, too."""
     profile = plain_server.folder / "ipython" / "profile_default"
@@ -119,6 +124,7 @@ def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, plain_server: Server)
         config.unlink()
 
 
+@pytest.mark.slow
 def test_loading_it_in_every_notebook(desk: Desk, plain_server: Server) -> None:
     """The file that `nbguard enable` writes: the next kernel has loaded nbguard, without a click."""
     startup = plain_server.folder / "ipython" / "profile_default" / "startup" / "50-nbguard.py"

@@ -113,6 +113,7 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None
     raise AssertionError(log.read_text())
 
 
+@pytest.mark.slow
 def test_results_name_calls_and_free_what_a_failed_cell_holds(marimo: str, browser: Browser) -> None:
     page = browser.new_context().new_page()
     page.goto(marimo)

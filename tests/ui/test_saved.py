@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import nbformat
+import pytest
 from nbconvert import HTMLExporter
 from playwright.sync_api import expect
 
@@ -33,6 +34,7 @@ def saved_picture(notebook: Notebook) -> str:
     return "".join(output.data.get("text/html", "") for output in outputs)
 
 
+@pytest.mark.slow
 @hosts(in_ci="lab")
 def test_the_picture_of_the_end_stays_with_the_notebook(desk: Desk, server: Server, app: App) -> None:
     server.set_options(openOnData=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.ui.axe import view_findings
@@ -19,6 +20,7 @@ STEPS = f"held = []\nfor _ in range(3): held.append({EMPTY.format(1)}); time.sle
 """A GiB more each second, until little is left."""
 
 
+@pytest.mark.slow
 def test_a_neighbour_by_name_and_a_word_before_the_device_is_full(desk: Desk, shared_cuda_server: Server) -> None:
     """The warning comes before the cell asks: by its last run, then by its pace; once each, and it goes with the cell."""
     server = shared_cuda_server

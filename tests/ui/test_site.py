@@ -18,6 +18,7 @@ PAGES = spread(sorted(SITE.rglob("*.html")), 8)
 Scheme = Literal["light", "dark"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PAGES and "CI" not in os.environ, reason="the site is not built: make docs")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(scheme: Scheme, browser: Browser) -> None:

@@ -132,6 +132,7 @@ def _recordings(folder: Path) -> list[Path]:
     return files
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_the_command_line(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in _recordings(tmp_path):
         beside = file.with_name(file.name + ".nbguard.json")
@@ -210,6 +211,7 @@ def _hostile(folder: Path, count: int) -> Iterator[Path]:
         yield max(place.iterdir(), key=lambda file: (file.suffix != ".json", file.stat().st_size))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3000)  # a thousand files in a thorough run
 def test_a_hostile_file_gets_a_sentence_and_runs_nothing(doctor: Doctor, tmp_path: Path) -> None:
     for file in _hostile(tmp_path, examples(20)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.kernels import wait_until
@@ -22,6 +23,7 @@ def status(tab: Tab) -> Locator:
     return tab.page.locator(".nbguard-status-item button")
 
 
+@pytest.mark.slow
 @lab_only
 def test_the_status_bar_shows_how_full_the_device_is_and_opens_the_panel(desk: Desk, fake_cuda_server: Server) -> None:
     server = fake_cuda_server
@@ -44,6 +46,7 @@ def test_the_status_bar_shows_how_full_the_device_is_and_opens_the_panel(desk: D
     expect(status(tab)).to_be_hidden()
 
 
+@pytest.mark.slow
 @lab_only
 def test_a_status_bar_alone_is_a_tick_now_and_then_and_no_scan(desk: Desk, server: Server) -> None:
     server.set_options(openOnData=False)
@@ -72,6 +75,7 @@ def y(tab: Tab) -> float:
     return box["y"]
 
 
+@pytest.mark.slow
 @hosts(in_ci="lab")
 def test_the_header_names_the_notebook_and_keeps_its_height(desk: Desk, server: Server, app: App) -> None:
     notebook = desk.notebook(server, [BUSY])
@@ -92,6 +96,7 @@ def test_the_header_names_the_notebook_and_keeps_its_height(desk: Desk, server: 
     expect(title).to_have_text(renamed)
 
 
+@pytest.mark.slow
 @hosts(in_ci="notebook")
 def test_a_click_on_a_holder_goes_to_its_cell(desk: Desk, server: Server, app: App) -> None:
     cells = [LOAD, "import torch; first = torch.ones(8 << 18)", "second = torch.ones(4 << 18)", "1 + 1"]

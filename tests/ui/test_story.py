@@ -45,6 +45,8 @@ def expect_fine(tab: Tab, step: str) -> None:
     assert tab.page.evaluate(_WHOLE, tab.panel.element_handle()) == [], step
 
 
+@pytest.mark.daily
+@pytest.mark.slow
 @pytest.mark.parametrize(("app", "theme", "width", "zoom"), _WAYS if THOROUGH else _WAYS[:1])
 def test_story(desk: Desk, server: Server, app: App, theme: str, width: int, zoom: int) -> None:
     other = desk.notebook(server, [])

@@ -122,6 +122,7 @@ def test_a_thousand_holders_and_two_thousand_segments(page: Page) -> None:
     assert min(times[1:]) < DRAWN_MS, times
 
 
+@pytest.mark.slow
 def test_ten_minutes_of_ticks(page: Page) -> None:
     state = fixture("many")
     page.evaluate("([state, ticks]) => host.run(state, ticks)", [state, FULL])

@@ -360,6 +360,7 @@ print("RESULT" + json.dumps(failed))
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_nothing_is_said_of_notebooks_in_which_all_is_well(fastai_zygote: Zygote) -> None:
     out, errors = fastai_zygote.run(f"SEEDS = range({_FIRST}, {_FIRST + _COUNT})\n{PROGRAM}", {}, 60 + 10 * _COUNT)

@@ -56,6 +56,7 @@ builtins._checksums = _checksums; del _checksums
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", _NOTEBOOKS)
 def test_nothing_that_a_name_leads_to_changes(kernel: Kernel, seed: int) -> None:
     dice = random.Random(seed)

@@ -190,6 +190,8 @@ print("RESULT" + json.dumps(failed))
 '''
 
 
+@pytest.mark.daily
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, TEN))
 def test_interleavings(first: int, torch_zygote: Zygote) -> None:
     seeds = f"range({first}, {min(first + TEN, SEEDS)})"

@@ -81,6 +81,7 @@ _NOTEBOOKS = range(_FIRST, _FIRST + int(os.environ.get("NBGUARD_FUZZ", "3")))
 _CASES = [case for case in (*CASES, *MORE_CASES) if not case.inputs and case.name != "c: recursion"]  # that one takes 20 s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", spread([*CASES, *MORE_CASES], 8), ids=lambda case: case.name)
 def test_a_notice_is_there_exactly_if_it_is_alive(kernel: Kernel, case: Case) -> None:
     _load(kernel)
@@ -90,6 +91,7 @@ def test_a_notice_is_there_exactly_if_it_is_alive(kernel: Kernel, case: Case) ->
         _run(kernel, f"{name} = None" if number % 2 else f"del {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", _NOTEBOOKS)
 def test_random_notebooks(kernel: Kernel, seed: int) -> None:
     dice = random.Random(seed)

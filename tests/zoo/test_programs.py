@@ -20,6 +20,8 @@ _COUNT = 510 if THOROUGH else fewer_in_ci(30)
 """Programs: each takes some 2.5 s of a core, and the start of so many at once 5 s. Each follows some 25 commands."""
 
 
+@pytest.mark.daily
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("first", range(_FIRST, _FIRST + _COUNT, _AT_ONCE))
 def test_commands_that_are_printed_take_nothing_that_is_needed_and_free_what_they_say(first: int) -> None:

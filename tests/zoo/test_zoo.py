@@ -14,11 +14,14 @@ from tests.zoo.diagnose import build, diagnose
 from tests.zoo.more_cases import MORE_CASES
 
 
+@pytest.mark.daily
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_loaded_before(kernel: Kernel, case: Case) -> None:
     _run(kernel, case, loaded_first=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*spread(CASES, 4), *half_in_ci(MORE_CASES)], ids=lambda case: case.name)
 def test_loaded_for_the_cleanup(kernel: Kernel, case: Case) -> None:
     _run(kernel, case, loaded_first=False)

@@ -50,6 +50,7 @@ def _concerns_the_device(case: Case) -> bool:
 _ON_THE_DEVICE = [*CASES, *filter(_concerns_the_device, MORE_CASES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", spread(_ON_THE_DEVICE, 3), ids=lambda case: case.name)
 def test_case(fake_cuda_kernel: Callable[..., Kernel], case: Case, request: pytest.FixtureRequest) -> None:
     case, kernel = case_on_cuda(case), fake_cuda_kernel(frozen=without_libraries(request))

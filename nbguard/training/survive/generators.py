@@ -34,10 +34,8 @@ class Generators:
     def __init__(self) -> None:
         torch: Any = sys.modules["torch"]
         self._host = HostGenerators()
-        generators = [torch.default_generator]
-        for module in _devices():
-            if module.is_initialized():
-                generators.append(module.default_generators[module.current_device()])
+        used = [module for module in _devices() if module.is_initialized()]
+        generators = [torch.default_generator, *(module.default_generators[module.current_device()] for module in used)]
         self._states = [(generator, generator.get_state()) for generator in generators]
 
     def restore(self) -> bool:
@@ -85,7 +83,7 @@ def _python_state() -> Any:
     generator: Any = getattr(random.getstate, "__self__", None)
     if not _IS_CPYTHON or type(generator) is not random.Random:
         return random.getstate()
-    return _python(generator).state(generator.gauss_next)
+    return _python(generator).state(vars(generator).get("gauss_next"))
 
 
 def _numpy_state() -> Any:
@@ -96,7 +94,7 @@ def _numpy_state() -> Any:
     if not _IS_CPYTHON or not hasattr(module, "get_bit_generator"):
         return module.get_state(legacy=False)
     legacy = module.get_state.__self__  # it leads to the twister, and keeps the second of two normal numbers
-    asked = _numpy(legacy, _memory(legacy).raw)
+    asked = _numpy(_memory(legacy).raw)
     return asked.state() if asked is not None else module.get_state(legacy=False)
 
 
@@ -106,8 +104,8 @@ def _python(generator: Any) -> _Asked:
 
 
 @lru_cache(maxsize=1)
-def _numpy(legacy: Any, _: bytes) -> _Asked | None:
-    """Return the generator that a `RandomState` with these bytes leads to, unless it is another than numpy's own."""
+def _numpy(_: bytes) -> _Asked | None:
+    """Return the generator that the `RandomState` with these bytes leads to, unless it is another than numpy's own."""
     module = sys.modules["numpy.random"]
     twister = module.get_bit_generator()
     if type(twister).__name__ != "MT19937":
