@@ -2,15 +2,16 @@
 
 A description is data: it names classes by module, so that they are recognised without an import, and nothing of the library
 itself is loaded, looked at or run from here. Every rule of the rooms reads these descriptions, and none asks for one library
-by name. A new file with a `LIBRARY` is all that a new library needs.
+by name. A new file with a `LIBRARY` is all that a new library needs. A library may ship its own, by an entry point.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Literal
 
@@ -146,11 +147,52 @@ class Library:
     """Its own words for a change (`clip`, `accumulate`, `freeze`, `clear gradients`), for a `fit` and for its `metrics`."""
 
 
+ENTRY_POINTS = "nbguard.libraries"
+"""Group of the entry points by which libraries ship descriptions of themselves: `toylib = "toylib_nbguard:LIBRARY"`."""
+
+
 @cache
 def libraries() -> tuple[Library, ...]:
-    """Return the descriptions of all libraries, by the names of their files."""
+    """Return the descriptions of all libraries: nbguard's, by the names of their files, then those that libraries ship.
+
+    A library's own takes the place of nbguard's of the same name.
+    """
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(importlib.import_module(f"{__name__}.{name}").LIBRARY for name in names)
+    own = [importlib.import_module(f"{__name__}.{name}").LIBRARY for name in names]
+    shipped = _shipped()
+    replaced = {library.name.lower() for library in shipped}
+    return (*(library for library in own if library.name.lower() not in replaced), *shipped)
+
+
+def _shipped() -> list[Library]:
+    """Return the descriptions that installed libraries ship; of one that is not valid, warn and go on without it."""
+    from importlib.metadata import entry_points
+
+    found = []
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            if "." in entry.module:
+                raise ValueError(
+                    f"{entry.module} is in a package, which would be imported: give the description a module of its own"
+                )
+            found.append(_checked(entry.load()))
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's module raises
+            warnings.warn(
+                f"nbguard ignored the library description {entry.value} ({type(error).__name__}: {error})", stacklevel=2
+            )
+    return found
+
+
+def _checked(library: object) -> Library:
+    """Return a description whose fields have the types of their defaults; raise TypeError for any other object."""
+    if type(library) is not Library:
+        raise TypeError(f"a {type(library).__name__} is no nbguard.libraries.Library")
+    blank = Library(name="", packages=())
+    for each in fields(Library):
+        given, kind = getattr(library, each.name), type(getattr(blank, each.name))
+        if not isinstance(given, kind):
+            raise TypeError(f"{each.name} is a {type(given).__name__}: give a {kind.__name__}")
+    return library
 
 
 @cache

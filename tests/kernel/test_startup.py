@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,28 @@ def test_a_kernel_loads_what_enable_has_written(
         assert kernel.run("1").ok().text == "1"
     finally:
         kernel.stop()
+
+
+_AT_A_START = """
+import os, sys
+from ipykernel.kernelapp import IPKernelApp
+app = IPKernelApp.instance()
+app.initialize(["--quiet"])
+app.shell.run_line_magic("load_ext", "nbguard")
+app.shell.run_cell("x = 1")
+with open("modules", "w") as file:
+    file.write("\\n".join(sys.modules))
+os._exit(0)
+"""
+
+
+def test_to_load_it_imports_nothing_that_only_a_scan_needs(tmp_path: Path) -> None:
+    """It takes twenty milliseconds of a kernel's start, and a hundred with these."""
+    subprocess.run([sys.executable, "-c", _AT_A_START], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+
+    modules = (tmp_path / "modules").read_text().splitlines()
+    assert "nbguard.memory.cells.notices" in modules
+    assert not {"nbguard.memory.core.facts", "nbguard.libraries", "torch"} & {*modules}
 
 
 def test_enable_disable_and_status(ipython_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

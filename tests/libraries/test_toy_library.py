@@ -17,7 +17,7 @@ from nbguard.memory.scan.libraries import library_paths
 from nbguard.memory.scan.scan import Notebook, scan
 
 _DESCRIPTION = """
-from nbguard.libraries import ExperimentClass, Library, LibraryWork, ExperimentPart
+from nbguard.libraries import ExperimentClass, ExperimentPart, Library, LibraryWork
 
 LIBRARY = Library(
     name="toylib",
@@ -36,6 +36,8 @@ LIBRARY = Library(
     settings={"clip": "`Runner(clip=1)`"},
 )
 """
+
+_ENTRY_POINT = "toylib_nbguard:LIBRARY"
 
 _RUNNER = """
 import torch
@@ -80,10 +82,78 @@ def toylib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen_libraries: Ca
         sys.modules.pop(name, None)
 
 
+@pytest.fixture
+def shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen_libraries: Callable[[], None]
+) -> Iterator[Callable[..., None]]:
+    """A function that installs the library with a description of its own: the entry point's value, and the module's text."""
+
+    def install(value: str = _ENTRY_POINT, text: str = _DESCRIPTION) -> None:
+        about = tmp_path / "toylib-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toylib\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[{libraries.ENTRY_POINTS}]\ntoylib = {value}\n")
+        (tmp_path / "toylib").mkdir()
+        (tmp_path / "toylib" / "__init__.py").write_text("")
+        (tmp_path / "toylib" / "runner.py").write_text(_RUNNER)
+        (tmp_path / "toylib_nbguard.py").write_text(text)
+        importlib.invalidate_caches()
+        _forget()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield install
+    _forget()
+    for name in ("toylib", "toylib.runner", "toylib_nbguard"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_shows_the_description_that_is_tried_here() -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/libraries.md").read_text()
+
+    assert f"```python{_DESCRIPTION}```" in page
+    assert f'[project.entry-points."{libraries.ENTRY_POINTS}"]\ntoylib = "{_ENTRY_POINT}"\n' in page
+
+
+def test_a_library_may_ship_its_description(shipped: Callable[..., None]) -> None:
+    shipped()
+    assert libraries.libraries()[-1].name == "toylib"
+    assert "toylib" not in sys.modules, "the description imports no library"
+
+    test_a_file_is_all_that_a_library_needs(importlib.import_module("toylib.runner"))
+
+
+def test_a_librarys_own_description_takes_the_place_of_nbguards(shipped: Callable[..., None]) -> None:
+    shipped(text="from nbguard.libraries import Library\nLIBRARY = Library(name='peft', packages=('mine',))\n")
+
+    assert [library.packages for library in libraries.libraries() if library.name.lower() == "peft"] == [("mine",)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "words"),
+    [
+        ("toylib.about:LIBRARY", "", "toylib.about is in a package"),
+        (_ENTRY_POINT, "", "has no attribute 'LIBRARY'"),
+        (_ENTRY_POINT, "1 / 0", "ZeroDivisionError"),
+        (_ENTRY_POINT, "LIBRARY = {'name': 'toylib'}", "a dict is no nbguard.libraries.Library"),
+        (
+            _ENTRY_POINT,
+            "from nbguard.libraries import Library\nLIBRARY = Library(name='toylib', packages='toylib')",
+            "packages is a str: give a tuple",
+        ),
+    ],
+)
+def test_a_description_that_is_not_valid_is_left_out(shipped: Callable[..., None], value: str, text: str, words: str) -> None:
+    shipped(value, text)
+    with pytest.warns(UserWarning, match=words):
+        found = libraries.libraries()
+    assert all(library.name != "toylib" for library in found)
+    assert "toylib" not in sys.modules
+
+
 def test_a_file_is_all_that_a_library_needs(toylib: Any) -> None:
     runner = toylib.Runner()
     names: dict[str, Any] = {"runner": runner}
-    running = []
+    running: list[bool] = []
     with pytest.raises(RuntimeError, match="interrupted"):
         runner.fit(lambda: running.extend(learner.is_running for learner in scan(Notebook(None, names)).facts.learners))
     assert running == [True]

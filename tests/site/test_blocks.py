@@ -23,6 +23,7 @@ NOT_RUN = {
     "guide/dashboards.md": "tests/profiler/test_dashboards.py asks a real Prometheus, where one is installed",
     "guide/hosts.md": "installs from an index, and there is no release yet",
     "guide/jobs.md": "output of scripts that ran out of a device's memory, as tests/cuda/test_jobs.py runs them",
+    "guide/libraries.md": "tests/libraries/test_toy_library.py installs a library with this description",
     "guide/lint.md": "bad and good lines of each rule; tests/lint/cases has programs with them, and runs all",
     "guide/notices.md": _SHOWN,
     "guide/processes.md": "several notebooks on one GPU, as tests/cuda/test_zombies.py starts them",

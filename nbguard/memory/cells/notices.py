@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nbguard.memory.reports.notices.notice import Notice, Notices, is_part_of
 from nbguard.units import MiB
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from nbguard.memory.core.facts import Reading
     from nbguard.memory.core.references.explain import Why
     from nbguard.memory.reports.notices.causes import HeldStorages
-    from nbguard.memory.reports.notices.notice import Departure, StorageKey
+    from nbguard.memory.reports.notices.notice import Departure, Notice, Notices, StorageKey
     from nbguard.memory.scan.weak_holdings import WeakHoldings
 
 # --- Memory that a cell leaves without a name, read from counters after a cell that failed or took its time, then scanned.
@@ -123,6 +122,8 @@ class NoticeWatch:
 
     def made(self, *, on: bool) -> Notices:
         """Return all notices so far, as they hold now; the heap is scanned if memory that one is about is alive."""
+        from nbguard.memory.reports.notices.notice import Notices
+
         told = self._told
         analysis = self._scan() if told is not None and told.may_have_changed else None
         notices = () if told is None else tuple(notice for notice, _ in self._as_of(told, analysis))
@@ -218,6 +219,7 @@ class NoticeWatch:
     def _of_names(self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int) -> None:
         """Tell of the names that are gone; of those that are about what the cell piles up, in the notice on that."""
         from nbguard.memory.reports.notices.causes import diagnose_departures
+        from nbguard.memory.reports.notices.notice import is_part_of
 
         made = list(diagnose_departures(cell.scan.get().analysis, gone, least, self._views()))
         if growth is not None:
