@@ -346,6 +346,14 @@ def test_batch_norm_with_consent() -> None:
     assert "batch norms" in changes[0].sentence
 
 
+def test_a_batch_norm_without_statistics_stays_as_it_was_set() -> None:
+    """It takes those of its batch in evaluation, too."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+    with nbguard.survive(model, piecewise_batch_norm=True), TooLarge(4), pytest.raises(torch.OutOfMemoryError):
+        model(xs()[0])
+    assert not any(module.training for module in model.modules())
+
+
 def test_random_numbers_are_named() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
     with nbguard.survive(model) as guard, TooLarge(4):

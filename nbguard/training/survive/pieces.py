@@ -311,10 +311,10 @@ def try_small(model: Any, call: Callable[..., Any], batch: DividableCall, reset:
     """
     torch, other = _torch(), 2 if batch.items > 2 else None
     rows = ((0, 1), (0, other or 0), (other or 1, 1))
-    norms = batch_norms(model)
+    training = [norm for norm in batch_norms(model) if norm.training]
     buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()]
     before, _alive = _attributes(model)
-    for norm in norms:
+    for norm in training:
         norm.training = False
     try:
         with torch.no_grad():
@@ -329,7 +329,7 @@ def try_small(model: Any, call: Callable[..., Any], batch: DividableCall, reset:
         fails = "two items do not fit either" if ran_out(error) else f"it fails with two items ({type(error).__name__})"
         raise UndividableError(fails) from None
     finally:
-        for norm in norms:
+        for norm in training:
             norm.training = True
         changed = [name for name, buffer, value in buffers if not same_bits(buffer, value)]
         with torch.no_grad():
