@@ -11,6 +11,7 @@ import pytest
 
 from nbguard.errors import NbguardError, RankFactsError
 from nbguard.frontend.cli import main
+from nbguard.frontend.jobs import install
 from nbguard.frontend.jobs.failures import JobFailure, RankFailure, failure_of
 from nbguard.frontend.jobs.folder import job_report, place_of_process, report_folder, write_failure
 from nbguard.memory.core.analysis import Analysis
@@ -165,3 +166,20 @@ def test_a_process_is_known_by_its_launchers_variables(variables: dict[str, str]
     assert tuple(found) == place
     assert job == (variables.get("SLURM_JOB_ID") or variables.get("TORCHELASTIC_RUN_ID") or job)
     assert variables or job.endswith(f" {os.getpid()}")
+
+
+def test_each_error_of_a_process_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that lies where an earlier one was, as in a run of many tests."""
+    monkeypatch.setattr(install._State, "report", tmp_path)
+    places = set()
+    for number in range(4):
+        error = ValueError(str(number))
+        places.add(id(error))
+        install.words(error)
+        (file,) = tmp_path.iterdir()
+        assert failure_of(file.read_bytes()).error == f"ValueError: {number}"
+        file.unlink()
+        install.words(error)
+        assert not file.exists()
+        del error
+    assert len(places) < 4

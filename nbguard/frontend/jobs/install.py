@@ -22,7 +22,10 @@ class _State:
 
     is_installed = False
     report: Path | None = None  # the folder for reports
-    told = 0  # id of the error that was told last: several hooks may meet it
+
+
+_TOLD = "__nbguard_told__"
+"""Attribute of an error that was told: several hooks may meet it, and a later error may have its id."""
 
 
 def install(report: str | os.PathLike[str] | None = None) -> None:
@@ -64,9 +67,9 @@ def chain() -> None:
 
 def words(error: BaseException) -> str:
     """Return all that is to be said of an error that ends this process, a thread or a test, once; mostly nothing."""
-    if id(error) == _State.told:
+    if _TOLD in vars(error):
         return ""
-    _State.told = id(error)
+    vars(error)[_TOLD] = True
     from nbguard.frontend.jobs.ending import words_on
 
     return words_on(error, _State.report)
