@@ -104,6 +104,27 @@ def test_it_is_reported_and_the_good_one_is_not(case: str, kind: str, tmp_path: 
     assert found == ({EXPECTED[case][0]} if kind == "bad" else set())
 
 
+@pytest.mark.parametrize(
+    ("case", "line", "inside", "keeps"),
+    [
+        ("loss_added", "total += loss", "total += loss.float()", False),
+        ("loss_added", "total += loss", "total = total + loss", False),
+        ("loss_appended", "losses.append(loss)", "losses.append(2 * loss)", False),
+        ("loss_appended", "losses.append(loss)", "losses.append(loss)", True),
+    ],
+)
+def test_a_result_without_gradients_keeps_no_graph(case: str, line: str, inside: str, keeps: bool, tmp_path: Path) -> None:
+    """The loss itself, put into a list there, does."""
+    text = source(case, "bad").replace(line, f"with torch.no_grad():\n        {inside}")
+    assert inside in text
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    torch.manual_seed(0)
+
+    assert (EXPECTED[case][1](text, {"__name__": "case"}) > measured(case, "good")) is keeps
+    assert bool(check(read_source(str(path))).hits) is keeps
+
+
 def file(case: str, kind: str, folder: Path) -> Path:
     """Write a program of a pair to a folder: as a notebook, where it has cells."""
     if not case.startswith("notebook"):

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import takewhile
 
 from nbguard.cell_names import bindings, names_of
 from nbguard.training.lint.source import Source
@@ -232,6 +233,12 @@ class ParsedProgram:
     def may_lack_gradients(self, node: ast.AST) -> bool:
         """Say whether gradients may be switched off where a node runs, by a context, a decorator or a caller."""
         return self._switches_off or self._lacks(node, frozenset())
+
+    def may_lack_within(self, node: ast.AST, region: ast.AST) -> bool:
+        """Say whether a context inside of a region may switch gradients off where a node runs."""
+        inside = takewhile(lambda each: each is not region, self.around(node))
+        contexts = (item.context_expr for each in inside if isinstance(each, (ast.With, ast.AsyncWith)) for item in each.items)
+        return not all(map(self._is_harmless, contexts))
 
     @cached_property
     def _switches_off(self) -> bool:

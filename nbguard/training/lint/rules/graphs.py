@@ -64,8 +64,10 @@ def _kept(program: ParsedProgram, region: ast.AST, name: str) -> Iterator[tuple[
                 pass
             case _:
                 continue
-        if part := graph_part(value, name):
-            yield node, ast.unparse(target), part
+        part = graph_part(value, name)
+        if part is None or (program.may_lack_within(node, region) and not (isinstance(node, ast.Call) and part is value)):
+            continue  # the sum of a loss has no graph there; the loss itself has
+        yield node, ast.unparse(target), part
 
 
 def _starts_empty(program: ParsedProgram, keeper: str) -> bool:
