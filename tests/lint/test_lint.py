@@ -93,6 +93,22 @@ def test_without_torch_nothing_is_said(tmp_path: Path) -> None:
     assert places(script(tmp_path, LEAK.replace("import torch", "import paddle"))) == []
 
 
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        ("torch.zeros(3)", 1),
+        ("torch.Tensor(3)", 1),
+        ("TGNMemory(3).to(device)", 0),  # of PyTorch Geometric: it detaches itself
+        ("nn.Recurrent()", 0),
+        ("made_elsewhere()\nmemory.train()", 0),
+    ],
+)
+def test_an_object_may_have_a_detach_of_its_own(made: str, count: int, tmp_path: Path) -> None:
+    text = f"import torch\nmemory = {made}\nfor x in loader:\n    memory.detach()\n"
+
+    assert len(places(script(tmp_path, text))) == count
+
+
 def test_rules_are_chosen_by_the_beginning_of_their_codes() -> None:
     assert selected() == RULES
     assert {rule.code for rule in selected(["NBG101", "nbg5"], ["NBG502"])} == {

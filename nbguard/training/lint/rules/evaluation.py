@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from nbguard.training.lint.program import Function, ParsedProgram
 from nbguard.training.lint.rule import Hit, put_around, put_behind, rule
+from nbguard.training.lint.rules.graphs import is_trained
 
 
 @rule(
@@ -189,9 +190,23 @@ def result_dropped(program: ParsedProgram) -> Iterator[Hit]:
                 pass
             case _:
                 continue
-        if not (program.source.is_notebook and node in last.values()):
+        if not (program.source.is_notebook and node in last.values()) and not _has_its_own_detach(program, name):
             yield Hit(
                 node,
                 f"`{name}.detach()` returns a new tensor and leaves `{name}` as it is",
                 put_around(owner, f"{name} = ", ""),
             )
+
+
+def _has_its_own_detach(program: ParsedProgram, name: str) -> bool:
+    """Say whether a name may be of a module or another object whose `detach` is a method of its own."""
+    if is_trained(program, name):
+        return True
+    made = [call.func for call in program.made(name)]
+    while made:
+        match made.pop():
+            case ast.Attribute(value=ast.Call(func=inner)):  # `Memory().to(device)`
+                made.append(inner)
+            case ast.Name(id=called) | ast.Attribute(attr=called) if called[:1].isupper() and called != "Tensor":
+                return True
+    return False
