@@ -14,7 +14,7 @@ let patience = 0; // milliseconds that it may be silent
 
 function begin() {
   worker?.terminate();
-  for (const end of waiting?.values() ?? []) end({ error: BEYOND });
+  for (const end of waiting?.values() ?? []) end({ error: BEYOND, beyond: true });
   waiting = new Map();
   files.clear();
   const mine = new Worker(new URL('./worker.js', import.meta.url), { type: 'module' });
@@ -81,7 +81,13 @@ async function open(chosen) {
   for (const name of ['answer', 'time']) by(name).hidden = true;
   by('error').textContent = '';
   by('status').textContent = document.body.dataset.ready ? `Reading ${file.name}` : 'Starting Python';
-  const first = await ask({ ask: 'open', name: file.name }, chosen);
+  const openIt = () => ask({ ask: 'open', name: file.name }, chosen);
+  const others = files.size;
+  let first = await openIt();
+  if (first.beyond && others) { // earlier files have taken of this Python's memory: once more, in a new one
+    if (files.size) begin();
+    first = await openIt();
+  }
   if (show('answer', first)) {
     current = first.path;
     files.set(current, { name: file.name, devices: [] });

@@ -42,14 +42,17 @@ class Page:
         self._files: dict[str, tuple[Snapshot, RecordedHistory]] = {}
 
     def answer(self, question: str) -> str:
-        """Return the answer to a question, both as JSON. An answer that cannot be given has an `error`, a sentence."""
+        """Return the answer to a question, both as JSON. An answer that cannot be given has an `error`, a sentence.
+
+        With `beyond` this Python has not enough memory for it, perhaps for the files that are open already.
+        """
         asked = json.loads(question)
         try:
             found = getattr(self, f"_{asked.pop('ask')}")(**asked)
         except NbguardError as error:
             found = {"error": printable(str(error))}
         except (MemoryError, RecursionError):
-            found = {"error": _BEYOND}
+            found = {"error": _BEYOND, "beyond": True}
         return json.dumps(found)
 
     def _open(self, path: str) -> Answer:

@@ -211,6 +211,35 @@ def _hostile(folder: Path, count: int) -> Iterator[Path]:
         yield max(place.iterdir(), key=lambda file: (file.suffix != ".json", file.stat().st_size))
 
 
+_BREAKS_ONE = """() => {
+  const post = Worker.prototype.postMessage;
+  Worker.prototype.postMessage = function (message, ...others) {
+    Worker.prototype.postMessage = post;
+    return post.call(this, { ...message, question: { ask: 'what nobody knows', name: message.question.name } }, ...others);
+  };
+}"""
+
+
+@pytest.mark.slow
+def test_a_file_that_breaks_python_is_opened_once_more_in_a_new_one(doctor: Doctor, tmp_path: Path) -> None:
+    """Only where earlier files may have been the reason."""
+    name = ROOT / "notebooks" / "out_of_memory.pickle"
+    doctor.open(name)
+    whole = doctor.text("answer")
+    doctor.page.evaluate(_BREAKS_ONE)
+    for _ in range(2):
+        doctor.open(name)
+        assert (doctor.error, doctor.text("answer")) == ("", whole)
+
+    doctor.page.reload()
+    expect(doctor.page.locator("body")).to_have_attribute("data-ready", "true", timeout=_SECONDS)
+    doctor.page.evaluate(_BREAKS_ONE)
+    doctor.open(name)
+    assert "needs more than a browser" in doctor.error
+    doctor.open(name)
+    assert doctor.error == ""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)  # a thousand files in a thorough run
 def test_a_hostile_file_gets_a_sentence_and_runs_nothing(doctor: Doctor, tmp_path: Path) -> None:
