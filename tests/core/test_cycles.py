@@ -68,6 +68,45 @@ def test_any_other_cycle_is_told_by_its_way_and_its_optimizer() -> None:
     assert words == "an earlier Runner with its Adam, in a cycle: Runner.sched.lr_lambdas[0] → closure self → Runner"
 
 
+def test_an_error_is_told_by_its_class_whatever_its_traceback_leads_to() -> None:
+    edges = {
+        "frame": {".f_locals": "result", ".big": "t"},
+        "result": {".error": "error"},
+        "error": {".__traceback__": "traceback"},
+        "traceback": {".tb_frame": "frame"},
+    }
+    types = {"result": "ExecutionResult", "error": "ValueError", "traceback": "traceback", "frame": "frame"}
+    kinds = {"frame": "frame", "error": "traceback", "traceback": "traceback"}
+    graph = make_graph({"unreachable cycles": ["frame", "result"]}, edges, {"t": 8}, kinds, types=types)
+
+    assert cycles_in_words(graph, graph.roots[0]) == "an earlier ValueError, in a cycle through its own traceback"
+
+
+def test_frames_that_ipython_has_shown_are_told_as_such_and_a_users_class_of_that_name_by_it() -> None:
+    edges, sizes = dict[str, dict[str, str]](), dict[str, int]()
+    for number in range(3):
+        edges |= {
+            f"info{number}": {".lines": f"lines{number}", ".frame": f"frame{number}"},
+            f"lines{number}": {f"[{number}]": f"line{number}"},
+            f"line{number}": {".frame_info": f"info{number}"},
+            f"frame{number}": {".f_locals": f"t{number}"},
+        }
+        sizes[f"t{number}"] = 8
+    types = {
+        f"{name}{n}": {"info": "FrameInfo", "lines": "list", "line": "Line"}[name]
+        for n in range(3)
+        for name in ("info", "lines", "line")
+    }
+    roots = {"unreachable cycles": list(types)}
+    graph = make_graph(roots, edges, sizes, {f"frame{n}": "frame" for n in range(3)}, types=types)
+    infos = {n for n, node in enumerate(graph.nodes) if node.type_name == "FrameInfo"}
+
+    assert cycles_in_words(graph, graph.roots[0]) == "frames that IPython showed of earlier errors"
+    words = cycles_in_words(graph, graph.roots[0], infos)
+    assert words.startswith("an earlier FrameInfo, in a cycle: FrameInfo.lines[")
+    assert words.endswith("; 1 more kind")
+
+
 def test_what_is_no_cycle_is_not_named_so() -> None:
     graph = make_graph({"unreachable cycles": ["t"], "x": ["x"]}, {}, {"t": 8, "x": 8})
 

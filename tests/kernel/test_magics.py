@@ -39,6 +39,20 @@ def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
     assert len(cell.bundles) == 1
 
 
+def test_the_cycle_of_an_earlier_error_is_told_by_it(notebook: Kernel) -> None:
+    notebook.run("import gc; gc.disable()").ok()
+    notebook.run(
+        "def f(d):\n    opt = torch.optim.SGD([nn.Parameter(torch.zeros(1 << 18))], lr=1.)\n    return d + opt.missing"
+    ).ok()
+    for _ in range(2):
+        assert notebook.run("f(1)").error is not None
+
+    text = notebook.run("%gpumem --all").ok().text
+
+    assert "an earlier AttributeError with its SGD, in a cycle through its own traceback" in text
+    assert "freed 2 MiB of 2 MiB" in notebook.run("%reset_gpu").ok().text
+
+
 _TOTAL = "sum(holder.retained for device in {}.devices for holder in device.holders)"
 
 

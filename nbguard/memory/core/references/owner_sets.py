@@ -374,6 +374,8 @@ _SHOWN = 2
 """Kinds of cycles that are told apart in one line."""
 _STEPS = 4
 """Steps of a cycle that are written."""
+_ERROR_SHOWN = "FrameInfo"
+"""Class of stack_data's: IPython makes one of each frame that it shows of an error, in a cycle with its lines."""
 _PARTS = frozenset(
     {"dict", "list", "tuple", "set", "OrderedDict", "cell", "function", "method", "partial", "deque", "mappingproxy"}
 )
@@ -382,6 +384,7 @@ _PARTS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycle:
     owner: int  # node of the object that it is a cycle of
+    of: str  # class of the owner; empty for a frame of an error that IPython has shown
     how: str  # the reference from it back to its owner, in words
     beside: str  # the optimizer that goes with it
     nodes: frozenset[int]  # that it leads to
@@ -406,18 +409,20 @@ def cycles_in_words(graph: Graph, root: Root, users: Collection[int] = ()) -> st
     for cycle in _outermost(graph, root, users):
         if not nbytes_of(graph, storages_of(graph, cycle.nodes)):
             continue  # as of models on the meta device
-        groups.setdefault((graph.nodes[cycle.owner].type_name, cycle.how, cycle.beside), []).append(cycle)
+        groups.setdefault((cycle.of, cycle.how, cycle.beside), []).append(cycle)
     sized = [
         (nbytes_of(graph, storages_of(graph, {n for one in group for n in one.nodes})), key) for key, group in groups.items()
     ]
     shown = [key for _, key in sorted(sized, key=lambda each: -each[0])]
     words = [_words(graph, key, groups[key]) for key in shown[:_SHOWN]]
-    more = [f"{len(shown) - _SHOWN} more kinds"] if len(shown) > _SHOWN else []
+    more = [counted(len(shown) - _SHOWN, "more kind", "more kinds")] if len(shown) > _SHOWN else []
     return "; ".join((*words, *more))
 
 
 def _words(graph: Graph, key: tuple[str, str, str], group: Sequence[_Cycle]) -> str:
     type_name, how, beside = key
+    if not type_name:
+        return f"frames that IPython showed of earlier errors{f', with their {beside}' if beside else ''}"
     is_learner = graph.nodes[group[0].owner].kind == "learner"
     several = counted(len(group), f"earlier {type_name}") if is_learner else f"{len(group)} earlier {type_name}"
     what = several if len(group) > 1 else f"an earlier {type_name}"
@@ -439,16 +444,24 @@ def _outermost(graph: Graph, root: Root, users: Collection[int]) -> Iterator[_Cy
         is_cycle = len(whole) > 1 or component[0] in children[component[0]]
         if is_cycle and whole.isdisjoint(below):
             owner = min(whole, key=lambda node: _rank(graph, node, users))
-            if graph.nodes[owner].type_name in _PARTS or graph.nodes[owner].kind in _OF_RUNS:
+            is_of_run = graph.nodes[owner].kind in _OF_RUNS and not _is_error(graph, owner)
+            if is_of_run or graph.nodes[owner].type_name in _PARTS:
                 continue
             reached = frozenset(reach(graph, whole))
             below |= reached
             beside = (graph.nodes[n].type_name for n in sorted(reached - {owner}) if graph.nodes[n].kind == "optimizer")
-            yield _Cycle(owner=owner, how=_how(graph, owner, whole), beside=next(beside, ""), nodes=reached)
+            name = graph.nodes[owner].type_name
+            is_shown = name == _ERROR_SHOWN and owner not in users
+            name, how = ("", "") if is_shown else (name, _how(graph, owner, whole))
+            yield _Cycle(owner=owner, of=name, how=how, beside=next(beside, ""), nodes=reached)
+
+
+def _is_error(graph: Graph, node: int) -> bool:
+    return graph.nodes[node].kind == "traceback" and graph.nodes[node].type_name != "traceback"
 
 
 def _rank(graph: Graph, node: int, users: Collection[int]) -> tuple[int, int]:
-    """Order the objects of a cycle by how much they tell: a Learner, one of the user's own classes, a model, anything else."""
+    """Order the objects of a cycle by how much they tell: a Learner, one of the user's classes, a model, an error, others."""
     fact = graph.nodes[node]
     if fact.kind == "learner":
         return 0, node
@@ -456,13 +469,21 @@ def _rank(graph: Graph, node: int, users: Collection[int]) -> tuple[int, int]:
         return 1, node
     if fact.kind == "model":
         return 2, node
+    if _is_error(graph, node):
+        return 3, node
     return (
-        9 if fact.type_name in _PARTS or fact.kind in ("cell", "code", "graph") else 4 if fact.kind == "tensor" else 3
+        9
+        if fact.type_name in _PARTS or fact.kind in ("cell", "code", "graph", *_OF_RUNS)
+        else 5
+        if fact.kind == "tensor"
+        else 4
     ), node
 
 
 def _how(graph: Graph, owner: int, cycle: Set[int]) -> str:
     """Return in words the shortest way from an object back to itself."""
+    if _is_error(graph, owner):
+        return " through its own traceback"
     labels = [label for label in _labels(graph, _way_back(graph, owner, cycle)) if label]
     hook = next((_HOOKS[label] for label in labels if label in _HOOKS), "")
     if hook:
