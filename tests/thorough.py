@@ -28,7 +28,7 @@ _QUICK = os.environ.get("NBGUARD_QUICK", "0") != "0" and not THOROUGH
 
 
 def waits_for_its_turn(item: pytest.Item) -> bool:
-    """Say whether a test is slow and another day's in CI; those marked daily are each day's."""
+    """Say whether CI runs a slow test on another day. Those marked daily run each day."""
     if not _SPREAD or item.get_closest_marker("slow") is None or item.get_closest_marker("daily") is not None:
         return False
     return crc32(item.nodeid.encode()) % _TURNS != _TURN % _TURNS

@@ -148,7 +148,7 @@ class Library:
 
 
 ENTRY_POINTS = "nbguard.libraries"
-"""Group of the entry points by which libraries ship descriptions of themselves: `toylib = "toylib_nbguard:LIBRARY"`."""
+"""Libraries ship descriptions of themselves by entry points of this group, as in `toylib = "toylib_nbguard:LIBRARY"`."""
 
 
 @cache

@@ -261,6 +261,11 @@ class Node:
         """Return (child, label) of each reference."""
         return zip(self.children, self.labels, strict=True)
 
+    @property
+    def is_error(self) -> bool:
+        """Say whether it is an exception, and not the traceback of one."""
+        return self.kind == "traceback" and self.type_name != "traceback"
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:

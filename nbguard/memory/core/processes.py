@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import ClassVar
@@ -175,13 +176,21 @@ def pids_text(pids: Sequence[int]) -> str:
 _KERNEL_ID = re.compile(r"kernel-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json$")
 """The name that Jupyter's server gives a kernel's connection file: the kernel's id is in it."""
 
-PYTHON = re.compile(
-    "|".join(("python", "pypy", "ipython", "jupyter", "torchrun", *launchers(), "uv$", "conda", "mamba")), re.IGNORECASE
-)
-"""Names of programs that are Python or start Python processes themselves: such a parent may be the real one."""
 _SPAWNED = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
 _KERNELS = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher"})
 _CONNECTION = re.compile(r"^(?:-f=?|--f=|--connection-file=|--IPKernelApp\.connection_file=)(.+\.json)$")
+
+
+@cache
+def _pythons() -> re.Pattern[str]:
+    """Return the beginnings of the names of such programs. Only now are the libraries' descriptions read."""
+    names = ("python", "pypy", "ipython", "jupyter", "torchrun", *launchers(), "uv$", "conda", "mamba")
+    return re.compile("|".join(names), re.IGNORECASE)
+
+
+def is_python(program: str) -> bool:
+    """Say whether a program, given by its path, is Python or starts Python itself: such a parent may be the real one."""
+    return bool(_pythons().match(basename(program)))
 
 
 def connection_of(command: tuple[str, ...]) -> str:
@@ -211,7 +220,7 @@ def program_words(command: tuple[str, ...], folder: str) -> str:
         return ""
     if is_kernel(command) or kernel_id(command):
         return f"a kernel started in {basename(folder.rstrip('/')) or folder}" if folder else "a kernel"
-    if not PYTHON.match(basename(command[0])):
+    if not is_python(command[0]):
         return basename(command[0])
     if "-c" in command[1:9]:
         return "a multiprocessing worker" if any(map(is_spawned, command[1:9])) else f"{basename(command[0])} -c"
@@ -225,8 +234,7 @@ def is_spawned(word: str) -> bool:
 
 def is_kernel(command: tuple[str, ...]) -> bool:
     """Say whether a command is the one that starts a Python kernel with a connection file."""
-    python = bool(command) and bool(PYTHON.match(basename(command[0])))
-    return python and python_program(command) in _KERNELS and bool(connection_of(command))
+    return bool(command) and is_python(command[0]) and python_program(command) in _KERNELS and bool(connection_of(command))
 
 
 def python_program(command: tuple[str, ...]) -> str:

@@ -235,10 +235,8 @@ class ParsedProgram:
         return self._switches_off or self._lacks(node, frozenset())
 
     def may_lack_within(self, node: ast.AST, region: ast.AST) -> bool:
-        """Say whether a context inside of a region may switch gradients off where a node runs."""
-        inside = takewhile(lambda each: each is not region, self.around(node))
-        contexts = (item.context_expr for each in inside if isinstance(each, (ast.With, ast.AsyncWith)) for item in each.items)
-        return not all(map(self._is_harmless, contexts))
+        """Say whether a context between a region and a node in it may switch gradients off."""
+        return any(map(self._may_switch_off, takewhile(lambda each: each is not region, self.around(node))))
 
     @cached_property
     def _switches_off(self) -> bool:
@@ -248,17 +246,22 @@ class ParsedProgram:
 
     def _lacks(self, node: ast.AST, seen: frozenset[str]) -> bool:
         for each in self.around(node):
-            if isinstance(each, (ast.With, ast.AsyncWith)):
-                if not all(self._is_harmless(item.context_expr) for item in each.items):
-                    return True
-            elif isinstance(each, Function):
+            if self._may_switch_off(each):
+                return True
+            if isinstance(each, Function):
                 if each.decorator_list or each.name in seen:
                     return bool(each.decorator_list)
                 callers = [call for call in self.calls if self._called(call) == each.name]
                 return any(self._lacks(call, seen | {each.name}) for call in callers)
-            elif isinstance(each, ast.Lambda):
+            if isinstance(each, ast.Lambda):
                 return True
         return False
+
+    def _may_switch_off(self, node: ast.AST) -> bool:
+        """Say whether a node is a `with` of a context that may switch gradients off."""
+        if not isinstance(node, (ast.With, ast.AsyncWith)):
+            return False
+        return not all(self._is_harmless(item.context_expr) for item in node.items)
 
     def _is_harmless(self, context: ast.expr) -> bool:
         return isinstance(context, ast.Call) and bool(_HARMLESS_CONTEXTS.search(self.name(context.func)))

@@ -51,7 +51,13 @@ class Generators:
 def _devices() -> list[Any]:
     """Return PyTorch's modules of the devices that this build can use and that have generators."""
     torch: Any = sys.modules["torch"]
-    return [getattr(torch, kind) for kind in ("cuda", "xpu") if getattr(torch._C, f"_has_{kind}", hasattr(torch, kind))]
+    return [getattr(torch, kind) for kind in ("cuda", "xpu") if hasattr(torch, kind) and is_built_for(kind)]
+
+
+def is_built_for(kind: str) -> bool:
+    """Say whether this PyTorch can use devices of a kind, as far as it tells."""
+    torch: Any = sys.modules["torch"]
+    return bool(getattr(torch._C, f"_has_{kind}", True))
 
 
 # --- The host's two: to ask for their states takes up to 80 µs, to compare the memory that they lie in 2 µs.

@@ -18,7 +18,7 @@ from nbguard.memory.room.make_room import make_room_in
 from nbguard.memory.room.plan import MadeRoom
 from nbguard.memory.scan.oom.chain import read
 from nbguard.memory.scan.scan import Notebook
-from nbguard.training.survive.generators import Generators
+from nbguard.training.survive.generators import Generators, is_built_for
 
 # --- Gradients and autograd graphs of a backward pass that failed.
 
@@ -90,8 +90,7 @@ def _drop(node: Any, name: str) -> None:
 @cache
 def _kinds() -> list[str]:
     """Return the kinds of devices that autocast has a setting of, and that this PyTorch can use."""
-    binding: Any = sys.modules["torch"]._C
-    return [kind for kind in ("cuda", "cpu", "xpu", "mps") if getattr(binding, f"_has_{kind}", True)]
+    return [kind for kind in ("cuda", "cpu", "xpu", "mps") if is_built_for(kind)]
 
 
 class StateBefore:

@@ -340,7 +340,7 @@ def kept_errors(graph: Graph) -> dict[str, set[int]]:
 
     An exception that a running function leads to as well is in use: it is left out.
     """
-    exceptions = {n for n, node in enumerate(graph.nodes) if node.kind == "traceback" and node.type_name != "traceback"}
+    exceptions = {n for n, node in enumerate(graph.nodes) if node.is_error}
     exceptions -= reach(graph, (n for root in graph.roots if root.kind == "frame" for n in root.nodes))
     if not exceptions:
         return {}

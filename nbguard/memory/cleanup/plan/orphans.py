@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from nbguard.memory.core import advice
 from nbguard.memory.core.processes import (
-    PYTHON,
     DeviceProcess,
     DiagnosedProcess,
     Surroundings,
     basename,
     connection_of,
     is_kernel,
+    is_python,
     is_spawned,
     script_of,
 )
@@ -121,7 +121,7 @@ def _diagnose_kernel(candidate: DeviceProcess, around: Surroundings) -> tuple[bo
 
 def _leftover_kind(command: tuple[str, ...]) -> str:
     """Return in words the helper that a command starts, if it makes no sense without its parent; else an empty string."""
-    if not command or not PYTHON.match(basename(command[0])):
+    if not command or not is_python(command[0]):
         return ""
     for option, word in pairwise(command[1:9]):
         if option == "-c" and is_spawned(word):

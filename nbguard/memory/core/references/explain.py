@@ -156,7 +156,7 @@ def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool 
 
 def _is_of_error(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
     """Say whether a way leads to an exception that the user keeps and whose frames alone hold memory, or through it."""
-    error = next((n for n in way if graph.nodes[n].kind == "traceback" and graph.nodes[n].type_name != "traceback"), None)
+    error = next((n for n in way if graph.nodes[n].is_error), None)
     if error is None or root.kind not in ("name", "module"):
         return False
     own = [node for each in graph.roots if each.kind not in STALE_KINDS for node in each.nodes]

@@ -444,20 +444,15 @@ def _outermost(graph: Graph, root: Root, users: Collection[int]) -> Iterator[_Cy
         is_cycle = len(whole) > 1 or component[0] in children[component[0]]
         if is_cycle and whole.isdisjoint(below):
             owner = min(whole, key=lambda node: _rank(graph, node, users))
-            is_of_run = graph.nodes[owner].kind in _OF_RUNS and not _is_error(graph, owner)
-            if is_of_run or graph.nodes[owner].type_name in _PARTS:
+            fact = graph.nodes[owner]
+            if fact.type_name in _PARTS or (fact.kind in _OF_RUNS and not fact.is_error):
                 continue
             reached = frozenset(reach(graph, whole))
             below |= reached
             beside = (graph.nodes[n].type_name for n in sorted(reached - {owner}) if graph.nodes[n].kind == "optimizer")
-            name = graph.nodes[owner].type_name
-            is_shown = name == _ERROR_SHOWN and owner not in users
-            name, how = ("", "") if is_shown else (name, _how(graph, owner, whole))
+            is_shown = fact.type_name == _ERROR_SHOWN and owner not in users
+            name, how = ("", "") if is_shown else (fact.type_name, _how(graph, owner, whole))
             yield _Cycle(owner=owner, of=name, how=how, beside=next(beside, ""), nodes=reached)
-
-
-def _is_error(graph: Graph, node: int) -> bool:
-    return graph.nodes[node].kind == "traceback" and graph.nodes[node].type_name != "traceback"
 
 
 def _rank(graph: Graph, node: int, users: Collection[int]) -> tuple[int, int]:
@@ -469,20 +464,16 @@ def _rank(graph: Graph, node: int, users: Collection[int]) -> tuple[int, int]:
         return 1, node
     if fact.kind == "model":
         return 2, node
-    if _is_error(graph, node):
+    if fact.is_error:
         return 3, node
-    return (
-        9
-        if fact.type_name in _PARTS or fact.kind in ("cell", "code", "graph", *_OF_RUNS)
-        else 5
-        if fact.kind == "tensor"
-        else 4
-    ), node
+    if fact.type_name in _PARTS or fact.kind in ("cell", "code", "graph", *_OF_RUNS):
+        return 9, node
+    return 5 if fact.kind == "tensor" else 4, node
 
 
 def _how(graph: Graph, owner: int, cycle: Set[int]) -> str:
     """Return in words the shortest way from an object back to itself."""
-    if _is_error(graph, owner):
+    if graph.nodes[owner].is_error:
         return " through its own traceback"
     labels = [label for label in _labels(graph, _way_back(graph, owner, cycle)) if label]
     hook = next((_HOOKS[label] for label in labels if label in _HOOKS), "")

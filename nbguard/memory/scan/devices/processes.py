@@ -22,15 +22,14 @@ except ImportError:  # there are no wheels of it for this platform (Pyodide): th
 
 from nbguard.memory.core.facts import NvmlFacts
 from nbguard.memory.core.processes import (
-    PYTHON,
     DeviceProcess,
     Identity,
     Kernel,
     Process,
     Surroundings,
-    basename,
     connection_of,
     is_kernel,
+    is_python,
     kernel_id,
     program_words,
     session_name,
@@ -263,7 +262,7 @@ def _is_adopted(pid: int, parent: Any) -> bool | None:
     if own in (pid, its):
         return False
     program = _ask(parent.exe)
-    may_be_python = not program or bool(PYTHON.match(basename(program)))
+    may_be_python = not program or is_python(program)
     return None if parent.pid != 1 and its == parent.pid and may_be_python else True
 
 
