@@ -133,6 +133,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             command,
             env={"JPY_SESSION_NAME": notebook},
             cwd=tmp_path,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             user=user,
@@ -175,7 +176,8 @@ def test_a_process_is_named_by_its_notebook_else_by_its_program(run: Run, tmp_pa
 @linux
 @needs_root
 def test_another_users_process_has_the_name_of_its_user(run: Run) -> None:
-    found = run("/bin/sh", "-c", "echo ready; exec sleep 600", notebook="/home/her/x.ipynb", user=VICTIM)
+    # No `exec` after the word: /proc shows no environment while a program is being replaced.
+    found = run("/bin/sh", "-c", "echo ready; read line", notebook="/home/her/x.ipynb", user=VICTIM)
 
     assert found.user == str(VICTIM)  # for which this machine has no name
     assert found.words == f"{found.user}: /home/her/x.ipynb"  # as an administrator may read it
