@@ -66,3 +66,65 @@ def test_a_model_that_is_all_model_has_no_such_line() -> None:
 
     assert _row(names).what == "Sequential"
     assert not [finding for finding in nbguard.report(names).findings if finding.kind == "rest"]
+
+
+class Ranks(nn.Module):
+    """A metric that keeps all predictions until its reset, as torchmetrics' do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.preds: list[torch.Tensor] = []
+
+    def update(self, preds: torch.Tensor) -> None:
+        """Collect predictions."""
+        self.preds.append(preds)
+
+    def compute(self) -> torch.Tensor:
+        """Return their mean."""
+        return torch.cat(self.preds).mean()
+
+    def reset(self) -> None:
+        """Forget them."""
+        self.preds = []
+
+
+def _allocated(names: dict[str, Any]) -> int:
+    gc.collect()
+    return nbguard.report(names).devices[0].allocated
+
+
+@pytest.mark.parametrize("is_part", [False, True], ids=["alone", "of a model"])
+def test_what_a_metric_has_collected_goes_by_its_own_reset(is_part: bool) -> None:
+    names: dict[str, Any] = {"model": Ranks()}
+    for _ in range(3):
+        names["model"].update(torch.ones(100_000))
+    if is_part:
+        names["model"] = nn.ModuleDict({"layer": nn.Linear(10, 10), "ranks": names["model"]})
+    before = _allocated(names)
+    (finding,) = (finding for finding in nbguard.report(names).findings if finding.kind == "rest")
+
+    assert finding.command == ("model['ranks'].reset()" if is_part else "model.reset()")
+    assert finding.advice.frees == 3 * 400_000
+    exec(finding.command, names)
+
+    assert before - _allocated(names) == 3 * 400_000
+    assert not [finding for finding in nbguard.report(names).findings if finding.kind == "rest"]
+
+
+def test_one_line_resets_metrics_and_lets_go_of_outputs() -> None:
+    names: dict[str, Any] = {"model": nn.Sequential(Keeping(), Ranks(), Ranks())}
+    names["model"][1].update(torch.ones(100_000))
+    names["model"][2].update(torch.ones(200_000))
+    names["model"][0](torch.ones(1000, 100))
+    before = _allocated(names)
+    (finding,) = (finding for finding in nbguard.report(names).findings if finding.kind == "rest")
+
+    assert set(finding.command.split("; ")) == {
+        "model[1].reset()",
+        "model[2].reset()",
+        "model[0].x = None",
+        "model[0].outputs.clear()",
+    }
+    exec(finding.command, names)
+
+    assert before - _allocated(names) == finding.advice.frees

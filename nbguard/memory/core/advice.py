@@ -260,6 +260,14 @@ def cancel_work(executor: str, type_name: str) -> Advice:
 
     An executor of threads lets go at once. One of processes keeps the running calls until they are done, and the line returns
     then; the executor itself keeps a list of the cancelled calls. joblib's would do all that waits first, so its workers are
+def in_one_line(lines: Sequence[Advice]) -> Advice:
+    """Return lines of Python as one, in this order; no advice if there are none."""
+    if len(lines) < 2:
+        return lines[0] if lines else NONE
+    cut = frozenset[tuple[int, int]]().union(*(line.cut for line in lines))
+    return Advice(command="; ".join(line.command for line in lines), effect=lines[0].effect, cut=cut)
+
+
     ended.
     """
     lines = {

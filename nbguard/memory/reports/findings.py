@@ -201,7 +201,7 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
-    """Name the tensors on a model that are not the model, such as outputs that its code keeps, with their graphs."""
+    """Name the tensors on a model that are not the model: outputs that its code keeps with their graphs, values of a metric."""
     least = _least(facts)
     for holder in rows:
         contents = (
@@ -211,7 +211,8 @@ def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]
             continue
         release = contents.advice
         frees = promised(facts, (release,)) if release.command else 0
-        words = f"{format_bytes(contents.rest)} on {holder.names[0]} are not the model, but {contents.whereabouts}"
+        kind = "values that a metric collected in" if contents.is_collected else "not the model, but"
+        words = f"{format_bytes(contents.rest)} on {holder.names[0]} are {kind} {contents.whereabouts}"
         if frees:
             how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
             yield Finding("rest", f"{words}: " + release.code + f" {how}", replace(release, frees=frees))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from nbguard.libraries import attributes_of_kind
-from nbguard.memory.core.advice import NONE, Advice, empty_parts, is_python, release_names
+from nbguard.memory.core.advice import NONE, Advice, empty_parts, in_one_line, is_python, release_names
 from nbguard.memory.core.facts import Graph, Root
 from nbguard.memory.core.references.graph import (
     GRADIENT,
@@ -26,6 +26,7 @@ from nbguard.memory.core.references.graph import (
     shortest_path,
     storages_of,
 )
+from nbguard.memory.core.references.releases import own_end_of
 from nbguard.units import counted, format_bytes
 
 # --- Tensors that a model's code put on it, which are neither parameter nor buffer nor gradient.
@@ -58,8 +59,9 @@ class ModelContents:
     optimizer: int  # state of the optimizer, of a Learner
     rest: int
     places: tuple[RestPlace, ...]  # of the rest, the largest first
-    advice: Advice  # lets go of tensors with a graph, and leaves the model; a table or a buffer may be needed
+    advice: Advice  # lets go of tensors with a graph and of a metric's values, and leaves the model; a table may be needed
     hooks: Advice = NONE  # takes the hooks off that keep something
+    is_collected: bool = False  # most of the rest are values of metrics, which their own methods clear
 
     @property
     def words(self) -> str:
@@ -78,7 +80,7 @@ class ModelContents:
         """Return the places of the rest in words."""
         names = ", ".join(place.path for place in self.places[:_NAMED])
         more = f" and {len(self.places) - _NAMED} more" if len(self.places) > _NAMED else ""
-        graphs = ": tensors with a graph" if any(place.has_graph for place in self.places) else ""
+        graphs = " (tensors with a graph)" if any(place.has_graph for place in self.places) else ""
         return f"{names}{more}{graphs}"
 
 
@@ -94,7 +96,8 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
     rest = whole - of_model
     if not rest or nbytes_of(graph, rest) <= _SHARE * nbytes_of(graph, whole):
         return None
-    places, edges, lines, hooks = [], set[Edge](), [], dict[str, Edge]()
+    places, edges, lines, hooks, metrics = [], set[Edge](), [], dict[str, Edge](), dict[str, Advice]()
+    collected = 0
     for edge in entries:
         held = storages_of(graph, reach(graph, (edge[1],), blocked=own.nodes)) & rest
         if not nbytes_of(graph, held):
@@ -112,13 +115,19 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
         )
         if path.endswith("_hooks"):
             hooks |= {f"{path}{label}": (edge[1], child) for child, label in node.references if label}
-        if places[-1].has_graph and "_hooks" not in path and is_python(f"{path} = None"):
+        at = (at for at, number in enumerate(way) if graph.nodes[number].own_end == "reset")
+        end = next((end for place in at if (end := own_end_of(graph, root, way, place)) is not None), None)
+        if end is not None:
+            metrics[end.command] = end
+            collected += places[-1].nbytes
+        elif places[-1].has_graph and "_hooks" not in path and is_python(f"{path} = None"):
             lines.append((path, node.type_name in _CONTAINERS))
             edges |= {(edge[1], child) for child in node.children} if node.type_name in _CONTAINERS else {edge}
     places.sort(key=lambda place: -place.nbytes)
     if not places:
         return None
-    line = empty_parts(root.module, lines, frozenset(edges)) if 0 < len(lines) <= _LINES else NONE
+    emptied = [empty_parts(root.module, lines, frozenset(edges))] if 0 < len(lines) <= _LINES else []
+    releases = [*metrics.values(), *emptied] if len(metrics) <= _LINES else emptied
     return ModelContents(
         parameters=nbytes_of(graph, own.parameters),
         buffers=nbytes_of(graph, own.buffers - own.parameters),
@@ -126,8 +135,9 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
         optimizer=nbytes_of(graph, _optimizer_state(graph, root) - of_model - rest),
         rest=nbytes_of(graph, rest),
         places=tuple(places),
-        advice=line,
+        advice=in_one_line(releases),
         hooks=replace(release_names(list(hooks)), cut=frozenset(hooks.values())) if 0 < len(hooks) <= _LINES else NONE,
+        is_collected=2 * collected > nbytes_of(graph, rest),
     )
 
 

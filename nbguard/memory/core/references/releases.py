@@ -182,7 +182,7 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
             return None
         if is_function_cache(graph, number):
             return replace(advice.empty_cache_of(root.module, text), cut=cached_edges(graph, number))
-        if node.own_end and (own := _own_end(graph, root, way, place)) is not None:
+        if node.own_end and (own := own_end_of(graph, root, way, place)) is not None:
             return own
         cut = frozenset((number, child) for child in node.children)
         if node.type_name in _EXECUTORS and root.kind in ("name", "module") and not root.module:
@@ -200,14 +200,13 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
     return None
 
 
-def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
+def own_end_of(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
     """Return the line that has an object on a way let go of the things it piles up, or None where it has no such method."""
     owner, method = way[place], graph.nodes[way[place]].own_end
     text = path_text(graph, root, way[: place + 1])
     steps = list(zip(way[place:], way[place + 1 :], strict=False))
     if method == "reset":
-        lists = {parent for parent, _ in steps if graph.nodes[parent].type_name == "list"}
-        if not lists:
+        if not any(graph.nodes[node].type_name == "list" for node in way[place:]):
             return None
         own = reach(graph, (owner, *(child for child, label in graph.nodes[owner].references if not label)))
         states = {n for n in own if graph.nodes[n].type_name == "list"}
