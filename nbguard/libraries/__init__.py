@@ -92,6 +92,14 @@ class KnownLeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePool:
+    """A library's own pool of GPU memory, and the ways to have it smaller."""
+
+    release: str = ""  # line of Python that gives unused memory back; empty if only the end of the process does
+    setting: str = ""  # environment variable with the value that makes it take what it needs; empty without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryWork:
     """An activity of a library besides training, known by its functions."""
 
@@ -130,6 +138,7 @@ class Library:
     """Parts that the description of an object names, by (module, class); those that it lacks are left out."""
 
     known_leaks: tuple[KnownLeak, ...] = ()
+    pool: DevicePool = DevicePool()
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
     work: tuple[LibraryWork, ...] = ()

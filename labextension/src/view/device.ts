@@ -28,6 +28,7 @@ const COLOURS: Readonly<Record<DevicePart, string>> = {
   'graph pools': 'kept',
   pending: 'pending',
   context: 'context',
+  libraries: 'other',
   others: 'other',
   'others and contexts': 'other',
   driver: 'driver',

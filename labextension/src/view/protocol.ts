@@ -33,9 +33,9 @@ export type Now = 'now' | 'cell_end';
 export const isNow: Check<Now> = oneOf('now', 'cell_end');
 
 /** The key of a part, in JSON and on the wire to a sidebar: it stays when the words for people change. */
-export type DevicePart = 'allocated' | 'releasable' | 'stranded' | 'graph pools' | 'pending' | 'cached' | 'context' | 'others' | 'others and contexts' | 'driver' | 'free' | 'spilled' | 'process';
+export type DevicePart = 'allocated' | 'releasable' | 'stranded' | 'graph pools' | 'pending' | 'cached' | 'context' | 'libraries' | 'others' | 'others and contexts' | 'driver' | 'free' | 'spilled' | 'process';
 
-export const isDevicePart: Check<DevicePart> = oneOf('allocated', 'releasable', 'stranded', 'graph pools', 'pending', 'cached', 'context', 'others', 'others and contexts', 'driver', 'free', 'spilled', 'process');
+export const isDevicePart: Check<DevicePart> = oneOf('allocated', 'releasable', 'stranded', 'graph pools', 'pending', 'cached', 'context', 'libraries', 'others', 'others and contexts', 'driver', 'free', 'spilled', 'process');
 
 /**
  * A stretch of a device's line: one reading, equal readings in a row, or all readings in a bucket of time. `since`:

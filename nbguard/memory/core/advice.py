@@ -150,6 +150,11 @@ def empty_caches(frees: int | None = None) -> Advice:
     return Advice(command=f"{_RESET} --caches", call=_call("release", (), "caches=True"), effect=effect, frees=frees)
 
 
+def release_pool(library: str, line: str) -> Advice:
+    """Return the line that has a library give unused memory of its pool back to the driver."""
+    return Advice(command=line, effect=f"gives unused memory of {library}'s pool back")
+
+
 def end_workers() -> Advice:
     """Return the advice that ends idle workers of DataLoaders: host memory comes back."""
     call = _call("release", (), "workers=True")
@@ -255,11 +260,6 @@ def empty_parts(module: str, places: Sequence[tuple[str, bool]], cut: frozenset[
     return Advice(command=_imported(module) + "; ".join(lines), effect="lets go of it, and leaves the model", cut=cut)
 
 
-def cancel_work(executor: str, type_name: str) -> Advice:
-    """Return the line that lets go of the work that waits in an executor, by the name of its class; it takes no more.
-
-    An executor of threads lets go at once. One of processes keeps the running calls until they are done, and the line returns
-    then; the executor itself keeps a list of the cancelled calls. joblib's would do all that waits first, so its workers are
 def in_one_line(lines: Sequence[Advice]) -> Advice:
     """Return lines of Python as one, in this order; no advice if there are none."""
     if len(lines) < 2:
@@ -268,6 +268,11 @@ def in_one_line(lines: Sequence[Advice]) -> Advice:
     return Advice(command="; ".join(line.command for line in lines), effect=lines[0].effect, cut=cut)
 
 
+def cancel_work(executor: str, type_name: str) -> Advice:
+    """Return the line that lets go of the work that waits in an executor, by the name of its class; it takes no more.
+
+    An executor of threads lets go at once. One of processes keeps the running calls until they are done, and the line returns
+    then; the executor itself keeps a list of the cancelled calls. joblib's would do all that waits first, so its workers are
     ended.
     """
     lines = {

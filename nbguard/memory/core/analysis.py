@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, Graph, PoolId, ProcessFact
+from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Facts, Graph, LibraryPool, PoolId, ProcessFact
 from nbguard.memory.core.oom_facts import device_that_ran_out
 from nbguard.memory.core.processes import pids_text
 from nbguard.memory.core.references.holders import Holding, holdings
@@ -35,6 +35,7 @@ class DevicePart(str, Enum):
     PENDING = "pending"  # freed, but another stream may still use it
     CACHED = "cached"  # reserved and free, where nothing tells how much of it is releasable
     CONTEXT = "context"  # CUDA itself in this process: what NVML counts for it beyond what is reserved
+    LIBRARIES = "libraries"  # other libraries in this process, as they count it themselves
     OTHERS = "others"  # other processes (NVML)
     OUTSIDE = "others and contexts"  # in use outside our allocator, where the driver does not say by whom
     DRIVER = "driver"  # in use by no process that the driver lists
@@ -54,6 +55,7 @@ LABELS: dict[str, str] = {
     DevicePart.PENDING: "pending",
     DevicePart.CACHED: "cached",
     DevicePart.CONTEXT: "context",
+    DevicePart.LIBRARIES: "other libraries",
     DevicePart.OTHERS: "others",
     DevicePart.OUTSIDE: "others and contexts",
     DevicePart.DRIVER: "driver",
@@ -151,11 +153,23 @@ def _rest(device: DeviceFacts, pid: int, reserved: int) -> list[Part]:
     if device.total is None or device.free is None:
         return []
     outside = max(0, device.total - device.free - reserved)
-    return [*_outside(device, pid, outside, reserved), Part(DevicePart.FREE, device.total - reserved - outside)]
+    pools = min(outside, sum(pool.held for pool in device.library_pools))
+    own = [Part(DevicePart.LIBRARIES, pools, _pools_in_brief(device.library_pools))] if pools else []
+    free = Part(DevicePart.FREE, device.total - reserved - outside)
+    return [*own, *_outside(device, pid, outside - pools, reserved + pools), free]
+
+
+def _pools_in_brief(pools: Sequence[LibraryPool]) -> str:
+    """Return each library with the bytes of its pool, and of those in use where they are fewer."""
+    said = []
+    for pool in pools:
+        used = f" ({format_bytes(pool.used)} in use)" if pool.unused else ""
+        said.append(f"{pool.library} {'' if pool.is_whole else 'at least '}{format_bytes(pool.held)}{used}")
+    return ", ".join(said)
 
 
 def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list[Part]:
-    """Tell the bytes in use outside our allocator apart, as far as the driver lists processes.
+    """Tell the bytes in use outside all known allocators apart, as far as the driver lists processes.
 
     In containers it lists none, or under pids of the host: then a single process must be this one, and of several none can
     be told to be. Memory of no process is the driver's own.

@@ -189,6 +189,29 @@ class DeviceFacts:
     airbag: AirbagFact | None = None  # the airbag that stands in for the device
     airbag_room: int = 0  # bytes of host memory that an airbag could take for it; 0 if it has one, or can have none here
     limit: int | None = None  # bytes that torch may reserve (its memory fraction); None where torch does not tell
+    library_pools: tuple[LibraryPool, ...] = ()  # of other libraries in this process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryPool:
+    """Memory of a device that another library has in this process, as the library counts it."""
+
+    library: str  # its name, as its users write it
+    held: int  # bytes that it took from the driver
+    used: int  # bytes of its arrays
+    is_whole: bool = True  # False: the library tells the bytes of its arrays alone, and `held` is those
+    release: str = ""  # line of Python that gives unused bytes back; empty if only the end of the process does
+    setting: str = ""  # environment variable with the value that makes it take what it needs; empty without one
+
+    @property
+    def unused(self) -> int:
+        """Return the bytes that it keeps for later arrays."""
+        return max(0, self.held - self.used)
+
+    @property
+    def returnable(self) -> int:
+        """Return the bytes that it can give back, at most."""
+        return self.unused if self.release else 0
 
 
 @dataclass(frozen=True, slots=True)

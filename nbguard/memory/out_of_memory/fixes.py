@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nbguard.memory.cleanup.plan.plan import Plan
-from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, make_room, release_stale, unpark
+from nbguard.memory.core.advice import EXPANDABLE, Advice, allow_whole_device, make_room, release_pool, release_stale, unpark
 from nbguard.memory.core.analysis import DevicePart, Part, other_processes, processes_words
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.graph import STALE_KINDS, reach_of_roots
@@ -138,7 +138,10 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
         return tuple(sorted(every, key=lambda fix: fix.verdict is not RerunVerdict.NEVER))
-    rules = (_again, _cleanup, _leftovers, _gradients, _limit, _moving, _parking, _names, _others, _fragmented, _smaller)
+    rules = (
+        *(_again, _cleanup, _leftovers, _gradients, _library_pools, _limit, _moving, _parking),
+        *(_names, _others, _fragmented, _smaller),
+    )
     every = [fix for rule in rules for fix in rule(context)]
 
     has_enough = any(fix.verdict is RerunVerdict.RERUN for fix in every)
@@ -343,6 +346,21 @@ def _names(context: OomContext) -> Iterator[Fix]:
             verdict=candidate.verdict,
             loss=_LEARNER if candidate.has_learner else _NAMES,
         )
+
+
+def _library_pools(context: OomContext) -> Iterator[Fix]:
+    """Yield the unused memory in pools of other libraries that they can give back, if it would be enough."""
+    device = context.request.device
+    for pool in device.facts.library_pools if device else ():
+        nbytes = pool.returnable
+        verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=nbytes))
+        if not nbytes or verdict is RerunVerdict.SHORT:
+            continue
+        words = (
+            f"{pool.library} gives back up to {format_bytes(nbytes)} of {context.request.name} that it keeps for later arrays"
+        )
+        release = release_pool(pool.library, pool.release)
+        yield Fix(words=words, advice=(*context.base_advice, release), nbytes=nbytes, verdict=verdict, loss=_NOTHING)
 
 
 def _others(context: OomContext) -> Iterator[Fix]:

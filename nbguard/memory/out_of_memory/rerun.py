@@ -252,7 +252,8 @@ class Rerun:
         used = [one.used for one in listed or () if one.pid != self.request.facts.pid]
         if facts.free is None or facts.allocator is None or listed is None or None in used:
             return total
-        return min(total, facts.free + facts.allocator.reserved + sum(nbytes or 0 for nbytes in used))
+        pools = sum(pool.returnable for pool in facts.library_pools)
+        return min(total, facts.free + facts.allocator.reserved + pools + sum(nbytes or 0 for nbytes in used))
 
     @cached_property
     def whole(self) -> int:

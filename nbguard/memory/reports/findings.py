@@ -14,7 +14,7 @@ from nbguard.memory.cleanup.plan.promises import promised
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice
 from nbguard.memory.core.analysis import Analysis
-from nbguard.memory.core.facts import Facts, Root
+from nbguard.memory.core.facts import DeviceFacts, Facts, Root
 from nbguard.memory.core.finding import Finding, least_shown
 from nbguard.memory.core.references.detaching import detached
 from nbguard.memory.core.references.holders import Holder, idle_gradients, zero_gradients_of
@@ -64,6 +64,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         idle_workers(facts),
         _stranded(analysis),
         (finding for device in analysis.devices for finding in pool_findings(facts, device.facts)),
+        (finding for device in facts.devices for finding in _library_pools(device)),
         _gradients(facts),
         _outside(facts),
         _autocast(facts),
@@ -292,6 +293,20 @@ def _outside(facts: Facts) -> Iterator[Finding]:
             f"{counted(count, 'tensor lies', 'tensors lie')} outside PyTorch's allocator (another process's or library's): "
             "counted under context or others, freed by their owners",
         )
+
+
+def _library_pools(device: DeviceFacts) -> Iterator[Finding]:
+    """Name other libraries that keep much more of a device than their arrays use, and the line or setting against it."""
+    for pool in device.library_pools:
+        if pool.unused <= max(_WORTH_SAYING * pool.held, 20 * MiB):
+            continue
+        words = f"{pool.library} keeps {format_bytes(pool.unused)} of {device.device} for later arrays"
+        if pool.release:
+            release = advice.release_pool(pool.library, pool.release)
+            yield Finding("library", f"{words}: " + release.code + " gives back all blocks without an array", release)
+        else:
+            setting = f"; with `{pool.setting}` set before it starts, it takes no more than it needs" if pool.setting else ""
+            yield Finding("library", f"{words} until the kernel ends{setting}")
 
 
 def _gradients(facts: Facts) -> Iterator[Finding]:

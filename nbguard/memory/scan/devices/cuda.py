@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
@@ -17,6 +18,7 @@ from nbguard.memory.core.gpu_models import GpuReading
 from nbguard.memory.scan.devices.accelerators import accelerator_facts
 from nbguard.memory.scan.devices.amd import AmdReader
 from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace
+from nbguard.memory.scan.devices.library_pools import library_pools
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
@@ -82,8 +84,11 @@ def device_facts(tracked: str, *, with_segments: bool = True) -> tuple[tuple[Dev
         return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet, so it holds no GPU memory"),)
     limits = group_limits()
     with _driver(torch) as driver:
-        segments = _segments_by_device()
-        facts = tuple(_cuda_device(torch, index, driver, segments, limits) for index in range(torch.cuda.device_count()))
+        segments, pools = _segments_by_device(), library_pools()
+        facts = tuple(
+            replace(_cuda_device(torch, index, driver, segments, limits), library_pools=pools.get(index, ()))
+            for index in range(torch.cuda.device_count())
+        )
         reasons = () if driver.reason is None else (Unavailable("nvml", driver.reason),)
     missing = (*reasons, *unmatched(limits, {fact.limit for fact in facts if fact.limit is not None}))
     if broken := lasting_error():
