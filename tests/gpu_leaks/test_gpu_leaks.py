@@ -283,6 +283,30 @@ def test_attributes_of_a_test_class_are_pytest_s(suite: Suite) -> None:
 
 
 @pytest.mark.slow
+def test_classes_that_a_test_makes_are_not_kept(suite: Suite) -> None:
+    """As a mock does, whose class is its own and leads to the arguments of its calls."""
+    suite.write(
+        "test_classes.py",
+        IMPORTS
+        + """
+from unittest.mock import MagicMock
+
+@pytest.mark.parametrize("n", range(3))
+def test_mock(n):
+    called = MagicMock()
+    called(torch.ones(1 << 20))
+
+def test_class():
+    class Model(torch.nn.Module):
+        cache = [torch.ones(1 << 20)]
+    Model()
+""",
+    )
+
+    assert [test["leaks"] for test in suite.leaks().values() if test["leaks"]] == [], suite.text
+    suite.result.assert_outcomes(passed=4)
+
+
 def test_a_failure_of_its_own_ends_the_watch_and_no_test(suite: Suite) -> None:
     suite.write(
         "conftest.py",

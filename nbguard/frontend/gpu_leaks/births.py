@@ -18,7 +18,7 @@ from weakref import ref
 from nbguard.memory.reports.notices.notice import StorageKey
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.graph_scan import look_at
-from nbguard.memory.scan.heap.kinds import Kinds, loaded_class
+from nbguard.memory.scan.heap.kinds import Kinds, WeakTypeTable, loaded_class
 from nbguard.memory.scan.heap.walk import weak_storage
 from nbguard.memory.scan.weak_references import weak_reference
 
@@ -63,7 +63,7 @@ class TensorBirths:
     def _known_kinds(self) -> Kinds | None:
         """Return the kinds of objects as soon as PyTorch has defined its tensors."""
         if self._kinds is None and loaded_class("torch", "Tensor") is not None:
-            self._kinds = Kinds()
+            self._kinds = Kinds(WeakTypeTable)  # it is asked until the last test
         return self._kinds
 
     def note(self) -> None:

@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from itertools import chain, compress
 from operator import is_not
 from typing import Any, Final, Generic, TypeVar
+from weakref import ref
 
 from nbguard.libraries import class_kinds
 from nbguard.memory.scan.heap import native
@@ -120,6 +121,30 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
         return distinct
 
 
+class WeakTypeTable(TypeTable[_Known]):
+    """The same for longer than a scan. It keeps no type alive, and forgets each when it goes."""
+
+    def __init__(self, classify: Callable[[type], _Known]) -> None:
+        super().__init__(classify)
+        self._keys: dict[int, tuple[ref[type], int]] = {}
+        table = ref(self)
+
+        def forget(gone: ref[type]) -> None:
+            if (known := table()) is not None:
+                known.pop(known._keys.pop(id(gone))[1], None)
+
+        self._forget = forget
+
+    def of(self, cls: type) -> _Known:
+        """Return the findings about a type."""
+        known = self.get(id(cls))
+        if known is None:
+            known = self[id(cls)] = self._classify(cls)
+            weak = ref(cls, self._forget)
+            self._keys[id(weak)] = weak, id(cls)
+        return known
+
+
 def namespace_of(cls: type) -> Any:
     """Return the class's own attributes (a read-only mapping), without going through its metaclass."""
     return _namespace(cls)
@@ -172,14 +197,18 @@ def is_graph_node(cls: type) -> bool:
 
 
 class Kinds:
-    """Kinds of types, by the libraries that are loaded in this process when it is made."""
+    """Kinds of types, by the libraries that are loaded in this process when it is made.
 
-    def __init__(self) -> None:
+    Args:
+        table: where the kinds are remembered. One of a `TypeTable` keeps the types alive, for the length of a scan.
+    """
+
+    def __init__(self, table: type[TypeTable[str]] = TypeTable) -> None:
         self.bases: dict[int, str] = {id(base): kind for base, kind in _BUILTIN.items()}
         for module, name, kind in (*_BASE_CLASSES, *class_kinds()):
             if (base := loaded_class(module, name)) is not None:
                 self.bases[id(base)] = kind
-        self.known: TypeTable[str] = TypeTable(partial(_kind_of, self.bases))
+        self.known: TypeTable[str] = table(partial(_kind_of, self.bases))
 
     @cached_property
     def modules(self) -> dict[str, dict[str, Any]]:
