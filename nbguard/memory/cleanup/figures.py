@@ -25,7 +25,7 @@ from nbguard.memory.core.finding import least_of_rows
 from nbguard.memory.core.references.graph import STALE_KINDS, Edge, nbytes_of, reach, shortest_path
 from nbguard.memory.core.references.holders import Holder, Holding, shared_row, with_values
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes
-from nbguard.memory.core.references.releases import joined, release_of_alike, release_of_way, releases_of_root
+from nbguard.memory.core.references.releases import alike, joined, release_of_alike, release_of_way, releases_of_root
 
 _RELEASED = frozenset({"name", "out"})
 """Kinds of roots that a command releases by their label."""
@@ -285,7 +285,7 @@ def release_of_root(facts: Facts, root: Root) -> Advice:
     """Return the line that lets go of the contents of a module's global, a library or a registry, with its bytes."""
     lines = releases_of_root(facts.graph, root)
     if lines and lines[0].command:
-        lines = tuple(line for line in lines if line.targets) if lines[0].targets else lines[:1]
+        lines = tuple(alike(lines))
         if frees := promised(facts, lines):
             release, effects = joined(facts.graph, lines, frees), {line.effect for line in lines}
             return replace(release, effect=lines[0].effect) if len(effects) == 1 else release
@@ -334,8 +334,9 @@ def _handles(analysis: Analysis) -> Iterator[Handle]:
         if release.targets and release.cut:  # it may keep more than one
             release = release_of_alike(graph, root) or release
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
-        if root.kind in ("module", "library") and release.frees is not None and release.frees < held[number]:  # not all of it
-            release = release_of_root(facts, root)
+        is_of_cache = release.effect == advice.EMPTIES_CACHE
+        if (root.kind in ("module", "library") or is_of_cache) and release.frees is not None and release.frees < held[number]:
+            release = release_of_root(facts, root)  # that was not all of it
         if release.frees == 0 or (release.command and release.command in told):  # something else needs it, or has said it
             continue
         told.add(release.command)

@@ -234,9 +234,12 @@ def without_graph(container: str, kind: str) -> Advice:
     return Advice(command=command, effect="keeps the value without its graph") if command else NONE
 
 
+EMPTIES_CACHE = "empties the function's cache"
+
+
 def empty_cache_of(module: str, function: str, frees: int | None = None) -> Advice:
     """Return the line that empties the cache of one function; `module` is imported for it, if it is not empty."""
-    return Advice(command=f"{_imported(module)}{function}.cache_clear()", effect="empties the function's cache", frees=frees)
+    return Advice(command=f"{_imported(module)}{function}.cache_clear()", effect=EMPTIES_CACHE, frees=frees)
 
 
 def empty_container(module: str, container: str, frees: int | None = None) -> Advice:

@@ -202,7 +202,7 @@ def _without_a_name(facts: Facts, rows: tuple[Holder, ...], handles: Collection[
 
 
 def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
-    """Name the tensors on a model that are not the model: outputs that its code keeps with their graphs, values of a metric."""
+    """Name the tensors on a model that are not the model, such as outputs with their graphs and values of a metric."""
     least = _least(facts)
     for holder in rows:
         contents = (

@@ -74,6 +74,8 @@ def caches_worth_emptying(
 
 _MOST = 20
 """Lines that are made for one root."""
+_MOST_CACHES = 4
+"""Caches that one line empties."""
 _FEW = 2
 """Paths that a line names one by one."""
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
@@ -118,7 +120,7 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
         return cleared
     if root.kind in ("name", "module"):
         return _deleted(graph, root, way)
-    return _emptied_cache(graph, way) or _released(graph, root, way)
+    return _emptied_cache(graph, root, way) or _released(graph, root, way)
 
 
 def releases_of_root(graph: Graph, root: Root) -> tuple[Advice, ...]:
@@ -149,13 +151,13 @@ def release_of_alike(graph: Graph, root: Root) -> Advice | None:
 
 
 def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> Advice:
-    """Return one line for several: with all their targets, or the first where that is a line of Python.
+    """Return one line for several: with all their targets, the lines of Python that empty caches, or the first.
 
     Many that differ by one key are one, `study.trials[*].model`, where that stands for them and for nothing else.
     """
     if not lines[0].targets or len(lines) == 1:
-        return replace(lines[0], frees=frees)
-    with_targets = [line for line in lines if line.targets]
+        return replace(advice.in_one_line(alike(lines)), frees=frees)
+    with_targets = alike(lines)
     targets = tuple(dict.fromkeys(text for line in with_targets for text in line.targets))
     cut = frozenset[Edge]().union(*(line.cut for line in with_targets))
     for pattern in _patterns(targets) if len(targets) > _FEW else ():
@@ -164,6 +166,14 @@ def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> A
             targets = (pattern,)
             break
     return replace(advice.release_names(targets, frees), cut=cut, ends=lines[0].ends if len(lines) == 1 else "")
+
+
+def alike(lines: Sequence[Advice]) -> Sequence[Advice]:
+    """Return the lines that may be one with the first: those with targets, a few that empty caches, or it alone."""
+    if lines[0].targets:
+        return [line for line in lines if line.targets]
+    caches = [line for line in lines if line.effect == advice.EMPTIES_CACHE]
+    return caches if lines[0] in caches and len(caches) <= _MOST_CACHES else lines[:1]
 
 
 def _patterns(targets: Sequence[str]) -> Iterator[str]:
@@ -277,10 +287,15 @@ def _end_of_thread(graph: Graph, way: tuple[int, ...]) -> Advice:
     return advice.ONLY_WITH_THREAD
 
 
-def _emptied_cache(graph: Graph, way: tuple[int, ...]) -> Advice | None:
-    """Return the advice that empties the cache of a function on a way that one cannot write; None where there is no cache."""
-    caches = [number for number in way if is_function_cache(graph, number)]
-    return replace(advice.empty_caches(), cut=cached_edges(graph, caches[0])) if caches else None
+def _emptied_cache(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the advice that empties the caches of functions behind a root where a way goes through one, else None.
+
+    The way cannot be written. A model with two such methods is in both caches.
+    """
+    if not any(is_function_cache(graph, number) for number in way):
+        return None
+    caches = [number for number in reach(graph, root.nodes) if is_function_cache(graph, number)]
+    return replace(advice.empty_caches(), cut=frozenset[Edge]().union(*(cached_edges(graph, number) for number in caches)))
 
 
 def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
