@@ -70,6 +70,21 @@ def test_what_goes_with_the_kernel_alone_has_no_line(kernel: Kernel, line: str, 
     assert all(words in sentence for sentence, _ in told)
 
 
+def test_a_library_that_took_the_device_before_pytorch_is_told(notebook: Notebook, tmp_path: Path) -> None:
+    install(tmp_path)
+    kernel = notebook(bytes=2048 * MIB, context=CONTEXT)
+    kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})").ok()
+    kernel.run("from jax._src import xla_bridge; xla_bridge.use(900 << 20, 100 << 20)").ok()
+
+    (device,) = report(kernel)["devices"]
+    found = parts(device)
+
+    assert not kernel.value("torch.cuda.is_initialized()")
+    assert (found["libraries"], found["context"]) == (900 * MIB, CONTEXT)
+    assert sum(found.values()) == device["total"]
+    assert len(_findings(kernel)) == 1
+
+
 def test_without_the_driver_s_list_a_pool_is_known_all_the_same(notebook: Notebook, tmp_path: Path) -> None:
     install(tmp_path)
     kernel = notebook(bytes=2048 * MIB, context=CONTEXT, nvml="absent")
@@ -91,6 +106,21 @@ def test_the_card_knows_the_line_that_makes_room(kernel: Kernel) -> None:
     assert line in card
     kernel.run(line).ok()
     kernel.run("y = mib(900)").ok()
+
+
+def test_cupy_is_not_asked_before_cuda_is_in_use(notebook: Notebook, tmp_path: Path) -> None:
+    install(tmp_path)
+    kernel = notebook(bytes=2048 * MIB, context=CONTEXT)
+    kernel.run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cupy; asked = []; "
+        "cupy.MemoryPool.total_bytes = lambda self: asked.append(1) or 0"
+    ).ok()
+
+    kernel.run("%gpumem").ok()
+    assert kernel.value("asked") == []
+    kernel.run("x = mib(1)").ok()
+    kernel.run("%gpumem").ok()
+    assert kernel.value("asked") != []
 
 
 def test_modules_that_only_have_the_names_are_not_asked(kernel: Kernel) -> None:

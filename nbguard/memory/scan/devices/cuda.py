@@ -188,7 +188,7 @@ def _cuda_device(
 
 def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
     """Return the driver's figures of the devices that torch would use, before it has used any; empty where it tells none."""
-    facts = []
+    facts: dict[int, DeviceFacts] = {}
     with _driver(torch) as nvml:
         for index in range(torch.cuda.device_count()):
             try:
@@ -198,17 +198,18 @@ def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
             if readings is not None:
                 name, driver = readings
                 free = driver.total - min(driver.used, driver.total)
-                facts.append(
-                    DeviceFacts(
-                        device=f"cuda:{index}",
-                        name=name,
-                        total=driver.total,
-                        free=free,
-                        nvml=identified(driver),
-                        has_context=False,
-                    )
+                facts[index] = DeviceFacts(
+                    device=f"cuda:{index}",
+                    name=name,
+                    total=driver.total,
+                    free=free,
+                    nvml=identified(driver),
+                    has_context=False,
                 )
-    return tuple(facts)
+    # Another library may have taken a device before PyTorch uses any. CuPy must not be asked before: that would start CUDA.
+    listed = {process.pid for fact in facts.values() if fact.nvml for process in fact.nvml.processes or ()}
+    pools = library_pools() if os.getpid() in listed else {}
+    return tuple(replace(fact, library_pools=pools.get(index, ())) for index, fact in facts.items())
 
 
 def allocator_settings() -> str:

@@ -19,7 +19,10 @@ from nbguard.memory.core.facts import LibraryPool
 
 
 def library_pools() -> dict[int, tuple[LibraryPool, ...]]:
-    """Return the pools of other libraries by the index of their device, none where a library counts otherwise than known."""
+    """Return the pools of other libraries by the index of their device, none where a library counts otherwise than known.
+
+    To be asked once this process uses CUDA: CuPy's answer starts the driver, and processes forked later could not use it.
+    """
     found: dict[int, tuple[LibraryPool, ...]] = {}
     for package, read in _READERS.items():
         # A version that counts otherwise: its memory counts as the context's.
