@@ -15,11 +15,23 @@ CONTEXT = 300 * MIB
 
 
 @pytest.fixture
-def kernel(notebook: Notebook, tmp_path: Path) -> Kernel:
-    """A kernel that can import the stand-ins, on a device of 2 GiB."""
+def unused(notebook: Notebook, tmp_path: Path) -> Notebook:
+    """`unused(**settings)` returns a kernel that can import the stand-ins, on a device of 2 GiB that PyTorch has not used."""
     install(tmp_path)
-    kernel = notebook(bytes=2048 * MIB, context=CONTEXT)
-    kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); MIB = 2**20; x = mib(30)").ok()
+
+    def start(**settings: object) -> Kernel:
+        kernel = notebook(bytes=2048 * MIB, context=CONTEXT, **settings)
+        kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); MIB = 2**20").ok()
+        return kernel
+
+    return start
+
+
+@pytest.fixture
+def kernel(unused: Notebook) -> Kernel:
+    """A kernel that can import the stand-ins, in which PyTorch has used the device."""
+    kernel = unused()
+    kernel.run("x = mib(30)").ok()
     return kernel
 
 
@@ -70,11 +82,9 @@ def test_what_goes_with_the_kernel_alone_has_no_line(kernel: Kernel, line: str, 
     assert all(words in sentence for sentence, _ in told)
 
 
-def test_a_library_that_took_the_device_before_pytorch_is_told(notebook: Notebook, tmp_path: Path) -> None:
-    install(tmp_path)
-    kernel = notebook(bytes=2048 * MIB, context=CONTEXT)
-    kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})").ok()
-    kernel.run("from jax._src import xla_bridge; xla_bridge.use(900 << 20, 100 << 20)").ok()
+def test_a_library_that_took_the_device_before_pytorch_is_told(unused: Notebook) -> None:
+    kernel = unused()
+    kernel.run("from jax._src import xla_bridge; xla_bridge.use(900 * MIB, 100 * MIB)").ok()
 
     (device,) = report(kernel)["devices"]
     found = parts(device)
@@ -85,11 +95,9 @@ def test_a_library_that_took_the_device_before_pytorch_is_told(notebook: Noteboo
     assert len(_findings(kernel)) == 1
 
 
-def test_without_the_driver_s_list_a_pool_is_known_all_the_same(notebook: Notebook, tmp_path: Path) -> None:
-    install(tmp_path)
-    kernel = notebook(bytes=2048 * MIB, context=CONTEXT, nvml="absent")
-    kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); x = mib(30)").ok()
-    kernel.run("import cupy; cupy.get_default_memory_pool().alloc(200 << 20)").ok()
+def test_without_the_driver_s_list_a_pool_is_known_all_the_same(unused: Notebook) -> None:
+    kernel = unused(nvml="absent")
+    kernel.run("x = mib(30); import cupy; cupy.get_default_memory_pool().alloc(200 * MIB)").ok()
 
     found = parts(report(kernel)["devices"][0])
 
@@ -108,13 +116,9 @@ def test_the_card_knows_the_line_that_makes_room(kernel: Kernel) -> None:
     kernel.run("y = mib(900)").ok()
 
 
-def test_cupy_is_not_asked_before_cuda_is_in_use(notebook: Notebook, tmp_path: Path) -> None:
-    install(tmp_path)
-    kernel = notebook(bytes=2048 * MIB, context=CONTEXT)
-    kernel.run(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cupy; asked = []; "
-        "cupy.MemoryPool.total_bytes = lambda self: asked.append(1) or 0"
-    ).ok()
+def test_cupy_is_not_asked_before_cuda_is_in_use(unused: Notebook) -> None:
+    kernel = unused()
+    kernel.run("import cupy; asked = []; cupy.MemoryPool.total_bytes = lambda self: asked.append(1) or 0").ok()
 
     kernel.run("%gpumem").ok()
     assert kernel.value("asked") == []

@@ -263,8 +263,8 @@ def empty_parts(module: str, places: Sequence[tuple[str, bool]], cut: frozenset[
     return Advice(command=_imported(module) + "; ".join(lines), effect="lets go of it, and leaves the model", cut=cut)
 
 
-def in_one_line(lines: Sequence[Advice]) -> Advice:
-    """Return lines of Python as one, in this order; no advice if there are none."""
+def in_sequence(lines: Sequence[Advice]) -> Advice:
+    """Return lines of Python as one that runs them in this order, or no advice if there are none."""
     if len(lines) < 2:
         return lines[0] if lines else NONE
     cut = frozenset[tuple[int, int]]().union(*(line.cut for line in lines))

@@ -286,7 +286,7 @@ class Node:
 
     @property
     def is_error(self) -> bool:
-        """Say whether it is an exception, and not the traceback of one."""
+        """Say whether the node is an exception rather than the traceback of one."""
         return self.kind == "traceback" and self.type_name != "traceback"
 
 

@@ -189,7 +189,7 @@ def _pythons() -> re.Pattern[str]:
 
 
 def is_python(program: str) -> bool:
-    """Say whether a program, given by its path, is Python or starts Python itself: such a parent may be the real one."""
+    """Say whether the program at a path is Python or starts Python. A process whose parent is one may be no orphan."""
     return bool(_pythons().match(basename(program)))
 
 

@@ -139,8 +139,18 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
         return tuple(sorted(every, key=lambda fix: fix.verdict is not RerunVerdict.NEVER))
     rules = (
-        *(_again, _cleanup, _leftovers, _gradients, _library_pools, _limit, _moving, _parking),
-        *(_names, _others, _fragmented, _smaller),
+        _again,
+        _cleanup,
+        _leftovers,
+        _gradients,
+        _pools,
+        _limit,
+        _moving,
+        _parking,
+        _names,
+        _others,
+        _fragmented,
+        _smaller,
     )
     every = [fix for rule in rules for fix in rule(context)]
 
@@ -348,18 +358,17 @@ def _names(context: OomContext) -> Iterator[Fix]:
         )
 
 
-def _library_pools(context: OomContext) -> Iterator[Fix]:
+def _pools(context: OomContext) -> Iterator[Fix]:
     """Yield the unused memory in pools of other libraries that they can give back, if it would be enough."""
     device = context.request.device
-    for pool in device.facts.library_pools if device else ():
-        nbytes = pool.returnable
-        verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=nbytes))
-        if not nbytes or verdict is RerunVerdict.SHORT:
+    if device is None:
+        return
+    for pool in device.facts.library_pools:
+        verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=pool.returnable))
+        if not pool.returnable or verdict is RerunVerdict.SHORT:
             continue
-        words = (
-            f"{pool.library} gives back up to {format_bytes(nbytes)} of {context.request.name} that it keeps for later arrays"
-        )
-        release = release_pool(pool.library, pool.release)
+        nbytes, release = pool.returnable, release_pool(pool.library, pool.release)
+        words = f"{pool.library} gives back up to {format_bytes(nbytes)} of {device.name} that it keeps for later arrays"
         yield Fix(words=words, advice=(*context.base_advice, release), nbytes=nbytes, verdict=verdict, loss=_NOTHING)
 
 

@@ -235,7 +235,7 @@ class ParsedProgram:
         return self._switches_off or self._lacks(node, frozenset())
 
     def may_lack_within(self, node: ast.AST, region: ast.AST) -> bool:
-        """Say whether a context between a region and a node in it may switch gradients off."""
+        """Say whether a `with` inside a region may switch gradients off at a node."""
         return any(map(self._may_switch_off, takewhile(lambda each: each is not region, self.around(node))))
 
     @cached_property
@@ -258,7 +258,7 @@ class ParsedProgram:
         return False
 
     def _may_switch_off(self, node: ast.AST) -> bool:
-        """Say whether a node is a `with` of a context that may switch gradients off."""
+        """Say whether a node is a `with` statement that may switch gradients off."""
         if not isinstance(node, (ast.With, ast.AsyncWith)):
             return False
         return not all(self._is_harmless(item.context_expr) for item in node.items)

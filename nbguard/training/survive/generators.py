@@ -55,7 +55,7 @@ def _devices() -> list[Any]:
 
 
 def is_built_for(kind: str) -> bool:
-    """Say whether this PyTorch can use devices of a kind, as far as it tells."""
+    """Say whether this build of PyTorch supports a kind of device. A build that does not tell may."""
     torch: Any = sys.modules["torch"]
     return bool(getattr(torch._C, f"_has_{kind}", True))
 

@@ -94,9 +94,7 @@ def _parts(device: DeviceAnalysis) -> Iterator[tuple[str, int]]:
         yield _class_of(facts, row), row.retained
     allocated = sum(row.retained for row in rows)
     for part in parts_of(device.facts, allocated, facts.pid, device.analysis.pools_in_use, device.space):
-        if part.name == DevicePart.CONTEXT:
-            yield "context", part.nbytes
-        elif part.name == DevicePart.LIBRARIES:
+        if part.name in (DevicePart.CONTEXT, DevicePart.LIBRARIES):
             yield part.label, part.nbytes
         elif part.name != DevicePart.ALLOCATED and part.name not in NOT_OURS:
             yield "free, but not returnable", part.nbytes

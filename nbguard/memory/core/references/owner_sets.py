@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from nbguard.libraries import attributes_of_kind
-from nbguard.memory.core.advice import NONE, Advice, empty_parts, in_one_line, is_python, release_names
+from nbguard.memory.core.advice import NONE, Advice, empty_parts, in_sequence, is_python, release_names
 from nbguard.memory.core.facts import Graph, Root
 from nbguard.memory.core.references.graph import (
     GRADIENT,
@@ -26,7 +26,7 @@ from nbguard.memory.core.references.graph import (
     shortest_path,
     storages_of,
 )
-from nbguard.memory.core.references.releases import own_end_of
+from nbguard.memory.core.references.releases import metric_reset
 from nbguard.units import counted, format_bytes
 
 # --- Tensors that a model's code put on it, which are neither parameter nor buffer nor gradient.
@@ -115,10 +115,9 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
         )
         if path.endswith("_hooks"):
             hooks |= {f"{path}{label}": (edge[1], child) for child, label in node.references if label}
-        at = (at for at, number in enumerate(way) if graph.nodes[number].own_end == "reset")
-        end = next((end for place in at if (end := own_end_of(graph, root, way, place)) is not None), None)
-        if end is not None:
-            metrics[end.command] = end
+        reset = metric_reset(graph, root, way)
+        if reset is not None:
+            metrics[reset.command] = reset
             collected += places[-1].nbytes
         elif places[-1].has_graph and "_hooks" not in path and is_python(f"{path} = None"):
             lines.append((path, node.type_name in _CONTAINERS))
@@ -135,7 +134,7 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
         optimizer=nbytes_of(graph, _optimizer_state(graph, root) - of_model - rest),
         rest=nbytes_of(graph, rest),
         places=tuple(places),
-        advice=in_one_line(releases),
+        advice=in_sequence(releases),
         hooks=replace(release_names(list(hooks)), cut=frozenset(hooks.values())) if 0 < len(hooks) <= _LINES else NONE,
         is_collected=2 * collected > nbytes_of(graph, rest),
     )

@@ -151,15 +151,14 @@ def release_of_alike(graph: Graph, root: Root) -> Advice | None:
 
 
 def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> Advice:
-    """Return one line for several: with all their targets, the lines of Python that empty caches, or the first.
+    """Return one line for several that are `alike`, with all their targets or one after the other.
 
     Many that differ by one key are one, `study.trials[*].model`, where that stands for them and for nothing else.
     """
     if not lines[0].targets or len(lines) == 1:
-        return replace(advice.in_one_line(alike(lines)), frees=frees)
-    with_targets = alike(lines)
-    targets = tuple(dict.fromkeys(text for line in with_targets for text in line.targets))
-    cut = frozenset[Edge]().union(*(line.cut for line in with_targets))
+        return replace(advice.in_sequence(lines), frees=frees)
+    targets = tuple(dict.fromkeys(text for line in lines for text in line.targets))
+    cut = frozenset[Edge]().union(*(line.cut for line in lines))
     for pattern in _patterns(targets) if len(targets) > _FEW else ():
         edges = {last_reference(graph, root, way) for root, way in ways_written(graph, pattern)}
         if cut == edges:
@@ -169,7 +168,7 @@ def joined(graph: Graph, lines: Sequence[Advice], frees: int | None = None) -> A
 
 
 def alike(lines: Sequence[Advice]) -> Sequence[Advice]:
-    """Return the lines that may be one with the first: those with targets, a few that empty caches, or it alone."""
+    """Return the lines that can be one with the first, which have targets, too, or empty caches, or it alone."""
     if lines[0].targets:
         return [line for line in lines if line.targets]
     caches = [line for line in lines if line.effect == advice.EMPTIES_CACHE]
@@ -192,7 +191,7 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
             return None
         if is_function_cache(graph, number):
             return replace(advice.empty_cache_of(root.module, text), cut=cached_edges(graph, number))
-        if node.own_end and (own := own_end_of(graph, root, way, place)) is not None:
+        if node.own_end and (own := _own_end(graph, root, way, place)) is not None:
             return own
         cut = frozenset((number, child) for child in node.children)
         if node.type_name in _EXECUTORS and root.kind in ("name", "module") and not root.module:
@@ -210,7 +209,7 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
     return None
 
 
-def own_end_of(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
+def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
     """Return the line that has an object on a way let go of the things it piles up, or None where it has no such method."""
     owner, method = way[place], graph.nodes[way[place]].own_end
     text = path_text(graph, root, way[: place + 1])
@@ -228,6 +227,12 @@ def own_end_of(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Ad
     below = reach(graph, (owner,))
     cut = frozenset((n, c) for n in below for c, label in graph.nodes[n].references if label == f"[{keys[0]}]")
     return replace(advice.call_own_end(root.module, text, method, keys[0]), cut=cut)
+
+
+def metric_reset(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
+    """Return the line that resets the first metric on a way which keeps its values in lists, or None where there is none."""
+    metrics = (place for place, node in enumerate(way) if graph.nodes[node].own_end == "reset")
+    return next((line for place in metrics if (line := _own_end(graph, root, way, place)) is not None), None)
 
 
 def _waiting_work(graph: Graph, executor: int) -> frozenset[Edge]:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from nbguard.memory.core.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
@@ -18,7 +17,7 @@ from nbguard.memory.core.gpu_models import GpuReading
 from nbguard.memory.scan.devices.accelerators import accelerator_facts
 from nbguard.memory.scan.devices.amd import AmdReader
 from nbguard.memory.scan.devices.kept_memory import cublas_workspace, cublaslt_workspace
-from nbguard.memory.scan.devices.library_pools import library_pools
+from nbguard.memory.scan.devices.library_pools import with_library_pools
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
@@ -84,10 +83,9 @@ def device_facts(tracked: str, *, with_segments: bool = True) -> tuple[tuple[Dev
         return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet, so it holds no GPU memory"),)
     limits = group_limits()
     with _driver(torch) as driver:
-        segments, pools = _segments_by_device(), library_pools()
-        facts = tuple(
-            replace(_cuda_device(torch, index, driver, segments, limits), library_pools=pools.get(index, ()))
-            for index in range(torch.cuda.device_count())
+        segments = _segments_by_device()
+        facts = with_library_pools(
+            [_cuda_device(torch, index, driver, segments, limits) for index in range(torch.cuda.device_count())]
         )
         reasons = () if driver.reason is None else (Unavailable("nvml", driver.reason),)
     missing = (*reasons, *unmatched(limits, {fact.limit for fact in facts if fact.limit is not None}))
@@ -188,7 +186,7 @@ def _cuda_device(
 
 def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
     """Return the driver's figures of the devices that torch would use, before it has used any; empty where it tells none."""
-    facts: dict[int, DeviceFacts] = {}
+    facts = []
     with _driver(torch) as nvml:
         for index in range(torch.cuda.device_count()):
             try:
@@ -198,18 +196,19 @@ def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
             if readings is not None:
                 name, driver = readings
                 free = driver.total - min(driver.used, driver.total)
-                facts[index] = DeviceFacts(
-                    device=f"cuda:{index}",
-                    name=name,
-                    total=driver.total,
-                    free=free,
-                    nvml=identified(driver),
-                    has_context=False,
+                facts.append(
+                    DeviceFacts(
+                        device=f"cuda:{index}",
+                        name=name,
+                        total=driver.total,
+                        free=free,
+                        nvml=identified(driver),
+                        has_context=False,
+                    )
                 )
     # Another library may have taken a device before PyTorch uses any. CuPy must not be asked before: that would start CUDA.
-    listed = {process.pid for fact in facts.values() if fact.nvml for process in fact.nvml.processes or ()}
-    pools = library_pools() if os.getpid() in listed else {}
-    return tuple(replace(fact, library_pools=pools.get(index, ())) for index, fact in facts.items())
+    listed = {process.pid for fact in facts if fact.nvml for process in fact.nvml.processes or ()}
+    return with_library_pools(facts) if os.getpid() in listed else tuple(facts)
 
 
 def allocator_settings() -> str:

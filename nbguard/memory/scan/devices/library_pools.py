@@ -8,31 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from nbguard.libraries import libraries
-from nbguard.memory.core.facts import LibraryPool
+from nbguard.memory.core.facts import DeviceFacts, LibraryPool
+
+_Reading: TypeAlias = tuple[int, int, int | None]
+"""(index of the device, bytes of the arrays, bytes of the pool or None where the library does not tell them)."""
 
 
-def library_pools() -> dict[int, tuple[LibraryPool, ...]]:
-    """Return the pools of other libraries by the index of their device, none where a library counts otherwise than known.
+def with_library_pools(devices: Sequence[DeviceFacts]) -> tuple[DeviceFacts, ...]:
+    """Return the facts on devices with the pools of other libraries, none where a library counts otherwise than known.
 
-    To be asked once this process uses CUDA: CuPy's answer starts the driver, and processes forked later could not use it.
+    To be asked once this process uses CUDA, as CuPy's answer starts the driver, and forked processes could not use it then.
     """
-    found: dict[int, tuple[LibraryPool, ...]] = {}
+    pools: dict[str, list[LibraryPool]] = {}
     for package, read in _READERS.items():
-        # A version that counts otherwise: its memory counts as the context's.
+        # Memory that a version counts otherwise is the context's.
         with contextlib.suppress(Exception):
-            for index, pool in read() if _is_loaded(package) else ():
+            for index, used, held in read() if _is_loaded(package) else ():
+                pool = _pool(package, used, held)
                 if pool.held > 0:
-                    known = next(each.pool for each in libraries() if each.name == pool.library)
-                    whole = replace(pool, release=known.release, setting=known.setting)
-                    found[index] = (*found.get(index, ()), whole)
-    return found
+                    pools.setdefault(f"cuda:{index}", []).append(pool)
+    return tuple(replace(facts, library_pools=tuple(pools.get(facts.device, ()))) if pools else facts for facts in devices)
+
+
+def _pool(package: str, used: int, held: int | None) -> LibraryPool:
+    library = next(each for each in libraries() if package in each.packages)
+    return LibraryPool(
+        library=library.name,
+        held=used if held is None else held,
+        used=used,
+        is_whole=held is not None,
+        release=library.pool.release,
+        setting=library.pool.setting,
+    )
 
 
 def _is_loaded(package: str) -> bool:
@@ -42,39 +56,34 @@ def _is_loaded(package: str) -> bool:
 
 
 def _global(module: str, name: str) -> Any:
-    """Return a global of a loaded module; None if there is none."""
+    """Return a loaded module's global, or None."""
     loaded = sys.modules.get(module)
     return None if type(loaded) is not ModuleType else loaded.__dict__.get(name)
 
 
-def _cupy() -> Iterator[tuple[int, LibraryPool]]:
-    """Yield CuPy's default pool of the current device. The others' it tells only after a change of the device."""
+def _cupy() -> Iterator[_Reading]:
+    """Yield CuPy's default pool of the current device. CuPy tells the others only after a change of the device."""
     pool = _global("cupy", "_default_memory_pool")
     if pool is not None and (held := pool.total_bytes()):
-        index = _global("cupy", "cuda").runtime.getDevice()
-        yield index, LibraryPool(library="CuPy", held=held, used=pool.used_bytes())
+        yield _global("cupy", "cuda").runtime.getDevice(), pool.used_bytes(), held
 
 
-def _jax() -> Iterator[tuple[int, LibraryPool]]:
+def _jax() -> Iterator[_Reading]:
     """Yield JAX's pools, one for each GPU that it uses."""
     backends = _global("jax._src.xla_bridge", "_backends") or {}
     for platform in ("cuda", "rocm", "gpu"):
         for device in backends[platform].local_devices() if platform in backends else ():
             stats = device.memory_stats() or {}
-            used = stats.get("bytes_in_use", 0)
-            held = stats.get("pool_bytes", used)
-            pool = LibraryPool(library="JAX", held=held, used=used, is_whole="pool_bytes" in stats)
-            yield device.local_hardware_id, pool
+            yield device.local_hardware_id, stats.get("bytes_in_use", 0), stats.get("pool_bytes")
 
 
-def _tensorflow() -> Iterator[tuple[int, LibraryPool]]:
-    """Yield the bytes of TensorFlow's arrays on each GPU that it uses; of its pool it does not tell."""
+def _tensorflow() -> Iterator[_Reading]:
+    """Yield the bytes of TensorFlow's arrays on each GPU that it uses. It does not tell those of its pool."""
     context = _global("tensorflow.python.eager.context", "_context")
     if context is None or context._context_handle is None:
         return
     for index in range(len(context.list_logical_devices("GPU"))):
-        used = context.get_memory_info(f"GPU:{index}")["current"]
-        yield index, LibraryPool(library="TensorFlow", held=used, used=used, is_whole=False)
+        yield index, context.get_memory_info(f"GPU:{index}")["current"], None
 
 
 _READERS = {"cupy": _cupy, "jax": _jax, "tensorflow": _tensorflow}

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from itertools import chain, compress
 from operator import is_not
 from typing import Any, Final, Generic, TypeVar
-from weakref import ref
+from weakref import KeyedRef, ref
 
 from nbguard.libraries import class_kinds
 from nbguard.memory.scan.heap import native
@@ -105,8 +105,11 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
         known = self.get(id(cls))
         if known is None:
             known = self[id(cls)] = self._classify(cls)
-            self._types.append(cls)
+            self._hold(cls)
         return known
+
+    def _hold(self, cls: type) -> None:
+        self._types.append(cls)
 
     def note(self, types: list[type]) -> set[int]:
         """Examine each of these types that is not known yet; return their ids, each once.
@@ -126,23 +129,17 @@ class WeakTypeTable(TypeTable[_Known]):
 
     def __init__(self, classify: Callable[[type], _Known]) -> None:
         super().__init__(classify)
-        self._keys: dict[int, tuple[ref[type], int]] = {}
+        self._weak: dict[int, KeyedRef[int, type]] = {}
         table = ref(self)
 
-        def forget(gone: ref[type]) -> None:
+        def forget(gone: KeyedRef[int, type]) -> None:
             if (known := table()) is not None:
-                known.pop(known._keys.pop(id(gone))[1], None)
+                del known[gone.key], known._weak[gone.key]
 
         self._forget = forget
 
-    def of(self, cls: type) -> _Known:
-        """Return the findings about a type."""
-        known = self.get(id(cls))
-        if known is None:
-            known = self[id(cls)] = self._classify(cls)
-            weak = ref(cls, self._forget)
-            self._keys[id(weak)] = weak, id(cls)
-        return known
+    def _hold(self, cls: type) -> None:
+        self._weak[id(cls)] = KeyedRef(cls, self._forget, id(cls))
 
 
 def namespace_of(cls: type) -> Any:

@@ -199,7 +199,7 @@ def result_dropped(program: ParsedProgram) -> Iterator[Hit]:
 
 
 def _has_its_own_detach(program: ParsedProgram, name: str) -> bool:
-    """Say whether a name may be of an object with a `detach` of its own, such as a module."""
+    """Say whether a name may stand for a module or another object that defines its own `detach`."""
     if is_trained(program, name):
         return True
     made = [call.func for call in program.made(name)]
