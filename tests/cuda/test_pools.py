@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
+from nbguard.memory.allocator.model.settings import parse_version
 from tests.cuda.conftest import Notebook, counters, holders, parts, report, reset
 from tests.kernels import Kernel
 
 MIB = 1024**2
+_KEEPS_FAILED = parse_version(version("torch")) < (2, 14)
+"""The pool of a capture that failed never comes back before PyTorch 2.14."""
 GRAPH = (
     "g = torch.cuda.CUDAGraph(); static = mib(4)\nwith torch.cuda.graph(g): out = static * 2; scratch = mib(40)\ndel scratch"
 )
@@ -123,10 +128,12 @@ def test_the_pool_of_a_failed_capture_is_promised_to_nobody(notebook: Notebook) 
     again = _given_back(kernel)
     kernel.run("torch.cuda.empty_cache()").ok()
 
-    assert (least, back) == (0, 0)
+    assert least == 0
     assert most >= 40 * MIB
+    assert back == 0 if _KEEPS_FAILED else 40 * MIB <= back <= most
     assert again == (0, 0, 0)
-    assert parts(report(kernel)["devices"][0])["graph pools"] >= 40 * MIB
+    kept = parts(report(kernel)["devices"][0]).get("graph pools", 0)
+    assert kept >= 40 * MIB if _KEEPS_FAILED else kept == 0
     assert "would go back" not in kernel.run("%reset_gpu --dry-run").ok().text
 
 
@@ -172,7 +179,8 @@ def test_a_capture_that_failed_in_anothers_pool_keeps_it(notebook: Notebook, poo
     first, second = _given_back(kernel, names), _given_back(kernel)
 
     assert first[0] <= first[2] <= first[1]
-    assert first[2] <= 2 * MIB, "numbers of the generator for graphs"
+    if _KEEPS_FAILED:
+        assert first[2] <= 2 * MIB, "numbers of the generator for graphs"
     assert second == (0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-/* cuBLAS, cuDNN and CUPTI: only the calls whose outputs PyTorch goes by. */
+/* cuBLAS, cuSOLVER, cuDNN and CUPTI: only the calls whose outputs PyTorch goes by. */
 #include "fake.h"
 
 int cublasGetMathMode(Ptr handle, int *mode) { *mode = 0; return OK; }
@@ -9,6 +9,9 @@ int cublasLtMatmulAlgoGetHeuristic(Ptr h, Ptr d, Ptr a, Ptr b, Ptr c, Ptr e, Ptr
   *n = wanted > 0;
   return OK;
 }
+
+int cusolverDnSgetrf_bufferSize(Ptr handle, int m, int n, Ptr a, int lda, int *size) { *size = 0; return OK; }
+int cusolverDnDgetrf_bufferSize(Ptr handle, int m, int n, Ptr a, int lda, int *size) { *size = 0; return OK; }
 
 size_t cudnnGetVersion(void) { return FAKE_CUDNN_VERSION; } /* PyTorch compares it with the one it was built for */
 size_t cudnnGetCudartVersion(void) { return CUDA_VERSION_OF_HEADERS; }

@@ -230,6 +230,7 @@ _ON_VALUES = (
 )
 """In the messages of exporters about a path that depends on values."""
 _FIXED = "a size is fixed in the code: use x.shape[0] instead of a number or len(x)"
+_KEYWORDS = "name the inputs in forward(): PyTorch fixes the sizes of **kwargs"
 _BY_MESSAGE = (
     (
         "GuardOnDataDependent",
@@ -240,6 +241,8 @@ _BY_MESSAGE = (
         "the path or a shape depends on values: use torch.where or torch.cond instead of `if`",
     ),
     ("Data-dependent branching", "the path depends on values: use torch.where or torch.cond instead of `if`"),
+    ("Must provide a tree_name", _KEYWORDS),
+    ("name 'L' is not defined", _KEYWORDS),  # 2.14 exports such a model, and its check of sizes fails
     ("is refused", "the code treats one size differently: pad to two on the server, or export that size separately"),
     (
         "Could not guard on data-dependent",
@@ -248,7 +251,6 @@ _BY_MESSAGE = (
     ("Constraints violated", _FIXED),
     (".numpy()", "use torch functions: numpy's are not part of a graph"),
     ("specialized", _FIXED),
-    ("Must provide a tree_name", "name the inputs in forward(): PyTorch fixes the sizes of **kwargs"),
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nbguard.memory.allocator.model.settings import parse_version
 from nbguard.training.prediction.hardware import Gpu
 from nbguard.training.prediction.rules.rule import Allocator, Replacement, argument, ceil_div, nbytes, up
 
@@ -55,13 +56,20 @@ def _heads(like: Any, length: int, width: int) -> Any:
     return torch.empty(batch, length, heads, width, device="meta", dtype=like.dtype).transpose(1, 2)
 
 
-def _efficient(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+_SEED_ON_DEVICE = parse_version(str(torch.__version__)) >= (2, 14)
+"""The efficient backend keeps seed and offset on the device where nothing is dropped; before, always in host memory."""
+
+
+def _efficient(_: Allocator, __: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the output and, where gradients are wanted, the log of the sums of each row, rounded up to 32 rows."""
     query, value, saves = args[0], args[2], args[4]
     batch, heads, length = query.shape[:3]
+    drops = bool(argument(args, kwargs, 5, "dropout_p", 0.0))
+    place = "meta" if _SEED_ON_DEVICE and not drops else "cpu"
+    seed, offset = (torch.zeros((), device=place, dtype=torch.long) for _ in range(2))
     out = _heads(query, length, value.shape[-1])
     sums = torch.empty(batch, heads, up(length, 32) if saves else 0, device="meta", dtype=torch.float32)
-    return out, sums, torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)  # seed and offset: host memory
+    return out, sums, seed, offset
 
 
 def _efficient_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
