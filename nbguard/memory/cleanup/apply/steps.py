@@ -126,8 +126,16 @@ _SEQUENCES = Types((list, deque))
 
 
 def objects_by_id(wanted: set[int]) -> dict[int, Any]:
-    """Return those of the objects with these ids that the collector tracks: they have been alive since the ids were read."""
-    return {id(obj): obj for obj in gc.get_objects() if id(obj) in wanted}
+    """Return those of the objects with these ids that the collector tracks: they have been alive since the ids were read.
+
+    In PyTorch 2.4 (not in 2.13) a tensor that only C++ held dies with its holder there although Python refers to it, unless
+    it is told of the reference.
+    """
+    found = {id(obj): obj for obj in gc.get_objects() if id(obj) in wanted}
+    for obj in found.values():
+        if _is_tensor(mro_of(type(obj))):
+            sys.modules["torch"].Tensor._fix_weakref(obj)
+    return found
 
 
 def take_away(owner: Any, value: Any, step: str) -> bool:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 
 from nbguard.memory.core import advice
@@ -333,9 +334,15 @@ def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
 
     Nor one of a list that has the thing twice: it would still have it then. A hook goes as often as it is registered.
     """
+    label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
+    if label in ("", ".__self__") or graph.nodes[way[-2]].type_name in _FIXED or not _is_step(label):
+        return False
     text = path_text(graph, root, way)
     is_left = way[-1] in graph.nodes[way[-2]].repeated and not HOOK.search(text)
-    if is_left or not is_python(f"del {text}"):
-        return False
-    label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
-    return label not in ("", ".__self__") and graph.nodes[way[-2]].type_name not in _FIXED
+    return not is_left and is_python(f"del {text}")
+
+
+@lru_cache(maxsize=1000)
+def _is_step(label: str) -> bool:
+    """Say whether a step can be written in Python. A way through a graph has thousands that cannot, and no text is made for each."""
+    return is_python(f"del x{label}")

@@ -78,8 +78,9 @@ def _shared_storages(walk: Walk) -> list[int]:
     count = getattr(torch._C, "_storage_Use_Count", None)
     if count is None:
         return list(range(len(walk.storages)))
-    probe = torch.empty(0, device="cpu").untyped_storage()
-    itself = count(probe._cdata)  # counts of a storage's Python object, which stays
+    probe = torch.empty(0, device="cpu")
+    address = probe.untyped_storage()._cdata
+    itself = count(address) - 1  # 1 where a storage's Python object counts from then on, as in 2.13, not in 2.4
     known = [itself] * len(walk.storages)
     alone = _references_in_a_list() + 1
     for n, storages in walk.holds.items():
