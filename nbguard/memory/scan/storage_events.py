@@ -16,17 +16,52 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils._pytree import tree_leaves
 
 from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
+
+# --- Subclasses of tensors while a mode is entered.
+
+
+class _Nothing(TorchDispatchMode):  # type: ignore[misc]
+    """Changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        return func(*args, **(kwargs or {}))
+
+
+def _mend_as_subclass() -> None:
+    """Let tensors become subclasses, as fastai's of each batch do: PyTorch 2.4 refuses it while any dispatch mode is entered."""
+    former = torch._C.TensorBase.as_subclass
+
+    def as_subclass(tensor: Any, cls: type) -> Any:
+        with _disable_current_modes():
+            return former(tensor, cls)
+
+    try:
+        with _Nothing():
+            former(torch.empty(0, device="cpu"), torch.nn.Parameter)
+    except RuntimeError:
+        if torch.Tensor.as_subclass is former:
+            torch.Tensor.as_subclass = as_subclass
+        if getattr(torch, "as_subclass", None) is former:  # fastai's name of it
+            torch.as_subclass = as_subclass
+
+
+_mend_as_subclass()
 
 # --- The user's lines that allocate storages, noted while code runs, to explain the memory that each round of an action
 # leaves.
 #
 # A dispatch mode sees every operation of its thread. On CUDA the allocator's own history, where it is recorded, tells the
-# same
-# without one.
+# same without one.
 
 
 _DEEPEST = 50

@@ -64,7 +64,7 @@ class Autocast:
     def install(self) -> None:
         """Register the kernels."""
         fallback = torch.library.Library("_", "IMPL")
-        fallback.fallback(torch.library.fallthrough_kernel, _KEY)
+        fallback.m.fallback_fallthrough(_KEY)
         library = torch.library.Library("aten", "IMPL")
         for operator, make in self._kernels():
             library.impl(operator, make(operator), _KEY)
