@@ -165,7 +165,7 @@ said.append(with_changed(torch.cuda, "get_allocator_backend", lambda: "cudaMallo
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:128"
 said.append(refused())
 reserved = torch.cuda.memory_reserved()
-assert nbguard.airbag().device == "" and torch.cuda.memory_reserved() == reserved < 8 << 20, (torch.cuda.memory_reserved(), reserved)
+assert nbguard.airbag().device == "" and torch.cuda.memory_reserved() == reserved < 8 << 20, torch.cuda.memory_reserved()
 del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
 assert all("\\n" not in each for each in said) and len(set(said)) == len(said) - 1, said
 nbguard.airbag(64 << 20)

@@ -33,12 +33,12 @@ from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 class _Nothing(TorchDispatchMode):  # type: ignore[misc]
     """Changes nothing."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def _mend_as_subclass() -> None:
-    """Let tensors become subclasses, as fastai's of each batch do: PyTorch 2.4 refuses it while any dispatch mode is entered."""
+    """Let tensors become subclasses, as fastai's batches do: PyTorch 2.4 refuses it while any dispatch mode is entered."""
     former = torch._C.TensorBase.as_subclass
 
     def as_subclass(tensor: Any, cls: type) -> Any:
@@ -123,6 +123,24 @@ class _StorageRef(weakref.ref[Any]):
     key: int
     nbytes: int
     token: int
+
+
+def _are_deaths_told_late() -> bool:
+    """Say whether a storage's Python object outlives the memory while torch's own weak references to the storage exist.
+
+    It does in PyTorch 2.8: after a scan, a weak reference of Python's told of no death.
+    """
+    tensor = torch.empty(1, device="cpu")
+    storage = tensor.untyped_storage()
+    ref, weak = weakref.ref(storage), storage._weak_ref()
+    del storage
+    del tensor
+    is_late = ref() is not None
+    torch.UntypedStorage._free_weak_ref(weak)
+    return is_late
+
+
+_DEATHS_ARE_TOLD_LATE = _are_deaths_told_late()
 
 
 def is_autograds() -> bool:
@@ -259,7 +277,18 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
             raise failed
 
     def settle(self) -> None:
-        """Let a sum of gradients that has not taken over a block have one of its own. The next operation tells a failure."""
+        """Take note of all deaths, and let a sum of gradients that has not taken over a block have one of its own.
+
+        The next operation tells a failure.
+        """
+        if _DEATHS_ARE_TOLD_LATE:
+            for ref in tuple(self._known.values()):
+                storage = ref()
+                if storage is not None and not torch._C._storage_Use_Count(storage._cdata):
+                    self._died(ref)
+        self._settle_sum()
+
+    def _settle_sum(self) -> None:
         waiting, self._sum = self._sum, None
         if waiting is not None:
             _, new, op = waiting
@@ -278,7 +307,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
         if waiting is not None and waiting[0] is dead:
             waiting[1].token, dead.token, self._sum = dead.token, 0, None
         elif waiting is not None:
-            self.settle()
+            self._settle_sum()
         if self._known.get(dead.key) is dead:
             del self._known[dead.key]
             self._observer.died(dead.token)

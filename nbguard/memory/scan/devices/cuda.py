@@ -21,7 +21,7 @@ from nbguard.memory.scan.devices.library_pools import with_library_pools
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched
 from nbguard.memory.scan.devices.processes import identified
 from nbguard.memory.scan.devices.reserve import airbag_of, airbag_room, device_counters, without_reserve
-from nbguard.memory.scan.devices.segments import read_segments
+from nbguard.memory.scan.devices.segments import listed_segments, read_segments
 
 # --- The GPUs of this machine, read from the driver alone, without a context and without PyTorch.
 
@@ -83,7 +83,7 @@ def device_facts(tracked: str, *, with_segments: bool = True) -> tuple[tuple[Dev
         return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet, so it holds no GPU memory"),)
     limits = group_limits()
     with _driver(torch) as driver:
-        segments = _segments_by_device()
+        segments = read_segments(listed_segments())
         facts = with_library_pools(
             [_cuda_device(torch, index, driver, segments, limits) for index in range(torch.cuda.device_count())]
         )
@@ -241,14 +241,4 @@ def is_opened(torch: Any, index: int, reserved: int) -> bool:
 
 def segments_by_device() -> dict[int, tuple[Segment, ...]]:
     """Return the allocator's segments by device, without an airbag's."""
-    return without_reserve(_segments_by_device())
-
-
-def _segments_by_device() -> dict[int, tuple[Segment, ...]]:
-    """Return all segments by device, without the trace (which can take most of a second to copy)."""
-    torch: Any = sys.modules["torch"]
-    try:
-        snapshot = torch.cuda.memory_snapshot(include_traces=False)
-    except TypeError:  # this torch has no such option: its call gives segments only
-        snapshot = torch.cuda.memory_snapshot()
-    return read_segments(snapshot if type(snapshot) is list else snapshot.get("segments", ()))
+    return without_reserve(read_segments(listed_segments()))

@@ -14,7 +14,7 @@ from typing import Any
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import AirbagFact, PoolId, Segment
 from nbguard.memory.scan.devices.host import host_facts
-from nbguard.memory.scan.devices.segments import read_segments
+from nbguard.memory.scan.devices.segments import listed_segments, read_segments
 from nbguard.units import MiB
 
 _MOST_SMALL = 64 * MiB
@@ -116,7 +116,7 @@ def airbag_of(index: int, segments: Iterable[Segment] | None = None) -> AirbagFa
         return None
     reserve = _THERE[0]
     if segments is None:
-        segments = read_segments(_listed(reserve)).get(index, ())
+        segments = read_segments(listed_segments(reserve.pool)).get(index, ())
     own = tuple(replace(each, pool=(0, 0)) for each in segments if each.pool == reserve.pool)
     live = tuple(block for each in own for block in each.blocks if block.state != "inactive")
     return AirbagFact(size=reserve.size, spilled=sum(block.size for block in live), segments=own)
@@ -124,7 +124,7 @@ def airbag_of(index: int, segments: Iterable[Segment] | None = None) -> AirbagFa
 
 def spilled_now() -> int:
     """Return the bytes of the reserve that lie in live blocks."""
-    return sum(segment["allocated_size"] for segment in _listed(_THERE[0])) if _THERE else 0
+    return sum(segment["allocated_size"] for segment in listed_segments(_THERE[0].pool)) if _THERE else 0
 
 
 def without_reserve(segments: Mapping[int, tuple[Segment, ...]]) -> dict[int, tuple[Segment, ...]]:
@@ -144,7 +144,7 @@ def device_counters(index: int) -> dict[str, Any]:
     stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(index)
     if not stats or not _THERE or _THERE[0].index != index:
         return stats
-    listed, size = _listed(_THERE[0]), _THERE[0].size
+    listed, size = listed_segments(_THERE[0].pool), _THERE[0].size
     spilled = sum(segment["allocated_size"] for segment in listed)
     active = sum(segment["active_size"] for segment in listed)
     split = sum(segment["total_size"] - segment["active_size"] for segment in listed if segment["active_size"])
@@ -155,9 +155,3 @@ def device_counters(index: int) -> dict[str, Any]:
     most, reserved["peak"] = device_peaks(size, reserved["current"], (allocated["peak"], reserved["peak"]))
     allocated["peak"] = max(allocated["current"], most)
     return stats
-
-
-def _listed(reserve: Reserve) -> list[dict[str, Any]]:
-    torch: Any = sys.modules["torch"]
-    found: list[dict[str, Any]] = torch.cuda.memory_snapshot(reserve.pool, include_traces=False)
-    return found

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbguard.memory.core.facts import Block, Segment
 from nbguard.memory.scan.devices.allocation_sites import Sites
+
+
+def listed_segments(*pool: Any) -> list[dict[str, Any]]:
+    """Return the segments that PyTorch lists, of all pools or of one, without the trace, which can take a second to copy."""
+    torch: Any = sys.modules["torch"]
+    try:
+        snapshot = torch.cuda.memory_snapshot(*pool, include_traces=False)
+    except TypeError:  # as in 2.8: its call lists segments alone
+        snapshot = torch.cuda.memory_snapshot(*pool)
+    found: list[dict[str, Any]] = snapshot if type(snapshot) is list else snapshot.get("segments", [])
+    return found
 
 
 def read_segments(listed: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment, ...]]:

@@ -32,15 +32,27 @@ from nbguard.units import counted
 def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
     """Return the tensors among `objects` that one holder in C++ has and no object of Python's, besides this list."""
     autograd, ours = walk.referents.autograd, references_by_asking()
-    if autograd is None:
+    tensors = [n for n in range(len(objects)) if walk.kinds.of(type(objects[n])) == "tensor"]
+    if autograd is None or not tensors:
         return []
+    by_cpp = _references_of_cpp()
     return [
         objects[n]
-        for n in range(len(objects))
-        if walk.kinds.of(type(objects[n])) == "tensor"
-        and sys.getrefcount(objects[n]) == ours + 1  # the reference of C++ that keeps the object
-        and autograd.cpp_references(objects[n]) == 1
+        for n in tensors
+        if sys.getrefcount(objects[n]) == ours + 1  # the reference of C++ that keeps the object
+        and autograd.cpp_references(objects[n]) == by_cpp
     ]
+
+
+def _references_of_cpp() -> int:
+    """Return what `cpp_references` says of a tensor that one holder in C++ has: 1 from PyTorch 2.13 on at the latest, 0 in 2.8.
+
+    In 2.8 such a tensor has its Python object, and the object does not count as a holder of the tensor.
+    """
+    tensor = sys.modules["torch"].empty(1, device="cpu")
+    alone = sys.getrefcount(tensor)
+    view = tensor.view(1)
+    return sys.getrefcount(tensor) - alone if view is not None else 0
 
 
 def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
