@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import nbguard
@@ -52,6 +53,24 @@ def test_results_are_the_same_bit_by_bit() -> None:
         found = train()
 
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+
+
+def test_what_torch_refers_to_weakly_dies_too() -> None:
+    """As after a scan. PyTorch 2.8 keeps the Python object of such a storage."""
+    with nbguard.simulate("1GiB") as simulation:
+        x = torch.ones(2 * MIB // 4)
+        weak = StorageWeakRef(x.untyped_storage())
+        before = simulation.memory_allocated()
+        del x
+
+        assert (before, simulation.memory_allocated()) == (2 * MIB, 0)
+    assert weak.expired()
+
+
+def test_a_tensor_becomes_a_subclass() -> None:
+    """PyTorch 2.4 refuses that under any mode; fastai does it with each batch."""
+    with nbguard.simulate("1GiB"):
+        assert type(torch.ones(3).as_subclass(torch.nn.Parameter)) is torch.nn.Parameter
 
 
 def test_nothing_stays_patched() -> None:
