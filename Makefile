@@ -13,7 +13,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-VENV := .venv
+# PYTORCH=2.8: an environment with another PyTorch, of those in setup/pytorch.
+VENV := $(if $(PYTORCH),build/pytorch-$(PYTORCH),.venv)
+CONSTRAINTS := $(if $(PYTORCH),$(VENV)/constraints.txt,constraints.txt)
 STAMPS := $(VENV)/.stamps
 NOTEBOOK := notebooks/01_between_experiments.ipynb
 JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/tests/*') package.json
@@ -27,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Runs a command with the programs of .venv in front: node, where the system's is missing or too old.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 # Python writes the bytecode of the modules that are imported, a tenth of those installed.
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --no-compile --constraint constraints.txt
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --no-compile --constraint $(CONSTRAINTS)
 APT := $$([ "$$(id -u)" = 0 ] || echo sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 APT_INSTALL = $(APT) update && $(APT) install --yes --no-install-recommends
 
@@ -85,8 +87,9 @@ test: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## run the tests; make
 	@$(if $(PART)$(ARGS),$(PYTEST) $(PART_$(PART)) $(ARGS),(failed=0; $(foreach part,1 2 3,$(PYTEST) $(PART_$(part)) || failed=1;) exit $$failed)) \
 	  || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
 
-test-all: ## all cases of each kind of test and 50 times the random examples: hours
+test-all: ## all cases of each kind of test and 50 times the random examples, and the tests with other PyTorchs: hours
 	@NBGUARD_THOROUGH=1 NBGUARD_SPREAD=0 $(MAKE) --no-print-directory test
+	@failed=0; $(foreach version,$(notdir $(wildcard setup/pytorch/*)),$(MAKE) --no-print-directory test PYTORCH=$(version) || failed=1;) exit $$failed
 
 fuzz: $(STAMPS)/extra-unit ## feed hours of random files to all that reads files; ROUNDS=100 for fewer, FROM=1000 for others
 	@$(call say,random files)
@@ -194,7 +197,11 @@ debian-packages:
 	  if [ -n "$$missing" ]; then $(call say,Debian packages:$$missing); \
 	  { $(APT_INSTALL) $$missing; } || $(call stop,Install by hand: $$missing. Then run the same command again.); fi
 
-$(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
+# The pins of constraints.txt but for what setup/pytorch names.
+build/pytorch-%/constraints.txt: constraints.txt setup/pytorch/% | $(STAMPS)/venv
+	@awk -F '[=<>]' 'NR == FNR {named[$$1]; next} !($$1 in named)' setup/pytorch/$* constraints.txt | cat - setup/pytorch/$* >$@
+
+$(STAMPS)/tools: $(CONSTRAINTS) | $(STAMPS)/venv
 	@$(call say,build tools)
 	@$(PIP) pip build hatchling hatch-jupyter-builder setuptools || $(call stop,$(REGISTRIES))
 	@touch $@
@@ -220,13 +227,13 @@ $(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
 	@touch $@
 
 # Without the browser's side, which needs npm's packages, and without PyTorch.
-$(STAMPS)/extra-unit $(STAMPS)/extra-docs: $(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/tools
+$(STAMPS)/extra-unit $(STAMPS)/extra-docs: $(STAMPS)/extra-%: pyproject.toml $(CONSTRAINTS) | $(STAMPS)/tools
 	@$(call say,nbguard with its $* packages: neither PyTorch nor npm)
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[$*]' || $(call stop,$(REGISTRIES))
 	@touch $@
 
 # nbguard as an editable install with one of the extras of pyproject.toml.
-$(STAMPS)/extra-%: pyproject.toml constraints.txt $(LABEXTENSION) | $(STAMPS)/tools
+$(STAMPS)/extra-%: pyproject.toml $(CONSTRAINTS) $(LABEXTENSION) | $(STAMPS)/tools
 	@$(call say,nbguard with its $* packages (the first time this fetches PyTorch for demo and test: minutes))
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[$*]' || $(call stop,$(REGISTRIES))
 	@touch $@

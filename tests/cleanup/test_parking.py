@@ -367,6 +367,19 @@ def test_a_call_of_a_parked_model_says_how_to_bring_it_back() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_storage_that_only_garbage_has_comes_back() -> None:
+    model = nn.Linear(4, 4)
+    _park({"model": model}, "model")
+    gc.disable()
+    try:
+        cycle: list[Any] = [model.weight.untyped_storage()]
+        cycle.append(cycle)
+        del cycle
+        assert not nbguard.unpark().left
+    finally:
+        gc.enable()
+
+
 class Wrapped(nn.Module):
     """A model that looks at its parameters before it hands its call on, as wrappers for several devices do."""
 

@@ -19,6 +19,7 @@ from nbguard.memory.room.airbag import Airbag, airbag_now
 from nbguard.memory.room.host_reserve import HostReserve
 from nbguard.memory.room.spill_watch import switch, watch_now
 from nbguard.memory.room.valve import bring_back, relieve
+from nbguard.memory.scan.devices.segments import listed_segments
 from nbguard.memory.scan.scan import Notebook
 
 MIB = 1024**2
@@ -91,7 +92,7 @@ def spilled() -> int:
     """Return what PyTorch itself says lies in the airbag's pool, in bytes."""
     on = airbag_now()
     assert on is not None
-    return sum(segment["active_size"] for segment in torch.cuda.memory_snapshot(_pool(on), include_traces=False))
+    return sum(segment["active_size"] for segment in listed_segments(_pool(on)))
 
 
 def _pool(on: Airbag) -> Any:
@@ -171,7 +172,7 @@ def case(name: str, optimizer: str, *, half: bool, lacks: float) -> int:
 
 
 def _blocks(on: Any) -> list[dict[str, Any]]:
-    segments = torch.cuda.memory_snapshot(_pool(on), include_traces=False)
+    segments = listed_segments(_pool(on))
     return [block for segment in segments for block in segment["blocks"] if block["state"] != "inactive"]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 _MEMORY = """
-import ctypes
-_runtime = ctypes.CDLL("libcudart.so.13")
+import ctypes, glob, os
+_fake = os.environ["LD_LIBRARY_PATH"].partition(":")[0]
+_runtime = ctypes.CDLL(*glob.glob(f"{_fake}/libcudart.so.*"))  # .12 with PyTorch 2.8
 def take(nbytes):
     found = ctypes.c_void_p()
     assert _runtime.cudaMalloc(ctypes.byref(found), ctypes.c_size_t(nbytes)) == 0

@@ -13,9 +13,8 @@ from tests.kernels import Cell, Kernel
 MIB = 1024**2
 POOL = """
 from nbguard.memory.room.airbag import airbag_now
-def spilled():
-    listed = torch.cuda.memory_snapshot(airbag_now().reserve.pool.id, include_traces=False)
-    return sum(segment["active_size"] for segment in listed)
+from nbguard.memory.scan.devices.segments import listed_segments
+def spilled(): return sum(segment["active_size"] for segment in listed_segments(airbag_now().reserve.pool.id))
 """
 
 

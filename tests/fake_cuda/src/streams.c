@@ -80,6 +80,9 @@ int cudaStreamGetCaptureInfo(Ptr stream, int *status, u64 *id, Ptr *graph, Ptr *
   if (n) *n = 0;
   return fake_sticky;
 }
+int cudaStreamGetCaptureInfo_v2(Ptr stream, int *status, u64 *id, Ptr *graph, Ptr *nodes, size_t *n) { /* CUDA 12's */
+  return cudaStreamGetCaptureInfo(stream, status, id, graph, nodes, 0, n);
+}
 int cudaStreamBeginCapture(Ptr stream, int mode) {
   capturing = stream;
   captures++;

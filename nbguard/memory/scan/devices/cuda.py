@@ -219,7 +219,10 @@ def allocator_settings() -> str:
 def memory_fraction(index: int) -> float | None:
     """Return the share of a device that torch may reserve; None where this torch does not tell."""
     ask = getattr(sys.modules["torch"]._C, "_cuda_getMemoryFraction", None)
-    return None if ask is None else float(ask(index))
+    try:
+        return None if ask is None else float(ask(index))
+    except RuntimeError:  # after an error that lasts, as a device-side assert, PyTorch 2.8 refuses
+        return None
 
 
 def _limit(index: int, properties: Any, limits: dict[str, int]) -> int | None:

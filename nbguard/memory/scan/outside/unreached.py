@@ -45,7 +45,7 @@ def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
 
 
 def _references_of_cpp() -> int:
-    """Return what `cpp_references` says of a tensor that one holder in C++ has: 1 from PyTorch 2.13 on at the latest, 0 in 2.8.
+    """Return `cpp_references` of a tensor that one holder in C++ has, 1 in PyTorch 2.13 and 0 in 2.8.
 
     In 2.8 such a tensor has its Python object, and the object does not count as a holder of the tensor.
     """
