@@ -46,7 +46,7 @@ def _mend_as_subclass() -> None:
             return former(tensor, cls)
 
     try:
-        with _Nothing():
+        with _disable_current_modes(), _Nothing():
             former(torch.empty(0, device="cpu"), torch.nn.Parameter)
     except RuntimeError:
         if torch.Tensor.as_subclass is former:
@@ -130,7 +130,8 @@ def _are_deaths_told_late() -> bool:
 
     It does in PyTorch 2.8: after a scan, a weak reference of Python's told of no death.
     """
-    tensor = torch.empty(1, device="cpu")
+    with _disable_current_modes():
+        tensor = torch.empty(1, device="cpu")
     storage = tensor.untyped_storage()
     ref, weak = weakref.ref(storage), storage._weak_ref()
     del storage
