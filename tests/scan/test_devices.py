@@ -116,6 +116,16 @@ _BLOCKS = [
 _SEGMENT = {"device": 1, "address": 4096, "total_size": 2560, "segment_type": "small", "blocks": _BLOCKS}
 
 
+def test_a_device_that_failed_for_good_does_not_tell_its_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a device-side assert in PyTorch 2.8."""
+
+    def failed(_: int) -> float:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", failed, raising=False)
+    assert cuda.memory_fraction(0) is None
+
+
 @pytest.mark.parametrize("new", [True, False], ids=["with include_traces", "before it"])
 def test_segments_of_every_schema_are_read(monkeypatch: pytest.MonkeyPatch, new: bool) -> None:
     """Since 2.11 the call takes include_traces and returns more than a list; blocks had no addresses before 2.1."""

@@ -15,7 +15,7 @@ def listed_segments(*pool: Any) -> list[dict[str, Any]]:
     torch: Any = sys.modules["torch"]
     try:
         snapshot = torch.cuda.memory_snapshot(*pool, include_traces=False)
-    except TypeError:  # as in 2.8: its call lists segments alone
+    except TypeError:  # before 2.11: the call lists segments alone
         snapshot = torch.cuda.memory_snapshot(*pool)
     found: list[dict[str, Any]] = snapshot if type(snapshot) is list else snapshot.get("segments", [])
     return found
