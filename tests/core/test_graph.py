@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.memory.core.facts import Graph, Node, Root, StorageFact
-from nbguard.memory.core.references.graph import STALE_KINDS, nbytes_of, path_text, reach_of_roots, shortest_path, storages_of
+from nbguard.memory.core.facts import Graph, Node, Root, StorageFact, Target
+from nbguard.memory.core.references import releases
+from nbguard.memory.core.references.graph import (
+    GRAPH,
+    STALE_KINDS,
+    nbytes_of,
+    path_text,
+    reach_of_roots,
+    shortest_path,
+    storages_of,
+)
 from nbguard.memory.core.references.holders import holders
+from nbguard.memory.core.references.partners import partners_of
 from nbguard.testing import make_graph
 
 _KINDS = ("name", "module", "frame", "library", "out", "error", "garbage")
@@ -99,6 +110,25 @@ def test_cycles_that_wait_for_the_collector_share_nothing() -> None:
     graph = make_graph({"Out[4]": ["m", "t"], "unreachable cycles": ["l"]}, {"l": {".model": "m"}}, {"m": 7, "t": 1, "l": 2})
 
     assert [(holder.label, holder.retained) for holder in holders(graph)] == [("Out[4]", 8), ("unreachable cycles", 2)]
+
+
+def test_the_way_through_a_long_graph_is_not_written_again_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    length, written = 2000, 0
+    steps = {f"{n}": {GRAPH: f"{n + 1}"} for n in range(length)}
+    graph = make_graph({"x": ["0"], "y": [f"{length}"]}, steps, {f"{length}": 8})
+    (target,) = graph.roots[1].nodes
+    path_text_of = releases.path_text
+
+    def count(graph: Graph, root: Root, way: tuple[int, ...]) -> str:
+        nonlocal written
+        written += len(way)
+        return path_text_of(graph, root, way)
+
+    monkeypatch.setattr(releases, "path_text", count)
+    found = partners_of(graph, Target(text="y", root="y"), [target], set(), frozenset())
+
+    assert [partner.path for partner in found.all] == ["x"]
+    assert written <= 4 * length
 
 
 def test_the_shortest_path_prefers_attributes_to_keys_of_a_dict() -> None:
