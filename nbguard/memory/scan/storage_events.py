@@ -126,9 +126,9 @@ class _StorageRef(weakref.ref[Any]):
 
 
 def _are_deaths_told_late() -> bool:
-    """Say whether a storage's Python object outlives the memory while torch's own weak references to the storage exist.
+    """Return whether the Python object of a storage outlives its memory while torch has weak references to the storage.
 
-    It does in PyTorch 2.8: after a scan, a weak reference of Python's told of no death.
+    In PyTorch 2.8 it does, so Python's weak references never learn of a death after a scan.
     """
     with _disable_current_modes():
         tensor = torch.empty(1, device="cpu")

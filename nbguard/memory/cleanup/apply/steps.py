@@ -128,8 +128,8 @@ _SEQUENCES = Types((list, deque))
 def objects_by_id(wanted: set[int]) -> dict[int, Any]:
     """Return those of the objects with these ids that the collector tracks: they have been alive since the ids were read.
 
-    In PyTorch 2.4 (not in 2.13) a tensor that only C++ held dies with its holder there although Python refers to it, unless
-    it is told of the reference.
+    In PyTorch 2.4, but not in 2.13, a tensor that only C++ held dies with that holder although Python refers to it.
+    `_fix_weakref` makes Python's reference count.
     """
     found = {id(obj): obj for obj in gc.get_objects() if id(obj) in wanted}
     for obj in found.values():

@@ -344,5 +344,5 @@ def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=1000)
 def _is_step(label: str) -> bool:
-    """Say whether a step can be written in Python. A way through a graph has thousands that cannot: none gets a text."""
+    """Return whether Python has a syntax for this step. It has none for the thousands of steps through an autograd graph."""
     return is_python(f"del x{label}")
