@@ -67,8 +67,8 @@ cuda._segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0
     "looking waits for the device": (
         """
 import torch, nbguard.memory.scan.devices.cuda as cuda
-segments = cuda._segments_by_device
-cuda._segments_by_device = lambda: (torch.cuda.synchronize(), segments())[1]
+segments = cuda.listed_segments
+cuda.listed_segments = lambda: (torch.cuda.synchronize(), segments())[1]
 """,
         lambda notebook, folder: test_device_bar.test_looking_neither_waits_nor_resets_nor_empties(notebook),
     ),
