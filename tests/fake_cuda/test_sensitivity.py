@@ -55,8 +55,8 @@ NvmlReader._handle = lambda self, properties, index: (self._nvml.nvmlDeviceGetHa
     "the counters of device 0 are taken for every device": (
         """
 import nbguard.memory.scan.devices.cuda as cuda
-snapshot = cuda._segments_by_device
-cuda._segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0, 1)}
+read = cuda.read_segments
+cuda.read_segments = lambda listed: {index: read(listed).get(0, ()) for index in (0, 1)}
 """,
         lambda notebook, folder: test_device_bar.test_two_devices(notebook, folder),
     ),
