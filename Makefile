@@ -87,7 +87,7 @@ test: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## run the tests; make
 	@$(if $(PART)$(ARGS),$(PYTEST) $(PART_$(PART)) $(ARGS),(failed=0; $(foreach part,1 2 3,$(PYTEST) $(PART_$(part)) || failed=1;) exit $$failed)) \
 	  || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
 
-test-all: ## all cases of each kind of test and 50 times the random examples, and the tests with other PyTorchs: hours
+test-all: ## all cases of each kind of test and 50 times the random examples, and all tests with other versions of PyTorch: hours
 	@NBGUARD_THOROUGH=1 NBGUARD_SPREAD=0 $(MAKE) --no-print-directory test
 	@failed=0; $(foreach version,$(notdir $(wildcard setup/pytorch/*)),$(MAKE) --no-print-directory test PYTORCH=$(version) || failed=1;) exit $$failed
 
@@ -199,7 +199,7 @@ debian-packages:
 
 # The pins of constraints.txt but for what setup/pytorch names.
 build/pytorch-%/constraints.txt: constraints.txt setup/pytorch/% | $(STAMPS)/venv
-	@awk -F '[=<>]' 'NR == FNR {named[$$1]; next} !($$1 in named)' setup/pytorch/$* constraints.txt | cat - setup/pytorch/$* >$@
+	@awk -F '[=<>]' 'NR == FNR {named[$$1]; print; next} !($$1 in named)' setup/pytorch/$* constraints.txt >$@
 
 $(STAMPS)/tools: $(CONSTRAINTS) | $(STAMPS)/venv
 	@$(call say,build tools)

@@ -163,8 +163,9 @@ said.append(with_changed(sys, "platform", "win32"))
 said.append(with_changed(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync"))
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:128"
 said.append(refused())
-reserved = torch.cuda.memory_reserved()
-assert nbguard.airbag().device == "" and torch.cuda.memory_reserved() == reserved < 8 << 20, torch.cuda.memory_reserved()
+# Its result's segment, and before 2.14 another one for the generator's two numbers for graphs.
+reserved = 2 << 20 << (tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14))
+assert nbguard.airbag().device == "" and torch.cuda.memory_reserved() == reserved, torch.cuda.memory_reserved()
 del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
 assert all("\\n" not in each for each in said) and len(set(said)) == len(said) - 1, said
 nbguard.airbag(64 << 20)

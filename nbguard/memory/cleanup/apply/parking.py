@@ -233,7 +233,7 @@ def _exchange(tensors: Sequence[Any], make: Callable[[int], Any]) -> str:
             return in_one_line(error)
         del old
         if not weak.expired():
-            gc.collect()  # what torch.save leaves in a cycle has the storage in PyTorch 2.8
+            gc.collect()  # garbage may refer to it, as a cycle that torch.save leaves does in PyTorch 2.8
         if weak.expired():
             return ""
         still_there = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)

@@ -126,7 +126,7 @@ _SEQUENCES = Types((list, deque))
 
 
 def objects_by_id(wanted: set[int]) -> dict[int, Any]:
-    """Return those of the objects with these ids that the collector tracks: they have been alive since the ids were read.
+    """Return the objects that have had these ids since the scan, as far as the collector tracks them.
 
     In PyTorch 2.4, but not in 2.13, a tensor that only C++ held dies with that holder although Python refers to it.
     `_fix_weakref` makes Python's reference count.

@@ -12,6 +12,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from nbguard.memory.core.references.owner_sets import components
@@ -44,6 +45,7 @@ def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
     ]
 
 
+@cache
 def _references_of_cpp() -> int:
     """Return `cpp_references` of a tensor that one holder in C++ has, 1 in PyTorch 2.13 and 0 in 2.8.
 

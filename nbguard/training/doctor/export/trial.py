@@ -260,15 +260,16 @@ def _program(
 
 def _of_any_batch(subject: TrialSubject, batch: TrialBatch, calls: dict[str, Callable[..., Any]]) -> tuple[ExportAttempt, Any]:
     """Return an attempt where the batch may have any size, each input by itself or else all of them the same."""
-    shared = _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))
+    attempt = partial(_program, "dynamic batch", subject, batch, calls=calls, of_any_batch=True)
+    shared = {"dynamic_shapes": _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))}
     alone = getattr(torch.export.Dim, "DYNAMIC", None)
     if alone is None:  # PyTorch 2.4
-        return _program("dynamic batch", subject, batch, {"dynamic_shapes": shared}, calls, of_any_batch=True)
+        return attempt(shared)
     shapes = _dynamic(subject.model, batch, alone)
-    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes}, calls, of_any_batch=True)
+    each = attempt({"dynamic_shapes": shapes})
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
         return each
-    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared}, calls, of_any_batch=True)
+    same = attempt(shared)
     if same[0].passes:
         return same
     lines = drafted_failures(_copy_with(subject, {}), batch, shapes)

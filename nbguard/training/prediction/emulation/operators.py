@@ -64,7 +64,7 @@ class Autocast:
     def install(self) -> None:
         """Register the kernels."""
         fallback = torch.library.Library("_", "IMPL")
-        fallback.m.fallback_fallthrough(_KEY)
+        fallback.m.fallback_fallthrough(_KEY)  # the library's own `fallback` is missing in 2.4
         library = torch.library.Library("aten", "IMPL")
         for operator, make in self._kernels():
             library.impl(operator, make(operator), _KEY)

@@ -57,7 +57,7 @@ def _heads(like: Any, length: int, width: int) -> Any:
 
 
 _SEED_ON_DEVICE = parse_version(str(torch.__version__)) >= (2, 14)
-"""The efficient backend keeps seed and offset on the device where nothing is dropped; before, always in host memory."""
+"""Since 2.14 the efficient backend keeps seed and offset on the device where nothing is dropped, before in host memory."""
 
 
 def _efficient(_: Allocator, __: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
