@@ -1,18 +1,18 @@
 """nbguard keeps GPU memory healthy between the experiments of a notebook.
 
-`%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
-then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`, `watch`,
+`%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back, then
+do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`, `watch`,
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
-`snapshot_map`, `snapshot_moment`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`;
-the memory of a fit before it starts: `predict`; whether this machine is set up for a fit, its steps repeat, and its model
-exports: `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32` layers in float32;
-`run_record` keeps the settings of a run, `compare` shows the differences of two, and `apply_record` sets one again.
+`snapshot_map`, `snapshot_moment`; of this process `record`, `live_moment`, `save_snapshot`, `whatif_report`; a simulated
+device: `simulate`; the memory of a fit before it starts: `predict`; whether this machine is set up for a fit, its steps repeat,
+and its model exports: `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32` layers in
+float32; `run_record` keeps the settings of a run, `compare` shows the differences of two, and `apply_record` sets one again.
 `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go, and `last_fit` returns its
 last report. `survive` and `SurviveOOM` let a training go on after it ran out of memory. `watch_ranks` says which rank of a
 distributed job hangs, with the collective and the line; `load_ranks` says the same from dumps of PyTorch's flight recorder,
-`launch_errors` whose error came first when a launch failed. `install` says who held the memory where a script or a rank ends
-by running out of it, and `job_report` which rank did so first. `engines` shows the
-memory of the engines of an ipyparallel cluster in one table.
+`launch_errors` whose error came first when a launch failed. `install` says who held the memory where a script or a rank ends by
+running out of it, and `job_report` which rank did so first. `engines` shows the memory of the engines of an ipyparallel cluster
+in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nbguard.memory.simulation.simulation import simulate
     from nbguard.memory.snapshots.moment import snapshot_moment
     from nbguard.memory.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
-    from nbguard.memory.snapshots.save import live_snapshot, record, save_snapshot
+    from nbguard.memory.snapshots.save import live_moment, live_snapshot, record, save_snapshot
     from nbguard.memory.snapshots.whatif import whatif_report
     from nbguard.training.doctor.deterministic import deterministic
     from nbguard.training.doctor.diagnose import diagnose
@@ -91,6 +91,7 @@ _HOMES = {
     "install": "nbguard.frontend.jobs.install",
     "job_report": "nbguard.frontend.jobs.folder",
     "launch_errors": "nbguard.training.ranks.errors",
+    "live_moment": "nbguard.memory.snapshots.save",
     "live_snapshot": "nbguard.memory.snapshots.save",
     "load_ranks": "nbguard.training.ranks.load",
     "load_snapshot": "nbguard.memory.allocator.snapshot.read",
@@ -138,6 +139,7 @@ __all__ = [  # no FitMonitor, SurviveOOM and Sidebar: `import *` must import no 
     "job_report",
     "last_fit",
     "launch_errors",
+    "live_moment",
     "live_snapshot",
     "load_ranks",
     "load_snapshot",

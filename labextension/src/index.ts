@@ -1,6 +1,6 @@
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
-import { INotebookTracker } from '@jupyterlab/notebook';
+import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
@@ -9,6 +9,7 @@ import panelStyle from '../style/panel.css';
 import { CommandIDs, addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
+import { LintMarks } from './lint_marks';
 import { type Head, IHead, noteOpen, openingOf, wasOpen } from './opening';
 import { loadView, MemoryPanel } from './panel';
 import { SavedSidebars } from './saved_sidebar';
@@ -106,6 +107,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
     };
     front.started.connect(() => void openOnData());
     front.changed.connect(() => void openOnData());
+
+    const mark = (notebook: NotebookPanel): LintMarks => new LintMarks(notebook, () => settings.lintMarks);
+    tracker.forEach(mark);
+    tracker.widgetAdded.connect((_, notebook) => { mark(notebook); });
 
     addPanelCommands(app, panel, language);
     addMagicCommands(app, tracker, language);

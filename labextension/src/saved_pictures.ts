@@ -3,7 +3,7 @@ import { KernelMessage } from '@jupyterlab/services';
 import { UUID } from '@lumino/coreutils';
 
 import { COMM, KernelSender } from './kernel_sender';
-import { HTML, type MimeModel, sidebarOf, widgetsOf } from './sidebar_output';
+import { hasOwnPicture, HTML, type MimeModel, sidebarOf, widgetsOf } from './sidebar_output';
 import { isObject } from './view/check';
 import { isAnswer } from './view/protocol';
 
@@ -81,7 +81,7 @@ export class SavedPictures {
   #outputs(): MimeModel[] {
     const areas = [...(this.#notebook.content.model?.cells ?? [])].flatMap(cell => ('outputs' in cell ? [cell.outputs as Outputs] : []));
     const outputs = areas.flatMap(area => Array.from({ length: area.length }, (_, i) => area.get(i)));
-    return outputs.filter(({ data }) => sidebarOf(data) !== null);
+    return outputs.filter(({ data }) => sidebarOf(data) !== null && !hasOwnPicture(data));
   }
 
   readonly #notebook: NotebookPanel;

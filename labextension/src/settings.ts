@@ -7,10 +7,11 @@ export interface Settings {
   side: 'left' | 'right';
   openOnData: boolean;
   statusBar: boolean;
+  lintMarks: boolean;
   channel: Channel;
 }
 
-const DEFAULTS: Settings = { side: 'right', openOnData: true, statusBar: true, channel: 'control' };
+const DEFAULTS: Settings = { side: 'right', openOnData: true, statusBar: true, lintMarks: true, channel: 'control' };
 
 /** The settings as they are now; each is its default where there is none. */
 export function read(stored: ISettingRegistry.ISettings | null): Settings {

@@ -142,6 +142,19 @@ def test_recording_is_bounded_and_off_forgets_it(small: Kernel) -> None:
     assert "no history is recorded: run  %gpumem record on" in _refused(small, "%gpumem whatif")
 
 
+def test_the_live_history_ends_as_the_memory_is(small: Kernel) -> None:
+    small.run(STEPS).ok()
+    small.run("import nbguard; last = len(torch.cuda.memory._snapshot()['device_traces'][0])").ok()
+
+    small.run("now, then = nbguard.memory_map(), nbguard.live_moment(last)").ok()
+
+    blocks = "[(b.address, b.size, b.holder < 0) for d in {}.devices for p in d.pools for s in p.segments for b in s.blocks]"
+    assert small.value(blocks.format("now")) == small.value(blocks.format("then.map"))
+    assert small.value("then.devices[0].allocated == torch.cuda.memory_allocated()")
+    assert {"losses", "opt"} <= set(small.value("[row.label for row in then.report.report.devices[0].holders]"))
+    assert small.value("nbguard.live_moment().devices[0].peak == torch.cuda.max_memory_allocated()")
+
+
 def test_a_recording_ordered_before_cuda_can_be_taken_back(small: Kernel) -> None:
     small.run("%gpumem record on\n%gpumem record off\nx = mib(30)").ok()
 

@@ -376,6 +376,23 @@ def test_the_marks_of_a_picture_add_up_to_its_finding(kernel: Kernel, panel: Pan
     assert f">{finding} stale<" in picture
 
 
+_LOOP = "for x, y in loader:\n    loss = loss_fn(model(x), y)\n    loss.backward()\n    total += loss"
+
+
+def test_a_notebooks_cells_are_linted_without_running(plain_kernel: Kernel, plain_panel: Panel) -> None:
+    """Without PyTorch and without a scan; lines of IPython's are no obstacle, and a cell that is no Python has no finding."""
+    cells = ["import torch\n%matplotlib inline", "def broken(:", "open('ran', 'w')", "total = 0", _LOOP]
+
+    found = plain_panel.wait("lint", rid=plain_panel.ask("lint", cells=cells))["findings"]
+
+    assert [(each["cell"], each["line"], each["code"]) for each in found] == [(4, 4, "NBG101")]
+    assert plain_panel.wait("lint", rid=plain_panel.ask("lint", cells=[f"{_LOOP}  # noqa: NBG101"]))["findings"] == []
+    assert plain_panel.wait("lint", rid=plain_panel.ask("lint", cells=[]))["findings"] == []
+    assert plain_panel.wait("lint", rid=plain_panel.ask("lint", cells=["(" * 5000]))["findings"] == []
+    assert not (plain_kernel.cwd / "ran").exists()
+    assert plain_kernel.value("'torch' in __import__('sys').modules") is False
+
+
 @pytest.mark.parametrize("kept", ["a plan", "a queued job", "a heap"])
 def test_nothing_of_the_users_is_held(kernel: Kernel, panel: Panel, kept: str) -> None:
     kernel.run("learn = learner(); ref = weakref.ref(learn)").ok()

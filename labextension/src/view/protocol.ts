@@ -123,6 +123,24 @@ export const isLineHistory: Check<LineHistory> = object({
   marks: list(isTimeMark)
 });
 
+/** A line of a cell that `nbguard lint` reports. */
+export interface CellFinding {
+  /** Place of the cell among those that were sent, from 0. */
+  cell: number;
+  /** Of the cell, from 1. */
+  line: number;
+  /** Of the rule: `NBG101`. */
+  code: string;
+  message: string;
+}
+
+export const isCellFinding: Check<CellFinding> = object({
+  cell: number,
+  line: number,
+  code: text,
+  message: text
+});
+
 /**
  * A way from a root that keeps a holder alive. `cell`: number of the cell that bound its name. `stale`: Clean stale
  * would cut it. `release`: the line of code that cuts it; empty if none. `effect`: effect of that line in a few
@@ -661,6 +679,8 @@ export type Answer =
   | { op: 'history'; rid: string; history: LineHistory }
   /** The answer to `picture`. `html`: the report after the last cell that ended, dated; every name is escaped. */
   | { op: 'picture'; rid: string; html: string }
+  /** The answer to `lint`. */
+  | { op: 'lint'; rid: string; findings: CellFinding[] }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
   /** The answer to `predict`. `text`: lines: the need of the next fit, whether it fits and why, the uncounted parts. */
@@ -677,6 +697,7 @@ export const isAnswer: Check<Answer> = variants({
   queued: object({ rid: text, why: text }),
   history: object({ rid: text, history: isLineHistory }),
   picture: object({ rid: text, html: text }),
+  lint: object({ rid: text, findings: list(isCellFinding) }),
   why: object({ rid: text, why: isWhyView }),
   predicted: object({ rid: text, text: text }),
   plan: object({ rid: text, plan: isPlanView }),
@@ -709,6 +730,11 @@ export type Request =
   | { op: 'history'; rid: string; seconds: number }
   /** Send the picture that a saved notebook keeps of the sidebar. */
   | { op: 'picture'; rid: string }
+  /**
+   * Find leaks and slow lines in the code of a notebook, as `nbguard lint` does. Nothing of it is executed.
+   * `cells`: the notebook's code cells.
+   */
+  | { op: 'lint'; rid: string; cells: string[] }
   /** Explain why a row is alive. `heap`: number of the memory state that has the row. `id`: of the row. */
   | { op: 'why'; rid: string; heap: number; id: number }
   /**

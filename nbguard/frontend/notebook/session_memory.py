@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nbguard.memory.reports.notices.notice import Notice, Notices
     from nbguard.memory.reports.report import Report
     from nbguard.memory.simulation.simulation import Simulation
+    from nbguard.memory.snapshots.moment import RecordedHistory
     from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 
 
@@ -182,6 +183,12 @@ class SessionMemory:
         if self.simulation is None:
             return api.memory_map(request)
         return self.simulation.memory_map(api.request_bytes(request))
+
+    def recorded_history(self) -> RecordedHistory:
+        """Return the allocator's history, of the simulated device while cells run on it."""
+        from nbguard.memory.snapshots.save import live_history
+
+        return live_history(simulation=self.simulation)
 
     def oom(self) -> OomCard | None:
         """Return the card on the last error, if it ran out of memory."""

@@ -88,8 +88,8 @@ _RESERVED = (*_ALLOCATED, *_CACHE)
 _FREE = (DevicePart.FREE,)
 """Parts of a device that PyTorch has of it. On a CPU there is one, all memory of this process."""
 _PROTOCOL = "2.1.0"
-_SIDEBAR = "application/vnd.nbguard.frontend.sidebar+json"
-"""Type of the output that the extension of JupyterLab shows: live or as a picture."""
+SIDEBAR = "application/vnd.nbguard.frontend.sidebar+json"
+"""Type of the output that the extension of JupyterLab shows, live or as a picture, which a `picture` of its own keeps."""
 _NO_KERNEL = (
     "this is not a Jupyter kernel, so nothing would keep a sidebar up to date: %gpumem, or nbguard.report(), shows the same "
     "figures of this moment"
@@ -156,7 +156,7 @@ class Sidebar(AnyWidget):
         """
         shown: Any = self._repr_mimebundle_()
         data, metadata = shown
-        data = {**data, _SIDEBAR: {"model_id": self.model_id}, "text/html": picture}
+        data = {**data, SIDEBAR: {"model_id": self.model_id}, "text/html": picture}
         transient = {"display_id": f"nbguard-{self.model_id}"}
         publish_display_data(data, metadata, transient=transient, update=update)  # type: ignore[no-untyped-call]
 

@@ -397,6 +397,7 @@ CELLS_ON = Advice(command=f"{_REPORT} cells on", effect="says so in a line after
 RECORD_ON = Advice(command=f"{_REPORT} record on", call=_call("record"), effect="keeps PyTorch's history of its allocator")
 RECORD_OFF = Advice(command=f"{_REPORT} record off", call="nbguard.record(False)", effect="ends and forgets the history")
 WHATIF = Advice(command=f"{_REPORT} whatif", call=_call("whatif_report"), effect="replays the history under other settings")
+MOMENTS = Advice(command=f"{_REPORT} map --history", call=_call("live_moment"), effect="shows its moments, from the peak on")
 SNAPSHOT = Advice(
     command=f"{_REPORT} snapshot", call=_call("save_snapshot", ["FILE"]), effect="with a file's name, writes a snapshot"
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from nbguard.errors import NbguardError
+from nbguard.memory.core import advice
 from nbguard.render.result import Result
 
 DEFAULT_ENTRIES = 100_000
@@ -26,6 +27,16 @@ class Recording(Result):
     entries: int | None = None  # kept of each device at most; None if unknown
     since: int | None = None  # number of the cell that it began in; None if unknown
     changed: bool = False  # the call that returned this has changed something
+
+    def check_history(self) -> None:
+        """Raise NbguardError, with the way to a history, if there is none."""
+        if self.state == "off":
+            raise NbguardError(
+                "no history is recorded: run  " + advice.RECORD_ON.command + " , then the cells in question, then this again"
+                " (--file FILE takes a snapshot that has one)"
+            )
+        if self.state == "waiting":
+            raise NbguardError("recording begins with the first use of CUDA; run your cells first")
 
 
 def check_entries(entries: int) -> None:

@@ -80,13 +80,14 @@ class RecordedHistory:
     """The history of a snapshot file, to be looked at after any event.
 
     Args:
-        path: that the snapshot was loaded from.
+        path: that the snapshot was loaded from, or the name of the process that it was just taken of.
         snapshot: with its traces.
-        names: from its sidecar.
+        names: from its sidecar, or of that process.
+        is_live: it was taken of a process that goes on.
     """
 
-    def __init__(self, path: str | Path, snapshot: Snapshot, names: NotebookNames) -> None:
-        self.path, self.names = path, names
+    def __init__(self, path: str | Path, snapshot: Snapshot, names: NotebookNames, *, is_live: bool = False) -> None:
+        self.path, self.names, self._is_live = path, names, is_live
         self.file = Path(path).name
         self.devices = tuple(number for number in snapshot.devices if snapshot.trace(number).events)
         self._snapshot = snapshot
@@ -103,7 +104,7 @@ class RecordedHistory:
 
     def named(self, names: NotebookNames) -> RecordedHistory:
         """Return the same history with other names of holders."""
-        other = RecordedHistory(self.path, self._snapshot, names)
+        other = RecordedHistory(self.path, self._snapshot, names, is_live=self._is_live)
         other._moments = self._moments
         return other
 
@@ -153,6 +154,8 @@ class RecordedHistory:
     def _events(self, at: At, device: int | None) -> dict[int, int]:
         """Return the event of each device that is meant."""
         if not self.devices:
+            if self._is_live:
+                raise SnapshotError(f"{self.file}: nothing has happened in the history that is recorded; run the cells first")
             raise SnapshotError(
                 f"{self.file}: it has no history, so no earlier moment is known. "
                 "torch.cuda.memory._record_memory_history() before the run records one."
@@ -210,7 +213,9 @@ class RecordedHistory:
 
     def _notes(self, moments: dict[int, TraceMoment]) -> Iterator[str]:
         """Yield sentences on facts that the history does not tell of these moments."""
-        if self.names.holders:
+        if self.names.holders and self._is_live:
+            yield "a name is the present one, for a block that is still there"
+        elif self.names.holders:
             yield "a name is the one of the time when the file was written, for a block that was still there"
         for number, moment in moments.items():
             states = self.of(number)

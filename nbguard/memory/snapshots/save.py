@@ -29,6 +29,7 @@ from nbguard.texts import running_shell
 
 if TYPE_CHECKING:
     from nbguard.memory.simulation.simulation import Simulation
+    from nbguard.memory.snapshots.moment import At, RecordedHistory, SnapshotMoment
 
 
 # --- PyTorch's own snapshot of its allocator, the switch of its history, and the facts a snapshot lacks. None opens a device.
@@ -305,6 +306,47 @@ def live_snapshot(simulation: Simulation | None = None) -> Snapshot:
     raw = torch_snapshot()
     devices = device_facts(tracked_device())[0]
     return parse_snapshot(raw, _TRUSTED, sidecar_of(devices, _settings_of(raw)))
+
+
+def live_history(namespace: dict[str, Any] | None = None, simulation: Simulation | None = None) -> RecordedHistory:
+    """Return the allocator's recorded history of this process (or of a simulation), with today's names of the holders.
+
+    Args:
+        namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
+        simulation: whose device's history it is; None stands for this process's GPUs.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+        NbguardError: CUDA is not in use yet, or nothing is recorded.
+    """
+    from nbguard.memory.snapshots.load import NotebookNames, with_cell_names
+    from nbguard.memory.snapshots.moment import RecordedHistory
+
+    (recording() if simulation is None else simulation.recording).check_history()
+    source = _of_this_process(namespace) if simulation is None else _of_simulation(simulation, namespace)
+    holders: dict[int, dict[int, str]] = {}
+    for number, label, blocks in block_holders(source.facts):
+        holders.setdefault(number, {}).update(dict.fromkeys(blocks, label))
+    cells = cell_files()
+    snapshot = with_cell_names(parse_snapshot(source.raw, _TRUSTED, source.sidecar), cells)
+    return RecordedHistory("this kernel", snapshot, NotebookNames(holders, cells), is_live=True)
+
+
+def live_moment(at: At = "peak", device: int | None = None, namespace: dict[str, Any] | None = None) -> SnapshotMoment:
+    """Return a moment of the history that PyTorch records in this process, with the holders and the map of that time.
+
+    A block that is still there has the name of its holder, and any other the line that allocated it. `record` starts a history.
+
+    Args:
+        at: the number of events that had happened, `"peak"`, or `"oom"` for the first request that was refused.
+        device: only this one; needed for a number where several devices have a history.
+        namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+        NbguardError: CUDA is not in use yet, nothing is recorded, or the history has no such moment.
+    """
+    return live_history(namespace).at(at, device)
 
 
 def _settings_of(raw: dict[str, Any]) -> str | None:

@@ -107,14 +107,7 @@ def whatif_report(
 
 
 def _live(simulation: Simulation | None) -> Snapshot:
-    state = recording() if simulation is None else simulation.recording
-    if state.state == "off":
-        raise NbguardError(
-            "no history is recorded: run  " + advice.RECORD_ON.command + " , then the cells in question, then this again"
-            " (--file FILE takes a snapshot that has one)"
-        )
-    if state.state == "waiting":
-        raise NbguardError("recording begins with the first use of CUDA; run your cells first")
+    (recording() if simulation is None else simulation.recording).check_history()
     return with_cell_names(live_snapshot(simulation), cell_files())
 
 

@@ -14,7 +14,7 @@ from nbguard.training.lint.program import ParsedProgram
 from nbguard.training.lint.report import LintFinding, LintReport
 from nbguard.training.lint.rule import Hit, Rule, first_of_each_line
 from nbguard.training.lint.rules import RULES
-from nbguard.training.lint.source import LARGEST, Edit, Source, files_of, read_source, repaired
+from nbguard.training.lint.source import LARGEST, Edit, Source, files_of, notebook_source, read_source, repaired
 
 _EXEMPT = re.compile(r"#\s*noqa(?::\s*(?P<codes>[A-Z]+\d+(?:[,\s]+[A-Z]+\d+)*))?", re.IGNORECASE)
 
@@ -108,6 +108,15 @@ def lint(paths: Iterable[str], rules: Iterable[Rule] = RULES, *, fix: bool = Fal
         findings += [_finding(checked.source, rule, hit) for rule, hit in checked.hits]
         left_out += checked.source.unparsed
     return LintReport(files=files, fixed=fixed, findings=tuple(findings), left_out=tuple(left_out)), errors
+
+
+def lint_cells(cells: Iterable[str]) -> tuple[LintFinding, ...]:
+    """Return the findings in a notebook's code cells, which are counted from 1 on. A cell that is no Python has none."""
+    try:
+        checked = check(notebook_source("notebook.ipynb", enumerate(cells, start=1)))
+    except RecursionError:
+        return ()
+    return tuple(_finding(checked.source, rule, hit) for rule, hit in checked.hits)
 
 
 def _finding(source: Source, rule: Rule, hit: Hit) -> LintFinding:

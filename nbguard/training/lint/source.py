@@ -88,11 +88,16 @@ def _script(path: str, data: bytes) -> Source:
 
 
 def _notebook(path: str, data: bytes) -> Source:
+    return notebook_source(path, _cells(path, data))
+
+
+def notebook_source(path: str, cells: Iterable[tuple[int, str]]) -> Source:
+    """Return the Python of a notebook's code cells, each with its number among all cells."""
     body: list[ast.stmt] = []
     lines: list[str] = []
     places: list[LinePlace] = []
     unparsed = []
-    for number, text in _cells(path, data):
+    for number, text in cells:
         of_cell = _lines(text)
         tree = _cell_tree(text, of_cell)
         if isinstance(tree, str):

@@ -17,6 +17,7 @@ from nbguard.frontend.sidebar.protocol.messages import (
     Bye,
     Cancel,
     Hello,
+    LintRequest,
     Message,
     PlanRequest,
     PredictRequest,
@@ -33,6 +34,7 @@ RIGHT: list[tuple[dict[str, Any], Message]] = [
     ),
     ({"op": "bye", "client": "a_1"}, Bye("a_1")),
     ({"op": "refresh", "rid": "r1"}, Refresh("r1")),
+    ({"op": "lint", "rid": "r1", "cells": ["", "x = 1"]}, LintRequest("r1", ("", "x = 1"))),
     ({"op": "why", "rid": "r1", "heap": 7, "id": 0}, Ask("r1", 7, 0)),
     ({"op": "predict", "rid": "r1", "heap": 7, "id": 0}, PredictRequest("r1", 7, 0)),
     ({"op": "plan", "rid": "r1", "action": "clean_stale"}, PlanRequest(rid="r1", action="clean_stale")),
@@ -49,6 +51,11 @@ RIGHT: list[tuple[dict[str, Any], Message]] = [
 def test_what_is_right_is_read(message: dict[str, Any], found: Message) -> None:
     assert parse(message) == found
     assert parse(json.loads(json.dumps(message))) == found
+
+
+@pytest.mark.parametrize("cells", [None, "x = 1", [1], ["x" * 100_001], ["x"] * 2001])
+def test_cells_that_are_none_are_refused(cells: object) -> None:
+    assert isinstance(parse({"op": "lint", "rid": "r", "cells": cells}), BadRequest)
 
 
 @pytest.mark.parametrize("action", get_args(ActionName))
@@ -143,11 +150,12 @@ def _assert_harmless(found: Message | None) -> None:
     """Whatever has been read holds nothing but short texts and small numbers, of exactly these types."""
     if found is None:
         return
+    most, longest = (2000, 100_000) if type(found) is LintRequest else (200, 300)  # a notebook has more cells than a list rows
     for name in found.__dataclass_fields__:
         value = getattr(found, name)
         values = value if type(value) is tuple else (value,)
-        assert len(values) <= 200
+        assert len(values) <= most
         for each in values:
             assert type(each) in (str, int, bool, type(None))
-            assert type(each) is not str or len(each) <= 300
+            assert type(each) is not str or len(each) <= longest
             assert type(each) is not int or 0 <= each <= 2**53

@@ -103,9 +103,12 @@ def showing_progress() -> Iterator[None]:
             line.end()
 
 
-def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int | None) -> Shown | None:
+def show(
+    shell: Any, options: argparse.Namespace, result: Shown, widget: dict[str, Any] | None = None, **details: int | None
+) -> Shown | None:
     """Display a result once, as text and HTML (or JSON), and keep the object where `-o` or an assignment says.
 
+    `widget` is the mimebundle of a widget that shows more of the result where widgets are.
     Returns the result only if the line assigns it (`plan = %reset_gpu --dry-run`): else it would be displayed a second time
     and stay in `Out`.
     """
@@ -113,7 +116,7 @@ def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int 
 
     keep(shell, options, result)
     bundle = result.json_bundle() if options.json else result.mimebundle(**details)
-    display_bundle(bundle, result.display_metadata())
+    display_bundle({**(widget or {}), **bundle}, result.display_metadata())
     return result if _is_assigned() else None
 
 

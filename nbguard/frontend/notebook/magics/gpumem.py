@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from nbguard.errors import NbguardError
-from nbguard.frontend.arguments import add_device, add_fit, add_rows, number, unquoted
+from nbguard.frontend.arguments import add_device, add_fit, add_moment, add_rows, number, unquoted
 from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import show_sentence
 from nbguard.frontend.notebook.magics import snapshots
@@ -96,6 +96,9 @@ def _add_map(options: argparse.ArgumentParser) -> None:
     source = options.add_mutually_exclusive_group()
     source.add_argument("--request", metavar="SIZE", help="names to release so that a request of 2GiB in one piece succeeds")
     source.add_argument("--file", metavar="FILE", type=unquoted, help="of this snapshot instead of this kernel")
+    add_moment(options, "--at", "the memory")
+    slider = "a slider through the recorded history, of this kernel or of --file, from its peak on"
+    options.add_argument("--history", action="store_true", help=slider)
     add_device(options)
     add_rows(options, "segments per pool")
 
@@ -172,7 +175,7 @@ GRAMMAR = MagicGrammar(
             usage="map",
             help="segments and blocks by pool, and the names that pin free memory",
             advice="takes no name; --device 1 shows one device, --request 2GiB the names to release for it, --file FILE a "
-            "snapshot (without --request)",
+            "snapshot (without --request), --history the recorded moments",
             add=_add_map,
         ),
         "make-room": Word(
@@ -280,6 +283,8 @@ class GpuMemMagics(Magics):
                 if options.device is not None:
                     recorded = _known(recorded.only(options.device), options.device, recorded.devices)
                 return show(self.shell, options, recorded, limit=options.n)
+            case "map" if options.history or options.at_event is not None:
+                return snapshots.show_moment(self.shell, options, session.memory)
             case "map":
                 if options.file is None:
                     drawn = guarded("%gpumem map", session.memory.memory_map, options.request)

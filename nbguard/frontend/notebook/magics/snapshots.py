@@ -16,6 +16,7 @@ from nbguard.frontend.notebook.session import session_of
 from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
+    from nbguard.frontend.notebook.session_memory import SessionMemory
     from nbguard.memory.reports.memory_map import MemoryMap
     from nbguard.memory.simulation.simulation import Simulation
 
@@ -111,6 +112,31 @@ def map_of(file: str) -> MemoryMap:
     return snapshot_map(file, _progress())
 
 
+def show_moment(shell: Any, options: argparse.Namespace, memory: SessionMemory) -> Any:
+    """Show a moment of the recorded history, of this kernel or of a file; with `--history` also a slider to all others."""
+    from nbguard.memory.snapshots.moment import RecordedHistory
+
+    if options.request is not None:
+        raise UsageError("%gpumem map: --request is about this moment; leave out --history and --at")
+    device = _number(options.device, "map")
+    if options.file is None:
+        history = guarded("%gpumem map", memory.recorded_history)
+    else:
+        history = guarded("%gpumem map", RecordedHistory.load, options.file, _progress())
+    moment = guarded("%gpumem map", history.at, "peak" if options.at_event is None else options.at_event, device)
+    if not options.history:
+        return show(shell, options, moment, limit=options.n)
+    if len(moment.devices) > 1:
+        have = ", ".join(each.device for each in moment.devices)
+        raise UsageError(f"%gpumem map --history: its devices have a history each ({have}); choose one with --device")
+    widget = None
+    if hasattr(shell, "kernel") and not options.json:
+        from nbguard.frontend.notebook.history_slider import slider_bundle
+
+        widget = slider_bundle(history, moment, options.n)
+    return show(shell, options, moment, widget, limit=options.n)
+
+
 def _record(state: str | None, entries: int | None, simulation: Simulation | None) -> Any:
     from nbguard.memory.cleanup.apply.allocator_history import recording, start, stop
     from nbguard.memory.core.recording import DEFAULT_ENTRIES
@@ -137,19 +163,19 @@ def _what_to_try(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "path": options.file,
         "confs": [",".join(conf) for conf in options.set],
-        "device": _number(options.device),
+        "device": _number(options.device, "whatif"),
         "torch_version": options.torch,
         "capacity": options.capacity,
         "fraction": options.fraction,
     }
 
 
-def _number(device: str | None) -> int | None:
+def _number(device: str | None, word: str) -> int | None:
     if device is None:
         return None
     digits = device.removeprefix("cuda:")
     if not (digits.isascii() and digits.isdigit()):
-        raise UsageError(f"%gpumem whatif: no device {device}; write it as 1, or cuda:1")
+        raise UsageError(f"%gpumem {word}: no device {device}; write it as 1, or cuda:1")
     return int(digits)
 
 

@@ -240,6 +240,8 @@ class Hub:
                 self._put(channel, rid, "Refresh", "", self._refresh, kind="refresh")
             case messages.PictureRequest(rid):
                 self._put(channel, rid, "Look", _UNTIL_END, lambda: self._send_picture(channel, rid), kind="picture")
+            case messages.LintRequest(rid, cells):
+                self._put(channel, rid, "", "", lambda: self._lint(channel, rid, cells), kind="lint")
             case messages.Ask() as asked:
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind="why")
             case messages.PlanRequest() as asked:
@@ -282,6 +284,19 @@ class Hub:
         if handler.states.is_outdated or not handler.states.last.heap:
             self._look_and_tell()
         self._outbox.answer(channel, handler.picture(rid))
+
+    def _lint(self, channel: Channel, rid: str, cells: tuple[str, ...]) -> None:
+        from nbguard.frontend.sidebar.protocol.messages import Linted
+        from nbguard.frontend.sidebar.protocol.state import CellFinding
+        from nbguard.frontend.sidebar.protocol.ticks import truncate_utf8
+        from nbguard.training.lint.lint import lint_cells
+
+        findings = (
+            CellFinding(found.cell - 1, found.line, found.code, truncate_utf8(found.message))
+            for found in lint_cells(cells)
+            if found.cell is not None
+        )
+        self._outbox.answer(channel, Linted(rid, tuple(findings)))
 
     def _cancel(self, channel: Channel, rid: str) -> None:
         """Drop what waits under `rid`. A running job goes on, and is answered when it is done."""

@@ -16,7 +16,7 @@ from nbguard.memory.core.references.explain import Why
 from nbguard.plain_data import to_plain
 
 if TYPE_CHECKING:
-    from nbguard.frontend.sidebar.protocol.state import LineHistory, MemoryState, OutcomeView, PlanView, Tick
+    from nbguard.frontend.sidebar.protocol.state import CellFinding, LineHistory, MemoryState, OutcomeView, PlanView, Tick
 
 
 # --- Messages from the hub to the views, and the paths that keep a holder alive. Each message has its `op` beside its fields.
@@ -87,6 +87,13 @@ class Pictured(NamedTuple):
     html: str  # the report after the last cell that ended, dated; every name is escaped
 
 
+class Linted(NamedTuple):
+    """The answer to `lint`."""
+
+    rid: str
+    findings: tuple[CellFinding, ...]
+
+
 class Planned(NamedTuple):
     """The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to."""
 
@@ -124,7 +131,7 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Predicted | Planned | Done | Refused
+Answer = Acknowledged | Queued | HistorySent | Pictured | Linted | Explained | Predicted | Planned | Done | Refused
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
@@ -132,6 +139,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "queued": Queued,
     "history": HistorySent,
     "picture": Pictured,
+    "lint": Linted,
     "why": Explained,
     "predicted": Predicted,
     "plan": Planned,
@@ -157,6 +165,8 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ACTIONS = frozenset(get_args(ActionName))
 _LONGEST_LIST = 200
 _LONGEST_TEXT = 300
+_MOST_CELLS = 2000
+_LONGEST_CELL = 100_000
 _LARGEST = 2**53
 """JavaScript's numbers are exact up to here."""
 
@@ -199,6 +209,14 @@ class PictureRequest:
     """Send the picture that a saved notebook keeps of the sidebar."""
 
     rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class LintRequest:
+    """Find leaks and slow lines in the code of a notebook, as `nbguard lint` does. Nothing of it is executed."""
+
+    rid: str
+    cells: tuple[str, ...]  # the notebook's code cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +280,18 @@ class BadRequest:
 
 
 Request = (
-    Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | PredictRequest | PlanRequest | Apply | Cancel | Dismiss
+    Hello
+    | Bye
+    | Refresh
+    | HistoryRequest
+    | PictureRequest
+    | LintRequest
+    | Ask
+    | PredictRequest
+    | PlanRequest
+    | Apply
+    | Cancel
+    | Dismiss
 )
 
 Question = Ask | PredictRequest | PlanRequest | Apply
@@ -303,10 +332,10 @@ def _number(value: object, name: str) -> int:
     return value
 
 
-def _list(message: dict[Any, Any], name: str) -> list[Any]:
+def _list(message: dict[Any, Any], name: str, most: int = _LONGEST_LIST) -> list[Any]:
     items = message.get(name, [])
-    if type(items) is not list or len(items) > _LONGEST_LIST:
-        raise _WrongError(f"{name} must be a list of at most {_LONGEST_LIST}")
+    if type(items) is not list or len(items) > most:
+        raise _WrongError(f"{name} must be a list of at most {most}")
     return items
 
 
@@ -315,6 +344,13 @@ def _texts(message: dict[Any, Any], name: str) -> tuple[str, ...]:
     if any(type(text) is not str or not 0 < len(text) <= _LONGEST_TEXT for text in texts):
         raise _WrongError(f"{name} must be texts of at most {_LONGEST_TEXT} characters")
     return tuple(texts)
+
+
+def _cells(message: dict[Any, Any]) -> tuple[str, ...]:
+    cells = _list(message, "cells", _MOST_CELLS)
+    if any(type(cell) is not str or len(cell) > _LONGEST_CELL for cell in cells):
+        raise _WrongError(f"cells must be texts of at most {_LONGEST_CELL} characters")
+    return tuple(cells)
 
 
 def _hello(message: dict[Any, Any]) -> Hello:
@@ -354,6 +390,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "refresh": lambda message: Refresh(_token(message, "rid")),
     "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
     "picture": lambda message: PictureRequest(_token(message, "rid")),
+    "lint": lambda message: LintRequest(_token(message, "rid"), _cells(message)),
     "why": lambda message: Ask(*_row(message)),
     "predict": lambda message: PredictRequest(*_row(message)),
     "plan": _plan,
@@ -368,6 +405,7 @@ REQUESTS: dict[str, type[Request]] = {
     "refresh": Refresh,
     "history": HistoryRequest,
     "picture": PictureRequest,
+    "lint": LintRequest,
     "why": Ask,
     "predict": PredictRequest,
     "plan": PlanRequest,

@@ -80,6 +80,16 @@ class FitTick:
 
 
 @dataclass(frozen=True, slots=True)
+class CellFinding:
+    """A line of a cell that `nbguard lint` reports."""
+
+    cell: int  # place of the cell among those that were sent, from 0
+    line: int  # of the cell, from 1
+    code: str  # of the rule: `NBG101`
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """A request of some view that is not done yet."""
 

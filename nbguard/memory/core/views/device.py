@@ -224,8 +224,10 @@ def recording_blocks(recording: Recording) -> Iterator[Block]:
     if recording.state in ("on", "waiting"):
         most = format_bytes((recording.entries or 0) * ENTRY_BYTES)
         yield Line(f"some 2 µs an allocation, and up to {most} of host memory per device")
-        whatif, snapshot, off = advice.WHATIF.command, advice.SNAPSHOT_FILE.command, advice.RECORD_OFF.command
-        yield Line(whatif + " replays it · " + snapshot + " keeps it · " + off + " ends it")
+        moments, whatif = advice.MOMENTS.command, advice.WHATIF.command
+        snapshot, off = advice.SNAPSHOT_FILE.command, advice.RECORD_OFF.command
+        shown = moments + " shows its moments · " + whatif + " replays it"
+        yield Line(shown + " · " + snapshot + " keeps it · " + off + " ends it")
 
 
 def _state(recording: Recording) -> str:
