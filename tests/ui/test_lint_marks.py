@@ -13,7 +13,7 @@ from tests.ui.pages import App
 from tests.ui.servers import Server
 
 CELLS = [
-    "%load_ext nbguard\nimport torch\nmodel = torch.nn.Linear(2, 2)\nloader = [(torch.ones(1, 2), torch.ones(1, 2))]\ntotal = 0",
+    "%load_ext nbguard\nimport torch\nmodel, total = torch.nn.Linear(2, 2), 0\nloader = [(torch.ones(1, 2), torch.ones(1, 2))]",
     "for x, y in loader:\n    loss = (model(x) - y).sum()\n    loss.backward()\n    total += loss",
     "done = True",
 ]

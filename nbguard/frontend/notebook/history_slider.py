@@ -70,7 +70,7 @@ export default {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = words;
-      button.style.cssText = "padding: 1px 8px; border: 1px solid currentColor; border-radius: 3px; background: none; color: inherit";
+      button.style.cssText = "padding: 1px 8px; border: 1px solid; border-radius: 3px; background: none; color: inherit";
       button.addEventListener("click", () => go(event));
       return button;
     });

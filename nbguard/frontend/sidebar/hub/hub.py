@@ -242,10 +242,9 @@ class Hub:
                 self._put(channel, rid, "Look", _UNTIL_END, lambda: self._send_picture(channel, rid), kind="picture")
             case messages.LintRequest(rid, cells):
                 self._put(channel, rid, "", "", lambda: self._lint(channel, rid, cells), kind="lint")
-            case messages.Ask() as asked:
-                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind="why")
-            case messages.PlanRequest() as asked:
-                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind=f"plan {asked.action}")
+            case messages.Ask() | messages.PlanRequest() as asked:
+                kind = f"plan {asked.action}" if isinstance(asked, messages.PlanRequest) else "why"
+                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind=kind)
             case messages.PredictRequest() as asked:
                 self._put(
                     channel, asked.rid, "Next fit", _PREDICTED_LATER, lambda: self._answer(channel, asked), kind="predict"
