@@ -99,6 +99,7 @@ def test_the_wheel_carries_the_prebuilt_extension_where_jupyter_looks(wheel: zip
         "side": "right",
         "openOnData": True,
         "statusBar": True,
+        "lintMarks": True,
         "channel": "control",
     }
 

@@ -9,7 +9,6 @@ import panelStyle from '../style/panel.css';
 import { CommandIDs, addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
-import { LintMarks } from './lint_marks';
 import { type Head, IHead, noteOpen, openingOf, wasOpen } from './opening';
 import { loadView, MemoryPanel } from './panel';
 import { SavedSidebars } from './saved_sidebar';
@@ -108,7 +107,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
     front.started.connect(() => void openOnData());
     front.changed.connect(() => void openOnData());
 
-    const mark = (notebook: NotebookPanel): LintMarks => new LintMarks(notebook, () => settings.lintMarks);
+    /** Mark a notebook's cells from the first message of a kernel of its on: no page waits for that. */
+    const mark = (notebook: NotebookPanel): void => {
+      const { iopubMessage } = notebook.sessionContext;
+      const begin = (): void => {
+        iopubMessage.disconnect(begin);
+        void import('./lint_marks').then(({ LintMarks }) => new LintMarks(notebook, () => settings.lintMarks));
+      };
+      iopubMessage.connect(begin);
+    };
     tracker.forEach(mark);
     tracker.widgetAdded.connect((_, notebook) => { mark(notebook); });
 

@@ -3,7 +3,9 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import { KernelMessage } from '@jupyterlab/services';
 import { UUID } from '@lumino/coreutils';
 
+import lintStyle from '../style/lint.css';
 import { COMM, KernelSender } from './kernel_sender';
+import { addStyle } from './style';
 import { isObject } from './view/check';
 import { element } from './view/dom';
 import { type CellFinding, isAnswer } from './view/protocol';
@@ -13,6 +15,8 @@ const SETTLED = 1000;
 
 /** Lines that are told of at a cell. */
 const MOST = 3;
+
+addStyle(lintStyle);
 
 /**
  * Marks below the cells of a notebook whose code keeps memory or wastes time, as `nbguard lint` finds them: after a cell has ended,
@@ -27,6 +31,7 @@ export class LintMarks {
     notebook.sessionContext.iopubMessage.connect(this.#onMessage);
     notebook.context.saveState.connect(this.#onSave);
     notebook.disposed.connect(() => { clearTimeout(this.#timer); });
+    this.#timer = setTimeout(this.#ask, SETTLED);
   }
 
   readonly #onMessage = (_: unknown, message: KernelMessage.IMessage): void => {
@@ -47,7 +52,9 @@ export class LintMarks {
   };
 
   readonly #ask = (): void => {
-    void this.#askFor(this.#cells());
+    if (!this.#notebook.isDisposed) {
+      void this.#askFor(this.#cells());
+    }
   };
 
   async #askFor(cells: readonly Cell[]): Promise<void> {
