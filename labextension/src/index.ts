@@ -1,6 +1,6 @@
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
-import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
+import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
@@ -107,17 +107,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
     front.started.connect(() => void openOnData());
     front.changed.connect(() => void openOnData());
 
-    /** Mark a notebook's cells from the first message of a kernel of its on: no page waits for that. */
-    const mark = (notebook: NotebookPanel): void => {
-      const { iopubMessage } = notebook.sessionContext;
-      const begin = (): void => {
-        iopubMessage.disconnect(begin);
-        void import('./lint_marks').then(({ LintMarks }) => new LintMarks(notebook, () => settings.lintMarks));
-      };
-      iopubMessage.connect(begin);
-    };
-    tracker.forEach(mark);
-    tracker.widgetAdded.connect((_, notebook) => { mark(notebook); });
+    tracker.widgetAdded.connect((_, notebook) => { // a page does not wait for the marks
+      void import('./lint_marks').then(({ LintMarks }) => new LintMarks(notebook, () => settings.lintMarks));
+    });
 
     addPanelCommands(app, panel, language);
     addMagicCommands(app, tracker, language);
