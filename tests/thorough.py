@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 THOROUGH = os.environ.get("NBGUARD_THOROUGH", "0") != "0"
 
-_TURN = 0 if THOROUGH else int(os.environ.get("NBGUARD_SPREAD", "0"))
+_TURN = 0 if THOROUGH else int(os.environ.get("NBGUARD_SPREAD") or 0)
 _SPREAD = _TURN > 0
 _TURNS = 3
 

@@ -11,9 +11,10 @@ import importlib
 import pkgutil
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +194,34 @@ def _shipped() -> list[Library]:
 
 
 def _checked(library: object) -> Library:
-    """Return a description whose fields have the types of their defaults; raise TypeError for any other object."""
+    """Return a description whose fields have their types, down to the last name; raise TypeError for any other object."""
     if type(library) is not Library:
         raise TypeError(f"a {type(library).__name__} is no nbguard.libraries.Library")
-    blank = Library(name="", packages=())
+    hints = get_type_hints(Library)
     for each in fields(Library):
-        given, kind = getattr(library, each.name), type(getattr(blank, each.name))
-        if not isinstance(given, kind):
-            raise TypeError(f"{each.name} is a {type(given).__name__}: give a {kind.__name__}")
+        if not _is_of(hints[each.name], getattr(library, each.name)):
+            raise TypeError(f"{each.name} is no {each.type}")
     return library
+
+
+def _is_of(annotation: Any, value: object) -> bool:
+    """Say whether a value is of an annotation of this module."""
+    origin, of = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return type(value) is str and value in of
+    if origin is tuple and type(value) is tuple:
+        each = of[:1] * len(value) if of[-1] is Ellipsis else of
+        return len(each) == len(value) and all(map(_is_of, each, value))
+    if origin is frozenset and type(value) is frozenset:
+        return all(_is_of(of[0], item) for item in value)
+    if origin is Mapping and type(value) is dict:
+        return all(_is_of(of[0], key) and _is_of(of[1], item) for key, item in value.items())
+    if origin in (Union, UnionType):
+        return any(_is_of(kind, value) for kind in of)
+    if annotation is object or origin is not None or type(value) is not annotation:
+        return annotation is object
+    hints = get_type_hints(annotation) if is_dataclass(annotation) else {}
+    return all(_is_of(hint, getattr(value, name)) for name, hint in hints.items())
 
 
 @cache

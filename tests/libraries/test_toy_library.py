@@ -135,10 +135,17 @@ def test_a_librarys_own_description_takes_the_place_of_nbguards(shipped: Callabl
         (_ENTRY_POINT, "", "has no attribute 'LIBRARY'"),
         (_ENTRY_POINT, "1 / 0", "ZeroDivisionError"),
         (_ENTRY_POINT, "LIBRARY = {'name': 'toylib'}", "a dict is no nbguard.libraries.Library"),
-        (
-            _ENTRY_POINT,
-            "from nbguard.libraries import Library\nLIBRARY = Library(name='toylib', packages='toylib')",
-            "packages is a str: give a tuple",
+        *(
+            (_ENTRY_POINT, f"from nbguard.libraries import *\nLIBRARY = Library(name='toylib', {fields})", f"{wrong} is no")
+            for fields, wrong in (
+                ("packages='toylib'", "packages"),
+                ("packages=('toylib', None)", "packages"),
+                ("packages=(), kinds=(('toylib', 'Model'),)", "kinds"),
+                ("packages=(), experiments=(ExperimentClass(modules=(), name='Run', parts=('model',)),)", "experiments"),
+                ("packages=(), details={'toylib': ()}", "details"),
+                ("packages=(), pool=DevicePool(release=3)", "pool"),
+                ("packages=(), training_functions={'fit'}", "training_functions"),
+            )
         ),
     ],
 )
