@@ -119,11 +119,13 @@ def add_device(options: Options, read: Callable[[str], object] = str) -> None:
     options.add_argument("--device", metavar="N", type=read, help="only this device: 1, or cuda:1")
 
 
-def add_two_snapshots(options: Options, *, after_is_before: bool = False) -> None:
-    """Add two files to compare, and rows; the second may be left out where it can be the first at another time."""
+def add_two_snapshots(options: Options) -> None:
+    """Add two files to compare, each at its end or at a moment of its history, and rows; one file will do with moments."""
     options.add_argument("before", metavar="BEFORE", type=unquoted, help="the earlier file")
-    nargs, same = ("?", " (default: BEFORE)") if after_is_before else (None, "")
-    options.add_argument("after", metavar="AFTER", nargs=nargs, type=unquoted, help=f"the later file{same}")
+    options.add_argument("after", metavar="AFTER", nargs="?", type=unquoted, help="the later file (default: BEFORE)")
+    add_moment(options, "--at", "BEFORE")
+    add_moment(options, "--and", "AFTER")
+    add_device(options, device_number)
     add_rows(options, "rows of a table")
 
 

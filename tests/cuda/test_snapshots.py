@@ -248,6 +248,16 @@ def test_a_diff_names_what_grew_and_re_adds(small: Kernel) -> None:
     assert sum(grown.values()) == device["allocated"]["grown"] == after[0] - before[0]
     assert sum(row["grown"] for row in device["pools"]) == device["reserved"]["grown"] == after[1] - before[1]
     assert "losses" in small.run("%gpumem diff a.pickle b.pickle").ok().text
+    assert "give two files" in _refused(small, "%gpumem diff a.pickle")
+
+
+def test_a_diff_of_two_moments_of_one_file(small: Kernel) -> None:
+    small.run(STEPS).ok()
+    small.run("%gpumem snapshot run.pickle").ok()
+
+    (device,) = shown(small, "%gpumem diff run.pickle --at 0 --and peak")["devices"]
+
+    assert device["allocated"]["grown"] == small.value("torch.cuda.max_memory_allocated()")
 
 
 def test_whatif_says_which_setting_would_have_avoided_the_failure(small: Kernel) -> None:

@@ -138,10 +138,7 @@ def _add_map(command: argparse.ArgumentParser) -> None:
 
 
 def _add_diff(command: argparse.ArgumentParser) -> None:
-    add_two_snapshots(command, after_is_before=True)
-    add_moment(command, "--at", "BEFORE")
-    add_moment(command, "--and", "AFTER")
-    add_device(command, device_number)
+    add_two_snapshots(command)
     _add_json(command)
     command.set_defaults(run=files.diff)
 

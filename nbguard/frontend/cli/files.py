@@ -65,14 +65,10 @@ def show_map(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Show growth between two snapshots, or two moments of their histories."""
-    from nbguard.memory.snapshots.moment import RecordedHistory, moment_diff
+    from nbguard.memory.snapshots.moment import diff_of_files
 
     moments = options.at_event, options.and_event
-    if options.after is None and moments == (None, None):
-        raise NbguardError("give two files, the earlier one first, or one with --at EVENT --and EVENT")
-    before = RecordedHistory.load(options.before, progress("read", _LARGE))
-    after = before if options.after is None else RecordedHistory.load(options.after, progress("read", _LARGE))
-    _show(moment_diff(before, after, moments, options.device), options)
+    _show(diff_of_files(options.before, options.after, moments, options.device, progress("read", _LARGE)), options)
     return 0
 
 

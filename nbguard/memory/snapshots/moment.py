@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
-from nbguard.errors import SnapshotError
+from nbguard.errors import NbguardError, SnapshotError
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL
 from nbguard.memory.allocator.replay.moments import TraceMoment, TraceMoments
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
@@ -273,6 +273,22 @@ def moment_diff(
     if at != (None, None):
         notes += tuple(dict.fromkeys((*first.notes, *second.notes)))
     return difference(first, second, notes)
+
+
+def diff_of_files(
+    before: str, after: str | None, at: tuple[At | None, At | None], device: int | None = None, progress: Progress | None = None
+) -> SnapshotDiff:
+    """Return the growth between two files, or with `at` between moments of their histories, or of one file's.
+
+    Raises:
+        NbguardError: one file without moments; or as `moment_diff`.
+        SnapshotError: a file cannot be read.
+    """
+    if after is None and at == (None, None):
+        raise NbguardError("give two files, the earlier one first, or one with --at EVENT --and EVENT")
+    first = RecordedHistory.load(before, progress)
+    second = first if after is None else RecordedHistory.load(after, progress)
+    return moment_diff(first, second, at, device)
 
 
 def _events_words(events: tuple[int, ...]) -> str:

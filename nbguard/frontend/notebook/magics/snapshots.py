@@ -66,7 +66,7 @@ WORDS = {
     ),
     "diff": Word(
         usage="diff BEFORE AFTER",
-        help="growth between two snapshots",
+        help="growth between two snapshots, or two moments of their histories",
         advice="give two files, the earlier one first, as in  %gpumem diff before.pickle after.pickle",
         add=add_two_snapshots,
     ),
@@ -97,10 +97,11 @@ def run(shell: Any, options: argparse.Namespace, grammar: MagicGrammar) -> Any:
             saved = guarded("%gpumem load", snapshot_report, options.file, _progress())
             return show(shell, options, _only(saved, options), limit=options.n)
         case "diff":
-            from nbguard.memory.snapshots.report import snapshot_diff
+            from nbguard.memory.snapshots.moment import diff_of_files
 
-            before, after = options.before, options.after
-            return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
+            moments = options.at_event, options.and_event
+            grown = guarded("%gpumem diff", diff_of_files, options.before, options.after, moments, options.device, _progress())
+            return show(shell, options, grown, limit=options.n)
         case _:
             return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options), simulation=simulation))
 
