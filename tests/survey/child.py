@@ -68,7 +68,7 @@ def survey(cell: Cell) -> Outcome:
     gc.collect()
     before = storages(tensors())
 
-    exec(compile(cell.body, "<quick start>", "exec"), space)
+    _run(cell, space)
     made = new_bytes(before)
     names, alive = _delete(space, cell)
     left = new_bytes(before)
@@ -98,6 +98,12 @@ def survey(cell: Cell) -> Outcome:
     )
 
 
+def _run(cell: Cell, space: dict[str, Any]) -> None:
+    file = Path("quick_start.py")  # some packages read their caller's source
+    file.write_text(cell.body + "\n")
+    exec(compile(file.read_text(), str(file.resolve()), "exec"), space)
+
+
 def _delete(space: dict[str, Any], cell: Cell) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Delete what a quick start bound; return the names, and (name, class) of those whose objects are alive afterwards."""
     imported: dict[str, Any] = {}
@@ -120,7 +126,7 @@ def _delete(space: dict[str, Any], cell: Cell) -> tuple[tuple[str, ...], tuple[t
 def _again(space: dict[str, Any], cell: Cell, before: dict[int, int]) -> tuple[int | None, WayOut | None]:
     """Run a quick start once more and have nbguard free what its names hold; return the bytes left, and how it did."""
     try:
-        exec(compile(cell.body, "<quick start>", "exec"), space)
+        _run(cell, space)
     except Exception as error:
         print("once more:", type(error).__name__, error, file=sys.stderr)
         release = None
