@@ -24,8 +24,9 @@ made = [reference for key, reference in tensors().items() if key not in before]
 watched = {{{watched}}}
 del {names}
 gc.collect()
-alive = [reference().untyped_storage() for reference in made if reference() is not None]
-left = {{each.data_ptr(): each.nbytes() for each in alive}}
+alive = [each for each in (reference() for reference in made) if each is not None]
+alive += [each.grad for each in alive if each.is_leaf and each.grad is not None]
+left = {{each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in alive}}
 print(sum(left.values()), "bytes are left")
 print("alive:", [name for name, reference in watched.items() if reference() is not None])
 """
@@ -35,7 +36,8 @@ def reproduction(cell: Cell, outcome: Outcome) -> str:
     """Return a script that shows the memory that stays, with nothing but `gc` and `weakref`."""
     watched = ", ".join(f'"{name}": weakref.ref({name})' for name, _ in outcome.alive)
     look = _LOOK.format(names=", ".join(outcome.names), watched=watched)
-    return f"import gc\nimport weakref\n\nimport torch\n{cell.imports}\n\n{_WATCH}\n{cell.body}\n{look}"
+    imports = cell.imports if "import torch" in cell.imports.splitlines() else f"import torch\n{cell.imports}"
+    return f"import gc\nimport weakref\n\n{imports}\n\n{_WATCH}\n{cell.body}\n{look}"
 
 
 def text(cell: Cell, outcome: Outcome, torch_version: str) -> str:
