@@ -240,7 +240,7 @@ def _take_named(region: Region, roots: list[Rooted], named: list[Rooted], explai
     walk = region.walk
     for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
         points = region.points(entries)
-        same = {n for _, ns in named for n in ns if not _is_thing(walk, n) or {*ns} == {*entries}}
+        same = {n for other, ns in named for n in ns if not (other.ended_by and _is_thing(walk, n)) or {*ns} == {*entries}}
         if points - explained or region.points(entries, without=same):
             named.append((root, entries))
             explained |= points
