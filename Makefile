@@ -38,7 +38,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test test-all fuzz coverage lint docs protocol demo lab bench bug-cases screencast gpu-day build release-check clean distclean debian-packages
+.PHONY: help unit test test-all fuzz coverage lint docs protocol demo lab bench bug-cases survey screencast gpu-day build release-check clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -152,6 +152,10 @@ bug-cases: $(STAMPS)/extra-bug-cases debian-packages ## public bug reports built
 	@$(IN_VENV) $(VENV)/bin/python -m pytest tests/bug_cases tests/libraries/test_hugging_face.py \
 	  $$(sed -n 's/.*| `\(tests.*\)` |$$/\1/p' tests/bug_cases/README.md | grep -v '^tests/bug_cases/' | sort -u) $(ARGS) \
 	  || $(call stop,Tests failed. The last one again: make bug-cases ARGS='--lf -x')
+
+survey: $(STAMPS)/extra-survey ## quick starts of many packages: what stays after del, and who holds it (tests/survey); ARGS=timm for some
+	@$(call say,quick starts)
+	@$(VENV)/bin/python -m tests.survey $(ARGS)
 
 screencast: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## take the README's screencast anew, in JupyterLab on the simulated device
 	@NBGUARD_SPREAD=0 NBGUARD_PICTURES=docs/pictures $(IN_VENV) $(VENV)/bin/python -m pytest tests/ui/test_screencast.py $(ARGS)

@@ -139,6 +139,9 @@ class Library:
     """Parts that the description of an object names, by (module, class); those that it lacks are left out."""
 
     known_leaks: tuple[KnownLeak, ...] = ()
+    emptied_by: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """The library's own line that empties a registry of a process, by (module, class) of the registry."""
+
     pool: DevicePool = DevicePool()
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
     training_functions: frozenset[str] = frozenset()  # names of functions that only run in a training loop
@@ -342,6 +345,12 @@ def known_leaks() -> Mapping[str, tuple[KnownLeak, ...]]:
         for leak in library.known_leaks:
             found[leak.holder] = (*found.get(leak.holder, ()), leak)
     return found
+
+
+@cache
+def emptied_by() -> Mapping[tuple[str, str], str]:
+    """Return the libraries' own lines that empty their registries, by (module, class) of the registry."""
+    return {name: line for library in libraries() for name, line in library.emptied_by.items()}
 
 
 def own_optimizers() -> tuple[tuple[str, str], ...]:

@@ -117,8 +117,10 @@ def _left_behind(leak: KnownLeak) -> weakref.ref[Any] | None:
     module, _, name = leak.holder.rpartition(".")
     if name in _NEEDS and importlib.util.find_spec(_NEEDS[name]) is None:
         return None
-    model = _model(getattr(importlib.import_module(module), name))
-    CALLS.get(name, _anchors)(model)
+    holder = getattr(importlib.import_module(module), name)
+    model = _model(holder if isinstance(holder, type) else nn.Module)
+    call = CALLS.get(name, _anchors) if isinstance(holder, type) else holder  # a function has its own cache
+    call(model)
     return weakref.ref(model)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import gc
 import sys
 import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Set
-from functools import partial
 from operator import is_not
 from typing import Any
 
+from nbguard.libraries import emptied_by
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap import native
-from nbguard.memory.scan.heap.kinds import Types, name_of, namespace_of, never_asked
+from nbguard.memory.scan.heap.kinds import Types, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 from nbguard.memory.scan.roots.frames import LiveRoot
 
@@ -27,6 +28,10 @@ _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made
 _HOLDS_IN_CPP = ("tensor", "graph")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
 _FRAMES = Types((types.FrameType, types.TracebackType))
+
+
+Rooted = tuple[LiveRoot, list[int]]
+"""A root, and the numbers of its objects in the walk."""
 
 
 class Region:
@@ -100,8 +105,13 @@ class Region:
         """Return the objects that matter and that `tops` lead to, these included."""
         return below(self.walk, self.first, tops, self._leading)
 
-    def points(self, tops: Iterable[int]) -> set[int]:
-        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
+    def points(self, tops: Iterable[int], without: Set[int] = frozenset()) -> set[int]:
+        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them.
+
+        `without`: objects by way of which they do not count.
+        """
+        if without:
+            return self._points_among(below(self.walk, self.first, {*tops} - without, self._leading - without))
         return self._points_among(self.below(tops))
 
     def _points_among(self, reached: Set[int]) -> set[int]:
@@ -163,16 +173,14 @@ _GLOBAL = "global of a library"
 _NOT_FOLLOWED = "held in a way that is not followed"
 
 
-def name_by_referrers(
-    region: Region, held: list[int], explained: Iterable[int] = ()
-) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
+def name_by_referrers(region: Region, held: list[int], explained: Iterable[int] = ()) -> tuple[list[Rooted], list[int]]:
     """Follow holders upwards, the nearest first; return the roots that could be named and the other objects held outside.
 
     The search ends when all that it set out from is explained by a named root: that root may itself be known by many names.
     `explained` is explained already.
     """
     walk = region.walk
-    named: list[tuple[LiveRoot, list[int]]] = []
+    named: list[Rooted] = []
     explained = set(explained)
     asked: set[int] = set()
     lowest = len(walk.objects)
@@ -185,7 +193,7 @@ def name_by_referrers(
         if not asking or step * size > _MOST_OBJECTS:
             break
         asked.update(asking.values())
-        roots: list[tuple[LiveRoot, list[int]]] = []
+        roots: list[Rooted] = []
         new = len(walk.objects)
         for holder in _referrers(walk, set(asking)):
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
@@ -214,10 +222,7 @@ def name_by_referrers(
         for frame in _callers(walk, new):
             walk.add_unwalked(frame)
             del frame
-        for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
-            if points := region.points(entries) - explained:
-                named.append((root, entries))
-                explained |= points
+        _take_named(region, roots, named, explained)
         for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
             below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
             walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
@@ -226,7 +231,22 @@ def name_by_referrers(
     return named, held
 
 
-def unnamed_roots(walk: Walk, held: list[int]) -> list[tuple[LiveRoot, list[int]]]:
+def _take_named(region: Region, roots: list[Rooted], named: list[Rooted], explained: set[int]) -> None:
+    """Add the roots found by one step to those named, and the things that they lead to to those explained.
+
+    Of several names of one object the best is taken. Another object that has the same things is named, too, unless it leads
+    there by way of an object with a name: the line that empties that one is enough.
+    """
+    walk = region.walk
+    for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
+        points = region.points(entries)
+        same = {n for other, ns in named for n in ns if not (other.ended_by and _is_thing(walk, n)) or {*ns} == {*entries}}
+        if points - explained or region.points(entries, without=same):
+            named.append((root, entries))
+            explained |= points
+
+
+def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
     """Return the roots of objects whose holder cannot be followed further; the label has their types.
 
     Python shows who has a context, but for the one that a thread is in.
@@ -245,7 +265,7 @@ def unnamed_roots(walk: Walk, held: list[int]) -> list[tuple[LiveRoot, list[int]
     return roots
 
 
-def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[tuple[LiveRoot, list[int]]]:
+def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[Rooted]:
     """Return a root for each running thread that the registry of `threading` holds; none where `holder` is something else."""
     threading: Any = sys.modules["threading"]
     if holder is not threading._active:
@@ -296,15 +316,24 @@ def _callers(walk: Walk, new: int) -> list[Any]:
 
 
 def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool, str]:
-    """Order names of one and the same thing: its class, or the module that defines its class, knows it best.
+    """Order names of one and the same thing: its class, or the module that defines it or its class, knows it best.
 
     A private module (a debugger's list of threads) comes last.
     """
     is_private = root.label.startswith("_")
     if root.is_class:
         return False, is_private, root.label
-    home = namespace_of(type(walk.objects[entries[0]])).get("__module__")
+    home = _home(walk.objects[entries[0]])
     return not (type(home) is str and root.label.startswith(f"{home}.")), is_private, root.label
+
+
+def _home(obj: Any) -> Any:
+    """Return the module that defines a function or the class of another object, without asking the object."""
+    if type(obj) is functools._lru_cache_wrapper:
+        return functools._lru_cache_wrapper.__dict__["__dict__"].__get__(obj).get("__module__")
+    if type(obj) is types.FunctionType:
+        return types.FunctionType.__dict__["__module__"].__get__(obj)
+    return namespace_of(type(obj)).get("__module__")
 
 
 def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str, str]:
@@ -319,22 +348,52 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
             return label, "attribute of IPython", ""
         if module == "__main__":
             return label.removeprefix("__main__."), _NOT_FOLLOWED, ""
-        return label, _GLOBAL, module if label != module else ""
+        if label == module:
+            return label, _GLOBAL, ""
+        return (label, _GLOBAL, module) if _is_written(module) else (_by_key(module, label), _GLOBAL, "sys")
     if walk.kinds.of(type(holder)) == "class":
         module = str(namespace_of(holder).get("__module__"))
         space = {id(ref) for ref in gc.get_referents(namespace_of(holder))}
         walk.class_spaces.update(space)
         is_global = vars(sys.modules.get(module, types)).get(name_of(holder)) is holder
         label = _global_name(f"{module}.{name_of(holder)}", namespace_of(holder), walk.objects[held_by_it[0]])
+        if is_global and not _is_written(module):
+            return _by_key(module, label), "class of a library", "sys"
         return label, "class of a library", module if is_global else ""
     if walk.number.get(id(holder), region.known) < region.known:
         return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
     return "", "", ""
 
 
+def _is_thing(walk: Walk, number: int) -> bool:
+    """Say whether an object is an experiment or a tensor itself, and nothing that could be emptied."""
+    return walk.kind[number] in EXPERIMENT_KINDS or walk.kind[number] == "tensor"
+
+
+def _is_written(module: str) -> bool:
+    """Say whether a module's name leads to it: a package may have a function of the same name. A lazy one has neither yet."""
+    names = module.split(".")
+    for count, name in enumerate(names[1:], start=1):
+        space, inner = module_namespace(sys.modules.get(".".join(names[:count]))), sys.modules.get(".".join(names[: count + 1]))
+        if space is not None and space.get(name, inner) is not inner:
+            return False
+    return True
+
+
+def _by_key(module: str, label: str) -> str:
+    """Return a label of a module's as an expression that leads to the module in any case."""
+    return f"sys.modules[{module!r}]{label.removeprefix(module)}"
+
+
 def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> str:
-    """Return the line that binds a global to None which is itself an experiment or a tensor; an empty string for others."""
-    is_thing = len(held_by_it) == 1 and walk.kind[held_by_it[0]] in EXPERIMENT_KINDS | {"tensor"}
+    """Return the line that binds a global to None which is itself an experiment or a tensor; an empty string for others.
+
+    A registry that its library has a line for is emptied by that one.
+    """
+    cls = type(walk.objects[held_by_it[0]])
+    if len(held_by_it) == 1 and (own := emptied_by().get((str(namespace_of(cls).get("__module__")), name_of(cls)))):
+        return own
+    is_thing = len(held_by_it) == 1 and _is_thing(walk, held_by_it[0])
     return f"import {module}; {label} = None" if module and is_thing else ""
 
 
@@ -354,7 +413,7 @@ def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
 
 
 def _referrers_of_many(ids: set[int]) -> list[Any]:
-    everything = list(filter(partial(is_not, never_asked()), gc.get_objects()))
+    everything = list(filter(functools.partial(is_not, never_asked()), gc.get_objects()))
     referrers: list[Any] = []
     for at in range(0, len(everything), _CHUNK):
         chunk = everything[at : at + _CHUNK]
@@ -376,10 +435,6 @@ def _global_name(module: str, namespace: Any, obj: Any) -> str:
 # `log = logging.getLogger("zoo")` is the registry's as well: deleting the name frees nothing. The collector's rule tells such
 # objects: they have more references than all that was walked accounts for. The rest are followed upwards, as those of objects
 # that no name leads to.
-
-
-Rooted = tuple[LiveRoot, list[int]]
-"""A root, and the numbers of its objects in the walk."""
 
 
 def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
