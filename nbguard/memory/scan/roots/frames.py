@@ -71,7 +71,7 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     """Return a frame's variables by name, and leave the frame as it was.
 
     Up to Python 3.12 reading `f_locals` fills a dict that the frame keeps, and with it everything in it: it is emptied
-    again where it was empty before, as an earlier look left it, or where nobody else holds it (a debugger, a call of
+    again where it was empty before, as an earlier scan left it, or where nobody else holds it (a debugger, a call of
     `locals()`). Frames of modules and classes show their real namespace, which is only read.
     """
     return _read(frame)[1]
