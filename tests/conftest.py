@@ -6,6 +6,7 @@ import multiprocessing.util
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import warnings
@@ -23,6 +24,10 @@ from tests.kernels import FASTAI, TORCH, Kernel, Zygote
 from tests.thorough import examples, waits_for_its_turn
 
 PACKAGE = Path(__file__).parents[1] / "nbguard"
+
+# A script's `make unit &` starts with interrupts ignored, and so would each process of a test that sends one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: tests run beside each other as it is
 

@@ -203,8 +203,10 @@ def test_the_sdist_has_what_is_in_the_repository_and_what_is_built_from_it(sourc
     built = ("nbguard/labextension/", "nbguard/frontend/notebook/static/")
 
     packed = {file.relative_to(sources).as_posix() for file in sources.rglob("*") if file.is_file()} - {"PKG-INFO"}
+    known = {*listed.stdout.splitlines()}
 
-    assert not {name for name in packed - {*listed.stdout.splitlines()} if not name.startswith(built)}
+    assert not known - packed
+    assert not {name for name in packed - known if not name.startswith(built)}
 
 
 class BareEnvironment:

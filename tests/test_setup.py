@@ -131,3 +131,24 @@ def test_each_python_of_the_classifiers_is_checked_before_a_release() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
     assert release["jobs"]["check"]["strategy"]["matrix"]["python"] == named
+
+
+def test_the_recipe_of_conda_asks_for_what_the_package_asks_for() -> None:
+    """The wheel of a `noarch` recipe is the pure one: a compiler on the machine that builds it changes nothing."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    recipe = (SETUP / "conda-forge/meta.yaml").read_text(encoding="utf-8")
+    requirements = yaml.safe_load(re.sub(r"{%.*?%}|{{.*?}}", "", recipe))
+
+    (built_with,) = re.findall(r"^requires = \[(.*?)\]", project, re.MULTILINE)
+    (runs_with,) = re.findall(r"^dependencies = \[(.*?)\]$", project, re.MULTILINE)
+    (python,) = re.findall(r'^requires-python = "(.*)"$', project, re.MULTILINE)
+    assert set(requirements["requirements"]["host"]) == {f"python {python}", "pip", *_spaced(built_with)}
+    assert set(requirements["requirements"]["run"]) == {f"python {python}", *_spaced(runs_with)}
+    assert requirements["build"]["noarch"] == "python"
+    assert requirements["build"]["script_env"] == ["NBGUARD_PURE=1"]
+    assert f'description = "{requirements["about"]["summary"]}"' in project
+
+
+def _spaced(requirements: str) -> list[str]:
+    """Return requirements of pyproject.toml as conda writes them: `psutil >=5.9`, without markers."""
+    return [f"{name} {version}" for name, version in re.findall(r'"([\w-]+)(>=[\d.]+)[^"]*"', requirements)]

@@ -139,7 +139,14 @@ def _carry_out(graph: Graph, action: Action, targets: tuple[Target, ...]) -> Gra
         left = [(child, label) for child, label in node.references if (parent, child) not in gone]
         nodes.append(replace(node, children=tuple(c for c, _ in left), labels=tuple(label for _, label in left)))
     roots = tuple(root for n, root in enumerate(graph.roots) if n not in gone_roots)
-    return Graph(roots, tuple(nodes), graph.storages)
+    return Graph((*roots, *_held(action, number)), tuple(nodes), graph.storages)
+
+
+def _held(action: Action, number: dict[int, int]) -> list[Root]:
+    """Return a root of the objects that the step holds until the collector has run."""
+    if action.kind != "collect" or not action.refs:
+        return []
+    return [Root(kind="garbage", label="held", nodes=tuple(number[ref] for ref in action.refs))]
 
 
 def _attribute(graph: Graph, owner: int, names: list[str]) -> set[tuple[int, int]]:

@@ -19,7 +19,8 @@ SECONDS = 20
 MEMORY = 1 << 30
 """Bytes of address space that the process may have."""
 
-_RUNS = frozenset({"os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pickle.find_class", "socket.connect"})
+_RUNS = frozenset({"os.system", "os.exec", "os.spawn", "os.fork", "pickle.find_class", "socket.connect"})
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn"})  # since Python 3.13 the former does the latter
 _CHANGES = frozenset({"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"})
 _STEERS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of characters that steer a terminal or the reading direction, or that cannot be written."""
@@ -54,7 +55,7 @@ def watched(folder: Path) -> list[str]:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         is_wrong = event in _RUNS
-        if event == "subprocess.Popen":
+        if event in _STARTS:
             is_wrong = list(arguments[1])[: len(_READER)] != _READER
         elif event == "open":
             is_wrong = isinstance(arguments[1], str) and bool(set("wax+") & set(arguments[1])) and is_elsewhere(arguments[0])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +178,15 @@ def test_walks_keep_nothing() -> None:
     from tests.scan.check_references import kept_by_walks
 
     assert kept_by_walks(examples(150)) == []
+
+
+def test_the_python_that_runs_counts_the_references() -> None:
+    """A release's wheel is compiled by one Python and runs in newer ones, whose immortal objects must not be counted."""
+    source = Path(native.__file__).with_name("_heapwalk.c").read_text(encoding="utf-8")
+    code = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+
+    assert "Py_DecRef(" in code
+    assert not re.findall(r"Py_X?(?:INCREF|DECREF|NewRef|SETREF)|Py_CLEAR|Py_RETURN_\w+", code)
 
 
 def test_a_failing_question_ends_the_walk_and_keeps_nothing() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
-from nbguard.memory.scan.roots.frames import running_frames
+from nbguard.memory.scan.roots.frames import attached_locals, frame_locals, running_frames
 
 
 def test_a_thread_that_goes_on_is_seen_as_it_was() -> None:
@@ -37,3 +39,28 @@ def test_a_thread_that_goes_on_is_seen_as_it_was() -> None:
         thread.join()
 
     assert seen.index("batches") < seen.index("fit")
+
+
+def test_a_generator_that_rests_keeps_none_of_its_former_values() -> None:
+    """Up to Python 3.12 a frame keeps a dict of its variables once it was looked at, and the next walk holds that dict."""
+
+    class Batch:
+        pass
+
+    def batches() -> Iterator[weakref.ref[Batch]]:
+        batch: Batch | None = Batch()
+        yield weakref.ref(batch)
+        batch = None
+        yield weakref.ref(Batch())
+
+    generator = batches()
+    former = next(generator)
+    frame = generator.gi_frame  # type: ignore[attr-defined]
+    for _ in range(3):
+        met = gc.get_referents(frame)
+        attached_locals(frame)
+        assert "batch" in frame_locals(frame)
+        del met
+    next(generator)
+
+    assert former() is None

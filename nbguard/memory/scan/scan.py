@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import compress
+from itertools import chain, compress
 from threading import get_ident
 from typing import Any
 
@@ -42,6 +42,7 @@ from nbguard.memory.scan.roots.registries import (
     ending_roots,
     loop_of,
     module_roots,
+    output_owners,
     output_places,
     output_roots,
     registry_roots,
@@ -283,8 +284,14 @@ def _of_users_classes(walk: Walk, graph: Graph) -> set[int]:
 
 def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:
     """Return the ids of the scan's own referrers to the roots' objects, and of the places where IPython keeps a result."""
-    places = () if notebook.shell is None else output_places(notebook.shell)
-    return {id(root.objects) for root, _ in roots} | {id(space) for space, _ in places}
+    return {id(root.objects) for root, _ in roots} | _result_places(notebook)
+
+
+def _result_places(notebook: Notebook) -> set[int]:
+    """Return the ids of all that refers to a displayed result for IPython: dicts, and the objects whose attributes they are."""
+    if notebook.shell is None:
+        return set()
+    return {id(space) for space, _ in output_places(notebook.shell)} | {*map(id, output_owners(notebook.shell))}
 
 
 def _of_kind(kind: str, walk: Walk, numbers: dict[int, int]) -> list[tuple[int, Any]]:
@@ -330,12 +337,13 @@ def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook
     spaces: list[dict[Any, Any]] = [notebook.namespace, *_namespaces_of_modules(roots, walk.kinds)]
     if notebook.shell is not None:
         spaces += [notebook.out, *(space for space, _ in output_places(notebook.shell)), notebook.hidden]
-    places = {id(place): place for place in [*spaces, *(root.objects for root, _ in roots)]}
-    known = Counter(map(id, gc.get_referents(*places.values())))
+    holders = {id(space): dict.values(space) for space in spaces} | {id(root.objects): root.objects for root, _ in roots}
+    # Of a dict of attributes `gc.get_referents` shows nothing from Python 3.13 on: the object itself refers to them.
+    known = Counter(map(id, chain.from_iterable(holders.values())))
     counts = {n: known[id(walk.objects[n])] for _, entries in roots for n in entries}
     elsewhere = {n for root, entries in roots if root.kind not in _COUNTED for n in entries}
     walk.entries.update((n, None if n in elsewhere else count) for n, count in counts.items())
-    walk.places = set(places)
+    walk.places = set(holders) | _result_places(notebook)
 
 
 def _namespaces_of_modules(roots: list[tuple[LiveRoot, list[int]]], kinds: Kinds) -> list[dict[str, Any]]:

@@ -5,7 +5,9 @@
    While a tp_traverse runs nothing of Python's is made and no Python runs. Between two of them Python may run (a type that has
    not been seen yet is classified there), so each object that waits on a stack is referred to. Nothing here recurses.
 
-   Everything used is of the limited API of Python 3.10; PyPy and builds without the GIL have no use for it. */
+   Everything used is of the limited API of Python 3.10; PyPy and builds without the GIL have no use for it. References are counted
+   by the functions of the Python that runs: the macros of the one that compiled this, Py_INCREF and the like, would count those
+   of None, small numbers and classes, too, which are immortal from Python 3.12 on. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
@@ -176,7 +178,7 @@ static int push(Stack *stack, PyObject *obj)
         stack->items = items;
         stack->room = room;
     }
-    Py_INCREF(obj);
+    Py_IncRef(obj);
     stack->items[stack->length++] = obj;
     return 0;
 }
@@ -184,7 +186,7 @@ static int push(Stack *stack, PyObject *obj)
 static void stack_clear(Stack *stack)
 {
     while (stack->length) {
-        Py_DECREF(stack->items[--stack->length]);
+        Py_DecRef(stack->items[--stack->length]);
     }
 }
 
@@ -219,7 +221,7 @@ static Finding *finding_of(Walker *self, PyTypeObject *type)
     PyObject *kind, *answer = PyObject_CallFunctionObjArgs(self->classify, (PyObject *)type, NULL);
     int failed = answer == NULL || !PyArg_ParseTuple(answer, "iO", &way, &kind);
     if (failed || (2 * self->types.used > self->types.mask && findings_grow(&self->types) < 0)) {
-        Py_XDECREF(answer);
+        Py_DecRef(answer);
         return NULL;
     }
     found = find(&self->types, type);
@@ -228,12 +230,12 @@ static Finding *finding_of(Walker *self, PyTypeObject *type)
         found->type = type;
         found->traverse = has_gc ? (traverseproc)PyType_GetSlot(type, Py_tp_traverse) : NULL;
         found->is_gc = has_gc ? (inquiry)PyType_GetSlot(type, Py_tp_is_gc) : NULL;
-        Py_INCREF(kind);
+        Py_IncRef(kind);
         found->kind = kind;
         found->way = way;
         self->types.used++;
     }
-    Py_DECREF(answer);
+    Py_DecRef(answer);
     return found;
 }
 
@@ -255,7 +257,7 @@ static int ask_about_class(PyObject *question, int dull, AddressSet *known, PyOb
     }
     PyObject *answer = PyObject_CallFunctionObjArgs(question, cls, NULL);
     int said = answer == NULL ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
+    Py_DecRef(answer);
     return said < 0 || (said == dull && set_add(known, cls) < 0) ? -1 : said != dull;
 }
 
@@ -315,7 +317,7 @@ static int is_plain_below(Walker *self, PyObject *top, Py_ssize_t referents)
         } else {
             exam.is_plain = found->way == LEAF;
         }
-        Py_DECREF(obj);
+        Py_DecRef(obj);
     }
     stack_free(&exam.todo);
     set_free(&exam.seen);
@@ -361,7 +363,7 @@ static Py_ssize_t add(State *walk, PyObject *key, PyObject *obj, PyObject *kind)
     PyObject *value = PyLong_FromSsize_t(number);
     int failed = value == NULL || PyDict_SetItem(walk->number, key, value) < 0 || PyList_Append(walk->objects, obj) < 0
                  || PyList_Append(walk->kinds, kind) < 0;
-    Py_XDECREF(value);
+    Py_DecRef(value);
     return failed ? -2 : number;
 }
 
@@ -388,7 +390,7 @@ static Py_ssize_t number_of(Walker *self, State *walk, PyObject *obj)
         number = stops < 0 || walked < 0 ? -2 : walked ? add(walk, key, obj, kind) : -1;
         walk->tensors += way == TENSOR && number >= 0;
     }
-    Py_XDECREF(key);
+    Py_DecRef(key);
     return number;
 }
 
@@ -400,9 +402,10 @@ static PyObject *numbers_of(Walker *self, State *walk, const Stack *children)
         Py_ssize_t number = number_of(self, walk, children->items[n]);
         PyObject *value = number < 0 ? NULL : PyLong_FromSsize_t(number);
         if (number == -2 || (number >= 0 && (value == NULL || PyList_Append(numbers, value) < 0))) {
-            Py_CLEAR(numbers);
+            Py_DecRef(numbers);
+            numbers = NULL;
         }
-        Py_XDECREF(value);
+        Py_DecRef(value);
     }
     return numbers;
 }
@@ -414,7 +417,7 @@ static int is_for_python(Walker *self, State *walk, PyObject *later, Py_ssize_t 
     if (PyDict_Size(later)) {
         PyObject *key = PyLong_FromSsize_t(at);
         int noted = key == NULL ? -1 : PyDict_Contains(later, key);
-        Py_XDECREF(key);
+        Py_DecRef(key);
         if (noted) {
             return noted;
         }
@@ -470,7 +473,7 @@ static PyObject *walker_follow(Walker *self, PyObject *args)
         if (!result) {
             PyObject *numbers = numbers_of(self, &walk, &children);
             result = numbers == NULL || PyList_Append(lists, numbers) < 0 ? -1 : 0;
-            Py_XDECREF(numbers);
+            Py_DecRef(numbers);
         }
         stack_clear(&children);
     }
@@ -494,9 +497,9 @@ static int walker_init(Walker *self, PyObject *args, PyObject *kwargs)
     if (findings_grow(&self->types) < 0) {
         return -1;
     }
-    Py_INCREF(classify);
-    Py_INCREF(is_users_class);
-    Py_INCREF(is_dull_class);
+    Py_IncRef(classify);
+    Py_IncRef(is_users_class);
+    Py_IncRef(is_dull_class);
     self->classify = classify;
     self->is_users_class = is_users_class;
     self->is_dull_class = is_dull_class;
@@ -508,18 +511,18 @@ static int walker_init(Walker *self, PyObject *args, PyObject *kwargs)
 static void walker_dealloc(Walker *self)
 {
     for (size_t at = 0; self->types.slots != NULL && at <= self->types.mask; at++) {
-        Py_XDECREF(self->types.slots[at].kind);
+        Py_DecRef(self->types.slots[at].kind);
     }
     free(self->types.slots);
     set_free(&self->library_classes);
     set_free(&self->dull_classes);
-    Py_XDECREF(self->classify);
-    Py_XDECREF(self->is_users_class);
-    Py_XDECREF(self->is_dull_class);
+    Py_DecRef(self->classify);
+    Py_DecRef(self->is_users_class);
+    Py_DecRef(self->is_dull_class);
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
-    Py_DECREF(type);
+    Py_DecRef((PyObject *)type);
 }
 
 static PyMethodDef walker_methods[] = {
@@ -544,7 +547,7 @@ static int module_exec(PyObject *module)
     PyObject *type = PyType_FromModuleAndSpec(module, &walker_spec, NULL);
     int failed = type == NULL || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
                  || PyModule_AddObjectRef(module, "Walker", type) < 0;
-    Py_XDECREF(type);
+    Py_DecRef(type);
     return failed ? -1 : 0;
 }
 
@@ -585,7 +588,8 @@ static PyObject *module_take(PyObject *Py_UNUSED(module), PyObject *args)
     set_free(&wanted);
     set_free(&others);
     if (failed || PyList_Reverse(found) < 0) {
-        Py_CLEAR(found);
+        Py_DecRef(found);
+        found = NULL;
     }
     return found;
 }
@@ -621,7 +625,8 @@ static PyObject *module_referrers(PyObject *Py_UNUSED(module), PyObject *args)
     }
     set_free(&asked);
     if (failed) {
-        Py_CLEAR(found);
+        Py_DecRef(found);
+        found = NULL;
     }
     return found;
 }

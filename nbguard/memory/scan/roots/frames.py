@@ -70,15 +70,23 @@ _EXECUTOR = "joblib.externals.loky"
 def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     """Return a frame's variables by name, and leave the frame as it was.
 
-    Up to Python 3.12 reading `f_locals` builds a dict that the frame keeps, and with it everything in it: it is emptied
-    again, unless somebody else holds it (a debugger, a call of `locals()`). Frames of modules and classes show their real
-    namespace, which is only read.
+    Up to Python 3.12 reading `f_locals` fills a dict that the frame keeps, and with it everything in it: it is emptied
+    again where it was empty before, as an earlier scan left it, or where nobody else holds it (a debugger, a call of
+    `locals()`). Frames of modules and classes show their real namespace, which is only read.
     """
+    return _read(frame)[1]
+
+
+def _read(frame: types.FrameType) -> tuple[int, dict[str, Any]]:
+    """Return the id of the mapping of a frame's variables, and a copy of it."""
+    sizes = {id(obj): len(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
     mapping = frame.f_locals
     variables = dict(mapping)
-    if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED and sys.getrefcount(mapping) <= 3:  # frame, here, the call
-        mapping.clear()
-    return variables
+    if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED:
+        is_ours = sizes.get(id(mapping)) == 0  # a walk that meets it holds it, too
+        if is_ours or sys.getrefcount(mapping) <= 3:  # frame, here, the call
+            mapping.clear()
+    return id(mapping), variables
 
 
 def frame_of(code: types.CodeType | None, frame: types.FrameType | None) -> types.FrameType | None:
@@ -97,8 +105,8 @@ def attached_locals(frame: types.FrameType) -> int | None:
     held = {id(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
     if not held:
         return None
-    mapping = frame.f_locals
-    return id(mapping) if id(mapping) in held else None
+    mapping, _ = _read(frame)
+    return mapping if mapping in held else None
 
 
 def running_frames() -> Iterator[tuple[int, types.FrameType]]:

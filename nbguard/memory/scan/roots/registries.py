@@ -82,10 +82,15 @@ def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
     names = [*_UNDERSCORES, *(f"_{number}" for number in shell.user_ns.get("_oh", ()))]
     for namespace in (shell.user_ns, shell.user_ns_hidden):
         yield from ((namespace, name) for name in names if name in namespace)
-    yield from ((shell.displayhook.__dict__, name) for name in _UNDERSCORES if name in shell.displayhook.__dict__)
-    for result in (shell.last_execution_result, getattr(shell.displayhook, "exec_result", None)):
-        if result is not None and "result" in result.__dict__:
-            yield result.__dict__, "result"
+    for owner in output_owners(shell):
+        names = ["result"] if owner is not shell.displayhook else [*_UNDERSCORES]
+        yield from ((owner.__dict__, name) for name in names if name in owner.__dict__)
+
+
+def output_owners(shell: Any) -> list[Any]:
+    """Return IPython's objects whose attributes are displayed results: since Python 3.13 they refer to them themselves."""
+    results = (shell.last_execution_result, getattr(shell.displayhook, "exec_result", None))
+    return [shell.displayhook, *(result for result in results if result is not None)]
 
 
 def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRoot]:
