@@ -93,25 +93,6 @@ def test_the_line_runs_where_a_function_hides_its_module(quant: Callable[..., An
     assert gone() is None
 
 
-def test_two_globals_that_have_the_same_model_are_both_named(quant: Callable[..., Any]) -> None:
-    """One of them lets go of it, and the other one keeps it."""
-    quant("quant.utils", device_of=_cache("quant.utils"))
-    quant("torchquant")
-    quant("torchquant.utils", device_of=_cache("torchquant.utils"))
-    gone = _used(sys.modules["quant.utils"].device_of, sys.modules["torchquant.utils"].device_of)
-
-    (row,) = _rows()
-
-    assert row.kind == "shared"
-    assert {"quant.utils.device_of", "torchquant.utils.device_of"} <= {
-        name.partition(" ")[0] for name in row.label.split(" + ")
-    }
-    lines = [finding.advice for finding in nbguard.report({}).findings if finding.advice.frees]
-    assert [line.frees for line in lines] == [_BYTES]
-    _follow_all()
-    assert gone() is None
-
-
 def test_an_object_that_leads_to_a_named_one_is_no_holder_of_its_own(quant: Callable[..., Any]) -> None:
     """A partial of the cache: what the cache lets go of, the partial has no more."""
     quant("quant.utils", device_of=_cache("quant.utils"))

@@ -289,19 +289,7 @@ def release_of_root(facts: Facts, root: Root) -> Advice:
         if frees := promised(facts, lines):
             release, effects = joined(facts.graph, lines, frees), {line.effect for line in lines}
             return replace(release, effect=lines[0].effect) if len(effects) == 1 else release
-        if root.kind == "library" and (release := _with_others(facts, root)).command:
-            return release
     return _reason(facts.graph, root)
-
-
-def _with_others(facts: Facts, root: Root) -> Advice:
-    """Return the line that has all roots of libraries with a root's memory let go of it; none where there is none."""
-    graph = facts.graph
-    carriers = {node for node in reach(graph, root.nodes) if graph.nodes[node].storages}
-    holders = [each for each in graph.roots if each.kind == "library" and carriers & reach(graph, each.nodes)]
-    lines = [line for each in holders for line in releases_of_root(graph, each) if not line.targets]
-    frees = promised(facts, lines) if 1 < len(holders) <= _MOST_TRIED else None
-    return replace(advice.in_sequence(lines), frees=frees) if frees else NONE
 
 
 def _reason(graph: Graph, root: Root) -> Advice:

@@ -105,13 +105,8 @@ class Region:
         """Return the objects that matter and that `tops` lead to, these included."""
         return below(self.walk, self.first, tops, self._leading)
 
-    def points(self, tops: Iterable[int], without: Set[int] = frozenset()) -> set[int]:
-        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them.
-
-        `without`: objects by way of which they do not count.
-        """
-        if without:
-            return self._points_among(below(self.walk, self.first, {*tops} - without, self._leading - without))
+    def points(self, tops: Iterable[int]) -> set[int]:
+        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
         return self._points_among(self.below(tops))
 
     def _points_among(self, reached: Set[int]) -> set[int]:
@@ -222,28 +217,16 @@ def name_by_referrers(region: Region, held: list[int], explained: Iterable[int] 
         for frame in _callers(walk, new):
             walk.add_unwalked(frame)
             del frame
-        _take_named(region, roots, named, explained)
+        for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
+            if points := region.points(entries) - explained:
+                named.append((root, entries))
+                explained |= points
         for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
             below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
             walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
         region.extend()
         held = region.held()
     return named, held
-
-
-def _take_named(region: Region, roots: list[Rooted], named: list[Rooted], explained: set[int]) -> None:
-    """Add the roots found by one step to those named, and the things that they lead to to those explained.
-
-    Of several names of one object the best is taken. Another object that has the same things is named, too, unless it leads
-    there by way of an object with a name: the line that empties that one is enough.
-    """
-    walk = region.walk
-    for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
-        points = region.points(entries)
-        same = {n for other, ns in named for n in ns if not (other.ended_by and _is_thing(walk, n)) or {*ns} == {*entries}}
-        if points - explained or region.points(entries, without=same):
-            named.append((root, entries))
-            explained |= points
 
 
 def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
@@ -365,11 +348,6 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
     return "", "", ""
 
 
-def _is_thing(walk: Walk, number: int) -> bool:
-    """Say whether an object is an experiment or a tensor itself, and nothing that could be emptied."""
-    return walk.kind[number] in EXPERIMENT_KINDS or walk.kind[number] == "tensor"
-
-
 def _is_written(module: str) -> bool:
     """Say whether a module's name leads to it: a package may have a function of the same name. A lazy one has neither yet."""
     names = module.split(".")
@@ -393,7 +371,7 @@ def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> st
     cls = type(walk.objects[held_by_it[0]])
     if len(held_by_it) == 1 and (own := emptied_by().get((str(namespace_of(cls).get("__module__")), name_of(cls)))):
         return own
-    is_thing = len(held_by_it) == 1 and _is_thing(walk, held_by_it[0])
+    is_thing = len(held_by_it) == 1 and walk.kind[held_by_it[0]] in EXPERIMENT_KINDS | {"tensor"}
     return f"import {module}; {label} = None" if module and is_thing else ""
 
 
