@@ -93,7 +93,7 @@ class _Model:
                     if child not in parts:
                         parts.add(child)
                         todo.append(child)
-                elif node.module_part:
+                elif node.module_part and not inside.module_part:
                     tensors.add(child)
                 elif inside.module_part or (node.kind == "model" and not label and inside.kind == "object"):
                     todo.append(child)  # the dict of its attributes, and in it those of its parts

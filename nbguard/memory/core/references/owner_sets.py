@@ -189,8 +189,7 @@ class _Parts:
             for space, child in self._references(module):
                 part = graph.nodes[child].module_part
                 if part:
-                    self.nodes.add(child)
-                    below = graph.nodes[child].children
+                    below = self._inside(child)
                     if part == "modules":
                         todo.extend(below)
                     else:
@@ -198,6 +197,14 @@ class _Parts:
                 else:
                     rest.append((space, child))
         yield from (edge for edge in rest if edge[1] not in self.nodes)
+
+    def _inside(self, parts: int) -> list[int]:
+        """Return what a dict of a module's parts has, by way of the wrapper that TorchScript has around it."""
+        self.nodes.add(parts)
+        below: list[int] = []
+        for child in self._graph.nodes[parts].children:
+            below += self._inside(child) if self._graph.nodes[child].module_part else [child]
+        return below
 
     def _references(self, module: int) -> Iterator[Edge]:
         """Yield the references of a module: those of the dict of its attributes are its own."""

@@ -115,6 +115,7 @@ class Labels:
         self._slots = TypeTable(_slots_of)
         self._hiding = TypeTable(hiding_names)
         self._of_parts = TypeTable(_writers_of_parts)
+        self._scripted: set[int] = set()  # TorchScript's wrappers of the parts of modules, and the dicts of their attributes
 
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
@@ -147,6 +148,11 @@ class Labels:
             return {id(value): f".{name}" for name, value in namespace_of(obj).items()}
         if cls is contextvars.Context or name_of(cls).startswith(HAMT):
             return _context_labels(obj)
+        if kind == "script":
+            return {id(tensor): f".{name}" for name, tensor in cls.items(obj)}
+        if id(obj) in self._scripted:
+            inner = obj if cls is dict else attributes_of(obj) or {}
+            return dict.fromkeys([id(inner), *map(id, inner.values())], "")
         if kind in ("graph", "cell", "array", "part of an array") or cls is types.TracebackType:
             return {}
         known = self._slot_labels(obj) | self._attribute_labels(obj, wanted)
@@ -164,7 +170,9 @@ class Labels:
         self._writers[id(attributes)] = writer
         for name in TRANSPARENT:
             if name in attributes:
-                self._writers[id(attributes[name])] = self._of_parts.of(cls)[name]
+                parts = _inside(attributes[name])
+                self._scripted.update(parts[:2] if len(parts) > 1 else ())
+                self._writers.update((part, self._of_parts.of(cls)[name]) for part in parts)
         items = list(attributes.items())
         known = {id(value): writer.label(name) for name, value in items if id(value) in wanted and type(name) is str}
         return known | {id(attributes): ""}
@@ -194,7 +202,7 @@ class Labels:
                 return SOMEWHERE
         if type(child) is types.FrameType:
             return f" → {child.f_code.co_name}" if kind == "traceback" else ""
-        if kind in ("graph", "traceback", "cell", "array", "part of an array", "frame") or type(child) in _FRAMES:
+        if kind in ("graph", "traceback", "cell", "array", "part of an array", "script", "frame") or type(child) in _FRAMES:
             return ""
         if type(obj) is types.MethodType:
             return ".__self__"
@@ -221,8 +229,15 @@ def own_end(cls: type) -> OwnEnd:
 _CALLED = Types((types.FunctionType, property))
 
 
-_NODE_KIND = {"array": "data", "part of an array": "data", "class": "code", "storage": "tensor", "context": "object"}
-_PARTS: dict[str, ModulePart] = {"_parameters": "parameters", "_buffers": "buffers", "_modules": "modules"}
+_NODE_KIND = {"class": "code", "storage": "tensor", "context": "object"} | dict.fromkeys(
+    ("array", "part of an array", "script"), "data"
+)
+_PARTS: dict[str, ModulePart] = {
+    "_parameters": "parameters",
+    "_buffers": "buffers",
+    "_modules": "modules",
+    "_actual_script_module": "modules",  # of a module that `torch.jit.trace` made
+}
 _WITH_METHODS = frozenset({"object", "model"})
 _ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
 _LABEL_ALL = 30_000
@@ -304,8 +319,15 @@ def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePar
     for number in numbers:
         if walk.kind[number] == "model":
             attributes = attributes_of(walk.objects[number]) or {}
-            parts |= {id(attributes[name]): part for name, part in _PARTS.items() if name in attributes}
+            parts |= {at: part for name, part in _PARTS.items() if name in attributes for at in _inside(attributes[name])}
     return parts
+
+
+def _inside(parts: Any) -> list[int]:
+    """Return the ids of a dict of a module's parts, and of TorchScript's wrapper and its attributes where it is in one."""
+    is_wrapper = name_of(type(parts)) in ("OrderedDictWrapper", "OrderedModuleDict")
+    inner = attributes_of(parts) if is_wrapper else None
+    return [id(parts)] if inner is None else [id(parts), id(inner), *map(id, inner.values())]
 
 
 def _in_turn(objects: Sequence[Any], numbers: Sequence[int]) -> Iterable[int]:

@@ -63,6 +63,8 @@ _BASE_CLASSES = (
     ("torch", "UntypedStorage", "storage"),
     ("torch.nn", "Module", "model"),
     ("torch.optim", "Optimizer", "optimizer"),
+    ("torch._C", "ParameterDict", "script"),  # of TorchScript, whose modules have their tensors in C++
+    ("torch._C", "BufferDict", "script"),
     ("torch.utils.data", "DataLoader", "loader"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "iterator"),
     ("torch.cuda.graphs", "CUDAGraph", "pool"),

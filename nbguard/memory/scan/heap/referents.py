@@ -47,7 +47,11 @@ class Referents:
             "storage": lambda _: [],
         }
         if self.autograd is not None:
-            self._expand |= {"tensor": self.autograd.tensor_referents, "graph": self.autograd.graph_referents}
+            self._expand |= {
+                "tensor": self.autograd.tensor_referents,
+                "graph": self.autograd.graph_referents,
+                "script": _scripted_tensors,
+            }
 
     @property
     def special_kinds(self) -> Collection[str]:
@@ -179,6 +183,11 @@ def _array(array: Any) -> list[Any]:
     if base is None and numpy.ndarray.__dict__["dtype"].__get__(array).hasobject:
         referents.append(numpy.ndarray.tolist(array))
     return referents if numpy.ndarray is type(array) else referents + gc.get_referents(array)
+
+
+def _scripted_tensors(tensors: Any) -> list[Any]:
+    """Return the parameters or buffers of a module of TorchScript, which C++ has."""
+    return [tensor for _, tensor in type(tensors).items(tensors)]
 
 
 def _part_of_an_array(part: Any) -> list[Any]:

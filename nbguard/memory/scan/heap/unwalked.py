@@ -65,7 +65,7 @@ def _held_in_cpp(walk: Walk) -> set[int]:
     autograd = walk.referents.autograd
     assert autograd is not None
     known: Counter[int] = Counter()
-    for parent in compress(range(len(walk.children)), map({"tensor", "graph"}.__contains__, walk.kind)):
+    for parent in compress(range(len(walk.children)), map({"tensor", "graph", "script"}.__contains__, walk.kind)):
         shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
         known.update(child for child in walk.children[parent] if id(walk.objects[child]) not in shown)
     tensors = compress(range(len(walk.objects)), map("tensor".__eq__, walk.kind))

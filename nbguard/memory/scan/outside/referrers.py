@@ -25,7 +25,7 @@ from nbguard.memory.scan.roots.frames import LiveRoot
 
 _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
 _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
-_HOLDS_IN_CPP = ("tensor", "graph")
+_HOLDS_IN_CPP = ("tensor", "graph", "script")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
 _FRAMES = Types((types.FrameType, types.TracebackType))
 
