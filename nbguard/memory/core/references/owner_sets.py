@@ -199,7 +199,7 @@ class _Parts:
         yield from (edge for edge in rest if edge[1] not in self.nodes)
 
     def _inside(self, parts: int) -> list[int]:
-        """Return what a dict of a module's parts has, by way of the wrapper that TorchScript has around it."""
+        """Return the contents of a dict of a module's parts, also inside of TorchScript's wrapper."""
         self.nodes.add(parts)
         below: list[int] = []
         for child in self._graph.nodes[parts].children:

@@ -186,7 +186,7 @@ def _array(array: Any) -> list[Any]:
 
 
 def _scripted_tensors(tensors: Any) -> list[Any]:
-    """Return the parameters or buffers of a module of TorchScript, which C++ has."""
+    """Return the parameters or buffers that a module of TorchScript has in C++."""
     return [tensor for _, tensor in type(tensors).items(tensors)]
 
 
