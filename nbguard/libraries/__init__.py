@@ -208,7 +208,7 @@ def _checked(library: object) -> Library:
 
 
 def _is_of(annotation: Any, value: object) -> bool:
-    """Say whether a value is of an annotation of this module."""
+    """Say whether a value has the type that an annotation names, one of those above."""
     origin, of = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return type(value) is str and value in of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import nbformat
 import pytest
 from playwright.sync_api import expect
 
@@ -13,6 +12,7 @@ from tests.ui.conftest import Desk
 from tests.ui.looks import hosts
 from tests.ui.pages import App
 from tests.ui.servers import Server
+from tests.ui.test_saved import saved_picture
 
 CELLS = [
     "%load_ext nbguard\nimport torch",
@@ -53,14 +53,9 @@ def test_the_slider_moves_through_the_history(desk: Desk, server: Server, app: A
     tab.run(LAST)  # a later slider; there is one to an output
     expect(slider).to_have_count(1)
     tab.execute("docmanager:save")
-    wait_until(lambda: "The peak was here" in _saved(notebook.file(notebook.name)), "the notebook to be saved")
+    wait_until(lambda: "The peak was here" in saved_picture(notebook), "the notebook to be saved")
     server.ask("POST", f"api/kernels/{notebook.id}/restart")
     tab.reload()
     expect(output.get_by_text("The peak was here, 20 MiB")).to_be_visible()
     expect(output.get_by_text("Error displaying widget")).to_have_count(0)
     expect(slider).to_have_count(0)
-
-
-def _saved(file: object) -> str:
-    saved = nbformat.read(file, as_version=4)
-    return "".join(output.get("data", {}).get("text/html", "") for output in saved.cells[LAST].outputs)

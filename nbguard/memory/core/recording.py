@@ -29,7 +29,7 @@ class Recording(Result):
     changed: bool = False  # the call that returned this has changed something
 
     def check_history(self) -> None:
-        """Raise NbguardError, with the way to a history, if there is none."""
+        """Raise NbguardError if there is no history. The message says how to record one."""
         if self.state == "off":
             raise NbguardError(
                 "no history is recorded: run  " + advice.RECORD_ON.command + " , then the cells in question, then this again"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from nbguard.frontend.arguments import add_device, add_rows, add_trials, add_two_snapshots, unquoted
+from nbguard.frontend.arguments import add_device, add_rows, add_trials, add_two_snapshots, device_number, unquoted
 from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.magics.command_line import guarded, show
 from nbguard.frontend.notebook.magics.grammar import MagicGrammar
@@ -172,12 +172,10 @@ def _what_to_try(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _number(device: str | None, word: str) -> int | None:
-    if device is None:
-        return None
-    digits = device.removeprefix("cuda:")
-    if not (digits.isascii() and digits.isdigit()):
-        raise UsageError(f"%gpumem {word}: no device {device}; write it as 1, or cuda:1")
-    return int(digits)
+    try:
+        return None if device is None else device_number(device)
+    except argparse.ArgumentTypeError:
+        raise UsageError(f"%gpumem {word}: no device {device}; write it as 1, or cuda:1") from None
 
 
 def _only(saved: Any, options: argparse.Namespace) -> Any:

@@ -349,7 +349,7 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
 
 
 def _is_written(module: str) -> bool:
-    """Say whether a module's name leads to it: a package may have a function of the same name. A lazy one has neither yet."""
+    """Say whether the name of a module evaluates to it. A function of the same name in its package hides it."""
     names = module.split(".")
     for count, name in enumerate(names[1:], start=1):
         space, inner = module_namespace(sys.modules.get(".".join(names[:count]))), sys.modules.get(".".join(names[: count + 1]))
