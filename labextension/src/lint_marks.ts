@@ -1,17 +1,17 @@
 import type { Cell } from '@jupyterlab/cells';
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { KernelMessage } from '@jupyterlab/services';
 import { UUID } from '@lumino/coreutils';
 
 import lintStyle from '../style/lint.css';
-import { COMM, KernelSender } from './kernel_sender';
+import { afterCells } from './after_cells';
+import { KernelSender } from './kernel_sender';
 import { addStyle } from './style';
 import { isObject } from './view/check';
 import { element } from './view/dom';
 import { type CellFinding, isAnswer } from './view/protocol';
 
-/** Milliseconds after a cell's end until the cells are checked: another one may begin. */
-const SETTLED = 1000;
+/** Milliseconds after a notebook was opened until its cells are checked: its kernel may be there by then. */
+const OPENED = 1000;
 
 /** Lines that are told of at a cell. */
 const MOST = 3;
@@ -28,28 +28,10 @@ export class LintMarks {
   constructor(notebook: NotebookPanel, wanted: () => boolean) {
     this.#notebook = notebook;
     this.#wanted = wanted;
-    notebook.sessionContext.iopubMessage.connect(this.#onMessage);
-    notebook.context.saveState.connect(this.#onSave);
-    notebook.disposed.connect(() => { clearTimeout(this.#timer); });
-    this.#timer = setTimeout(this.#ask, SETTLED);
+    const end = afterCells(notebook, { saving: 'completed', ask: this.#ask, take: this.#take });
+    notebook.disposed.connect(end);
+    setTimeout(this.#ask, OPENED);
   }
-
-  readonly #onMessage = (_: unknown, message: KernelMessage.IMessage): void => {
-    if (KernelMessage.isCommMsgMsg(message) && message.content.comm_id === COMM) {
-      this.#take(message.content.data);
-    } else if (KernelMessage.isStatusMsg(message) && 'msg_type' in message.parent_header) {
-      if (message.parent_header.msg_type === 'execute_request') {
-        clearTimeout(this.#timer);
-        this.#timer = message.content.execution_state === 'idle' ? setTimeout(this.#ask, SETTLED) : undefined;
-      }
-    }
-  };
-
-  readonly #onSave = (_: unknown, state: string): void => {
-    if (state === 'completed') {
-      this.#ask();
-    }
-  };
 
   readonly #ask = (): void => {
     if (!this.#notebook.isDisposed) {
@@ -76,7 +58,7 @@ export class LintMarks {
     }
   }
 
-  #take(answer: unknown): void {
+  readonly #take = (answer: unknown): void => {
     if (isObject(answer) && answer.rid === this.#rid && isAnswer(answer) && answer.op === 'lint') {
       this.#clear();
       for (const [place, [cell, source]] of this.#sent.entries()) {
@@ -86,7 +68,7 @@ export class LintMarks {
         }
       }
     }
-  }
+  };
 
   #mark(cell: Cell, found: readonly CellFinding[]): void {
     const lines = found.slice(0, MOST).map(each => {
@@ -128,7 +110,6 @@ export class LintMarks {
   readonly #wanted: () => boolean;
   readonly #marks = new Set<HTMLElement>();
   #sent: readonly (readonly [Cell, string])[] = [];
-  #timer: ReturnType<typeof setTimeout> | undefined;
   #asked = '';
   #rid = '';
 }

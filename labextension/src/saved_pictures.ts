@@ -1,14 +1,11 @@
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { KernelMessage } from '@jupyterlab/services';
 import { UUID } from '@lumino/coreutils';
 
-import { COMM, KernelSender } from './kernel_sender';
+import { afterCells } from './after_cells';
+import { KernelSender } from './kernel_sender';
 import { hasOwnPicture, HTML, type MimeModel, sidebarOf, widgetsOf } from './sidebar_output';
 import { isObject } from './view/check';
 import { isAnswer } from './view/protocol';
-
-/** Milliseconds after a cell's end until a picture is asked for: another one may begin, and the hub looks at the heap first. */
-const SETTLED = 1000;
 
 /** The outputs of a code cell. */
 interface Outputs {
@@ -23,32 +20,10 @@ interface Outputs {
 export class SavedPictures {
   constructor(notebook: NotebookPanel) {
     this.#notebook = notebook;
-    notebook.sessionContext.iopubMessage.connect(this.#onMessage);
-    notebook.context.saveState.connect(this.#onSave);
+    this.dispose = afterCells(notebook, { saving: 'started', ask: this.#ask, take: this.#take });
   }
 
-  dispose(): void {
-    clearTimeout(this.#timer);
-    this.#notebook.sessionContext.iopubMessage.disconnect(this.#onMessage);
-    this.#notebook.context.saveState.disconnect(this.#onSave);
-  }
-
-  readonly #onMessage = (_: unknown, message: KernelMessage.IMessage): void => {
-    if (KernelMessage.isCommMsgMsg(message) && message.content.comm_id === COMM) {
-      this.#take(message.content.data);
-    } else if (KernelMessage.isStatusMsg(message) && 'msg_type' in message.parent_header) {
-      if (message.parent_header.msg_type === 'execute_request') {
-        clearTimeout(this.#timer);
-        this.#timer = message.content.execution_state === 'idle' ? setTimeout(this.#ask, SETTLED) : undefined;
-      }
-    }
-  };
-
-  readonly #onSave = (_: unknown, state: string): void => {
-    if (state === 'started') {
-      this.#ask();
-    }
-  };
+  readonly dispose: () => void;
 
   readonly #ask = (): void => {
     void this.#askFor(this.#outputs());
@@ -67,7 +42,7 @@ export class SavedPictures {
     }
   }
 
-  #take(answer: unknown): void {
+  readonly #take = (answer: unknown): void => {
     if (isObject(answer) && answer.rid === this.#rid && isAnswer(answer) && answer.op === 'picture') {
       for (const output of this.#outputs()) {
         if (this.#live.has(sidebarOf(output.data)) && output.data[HTML] !== answer.html) {
@@ -75,7 +50,7 @@ export class SavedPictures {
         }
       }
     }
-  }
+  };
 
   /** The outputs of `nbguard.Sidebar()` in the notebook, also of cells that are not drawn. */
   #outputs(): MimeModel[] {
@@ -85,7 +60,6 @@ export class SavedPictures {
   }
 
   readonly #notebook: NotebookPanel;
-  #timer: ReturnType<typeof setTimeout> | undefined;
   #live: ReadonlySet<string | null> = new Set();
   #rid = '';
 }

@@ -2,7 +2,6 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import { Panel } from '@lumino/widgets';
 
-import { SavedPictures } from './saved_pictures';
 import { HTML, type MimeModel, SIDEBAR, sidebarOf, widgetsOf } from './sidebar_output';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
@@ -15,7 +14,7 @@ export class SavedSidebars {
   /** Have a new notebook's outputs shown so: what a document registry calls an extension of a widget. */
   createNew(notebook: NotebookPanel): { isDisposed: boolean; dispose(): void } {
     const { rendermime } = notebook.content;
-    const pictures = new SavedPictures(notebook);
+    const pictures = import('./saved_pictures').then(({ SavedPictures }) => new SavedPictures(notebook));
     rendermime.addFactory(
       { safe: false, mimeTypes: [SIDEBAR], createRenderer: () => new SidebarOutput(notebook) },
       RANK
@@ -23,7 +22,7 @@ export class SavedSidebars {
     return {
       isDisposed: false,
       dispose: () => {
-        pictures.dispose();
+        void pictures.then(each => { each.dispose(); });
         rendermime.removeMimeType(SIDEBAR);
       }
     };

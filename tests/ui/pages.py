@@ -83,6 +83,10 @@ class ServersKernel(Kernel):
         self.client.start_channels()
         self._wait_until_heard()
 
+    def wait_for_restart(self) -> None:
+        """Return when the kernel that the server started anew is heard: until then its output is lost to this client."""
+        self._wait_until_heard()
+
     def offers_subshells(self) -> bool:
         """Say whether this ipykernel has subshells. Not while a cell runs: without them it would answer at its end."""
         return "kernel subshells" in self.client.kernel_info(reply=True, timeout=60)["content"].get("supported_features", [])

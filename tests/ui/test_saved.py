@@ -77,6 +77,7 @@ def test_the_picture_of_the_end_stays_with_the_notebook(desk: Desk, server: Serv
     expect(output.get_by_text("Error displaying widget")).to_have_count(0)
     expect(output.locator("b", has_text=re.compile("^bold$"))).to_have_count(0)
     before = saved_picture(notebook)
+    notebook.kernel.wait_for_restart()
     notebook.kernel.run(LOAD).ok()  # another run of the kernel, which has not shown this sidebar
     tab.page.wait_for_timeout(1500)
     save(tab)
