@@ -125,3 +125,20 @@ def test_a_registry_that_its_library_can_empty_is_emptied_by_that(
     assert lines == [("import quant.store; quant.store.clear()", _BYTES)]
     _follow_all()
     assert gone() is None
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_two_globals_that_have_the_same_model_are_both_named(quant: Callable[..., Any], depth: int) -> None:
+    """Emptying one alone frees nothing, however far from its module the other has it."""
+    other = _cache("quant.convert")
+    quant("quant.utils", device_of=_cache("quant.utils"))
+    gone = _used(sys.modules["quant.utils"].device_of, other)
+    for _ in range(depth):
+        other = {"by name": other}
+    quant("quant.convert", device_of=other)
+    del other
+
+    lines = {(finding.command, finding.advice.frees) for finding in nbguard.report({}).findings if finding.command}
+    assert len(lines) == 1 and lines.pop()[1] == _BYTES
+    _follow_all()
+    assert gone() is None

@@ -22,7 +22,7 @@ from nbguard.memory.core.advice import NONE, Advice, release_names
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.core.facts import Facts, Graph, Root, Target
 from nbguard.memory.core.finding import least_of_rows
-from nbguard.memory.core.references.graph import STALE_KINDS, Edge, nbytes_of, reach, shortest_path
+from nbguard.memory.core.references.graph import STALE_KINDS, Edge, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.core.references.holders import Holder, Holding, shared_row, with_values
 from nbguard.memory.core.references.owner_sets import bits_of, contents_of, owners_of_nodes
 from nbguard.memory.core.references.releases import alike, joined, release_of_alike, release_of_way, releases_of_root
@@ -282,14 +282,31 @@ def _is_made_class(root: Root) -> bool:
 
 
 def release_of_root(facts: Facts, root: Root) -> Advice:
-    """Return the line that lets go of the contents of a module's global, a library or a registry, with its bytes."""
-    lines = releases_of_root(facts.graph, root)
-    if lines and lines[0].command:
-        lines = tuple(alike(lines))
-        if frees := promised(facts, lines):
-            release, effects = joined(facts.graph, lines, frees), {line.effect for line in lines}
-            return replace(release, effect=lines[0].effect) if len(effects) == 1 else release
-    return _reason(facts.graph, root)
+    """Return the line that lets go of the contents of a module's global, a library or a registry, with its bytes.
+
+    Where another such root has the same contents, the line lets both go of them: one alone frees nothing.
+    """
+    lines = _lines_of_root(facts.graph, root)
+    if lines and not (frees := promised(facts, lines)):
+        every = [line for each in _roots_of_contents(facts.graph, root) for line in _lines_of_root(facts.graph, each)]
+        lines = [line for line in every if bool(line.targets) == bool(lines[0].targets)]
+        frees = promised(facts, lines)
+    if not lines or not frees:
+        return _reason(facts.graph, root)
+    release, effects = joined(facts.graph, lines, frees), {line.effect for line in lines}
+    return replace(release, effect=lines[0].effect) if len(effects) == 1 else release
+
+
+def _lines_of_root(graph: Graph, root: Root) -> Sequence[Advice]:
+    lines = releases_of_root(graph, root)
+    return alike(lines) if lines and lines[0].command else ()
+
+
+def _roots_of_contents(graph: Graph, root: Root) -> list[Root]:
+    """Return the roots in libraries and modules that lead to memory of `root`, itself among them, in the order of the scan."""
+    storages = storages_of(graph, reach(graph, root.nodes))
+    found = (each for each in graph.roots if each.kind in ("module", "library"))
+    return [each for each in found if each is root or storages & storages_of(graph, reach(graph, each.nodes))][:_MOST_TRIED]
 
 
 def _reason(graph: Graph, root: Root) -> Advice:

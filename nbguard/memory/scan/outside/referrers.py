@@ -101,27 +101,28 @@ class Region:
                 in_cpp.update(child for child in children if id(walk.objects[child]) not in shown)
         return inside, in_cpp
 
-    def below(self, tops: Iterable[int]) -> set[int]:
-        """Return the objects that matter and that `tops` lead to, these included."""
-        return below(self.walk, self.first, tops, self._leading)
-
     def points(self, tops: Iterable[int]) -> set[int]:
         """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
-        return self._points_among(self.below(tops))
+        return self._points_among(below(self.walk, self.first, tops, self._leading))
 
     def _points_among(self, reached: Set[int]) -> set[int]:
         return {n for n in reached if n in self.walk.only_stale or is_goal(self.walk, n)}
 
-    def pointing(self, tops: Iterable[int], explained: Set[int]) -> set[int]:
-        """Return those of `tops` that have points other than the `explained` ones: in one pass, however many they are."""
-        tops = set(tops)
-        reached = self.below(tops)
+    def pointing(self, tops: Iterable[int], named: Set[int], in_use: Set[int] = frozenset()) -> set[int]:
+        """Return those of `tops` that lead to points not `in_use` past the `named` objects: in one pass, however many they are.
+
+        Whoever leads to a point by a named object alone lets go of it once the root of that object does: child loggers, where
+        the root logger has a model. Whoever leads to it another way keeps it, and must be named, too.
+        """
+        tops = set(tops) - named
+        within = self._leading - named
+        reached = below(self.walk, self.first, tops, within)
         parents: dict[int, list[int]] = {}
         for parent in reached:
             for child in self.walk.children[parent]:
-                if child >= self.first and child in self._leading:
+                if child >= self.first and child in within:
                     parents.setdefault(child, []).append(parent)
-        return tops & upwards(parents, self._points_among(reached) - explained)
+        return tops & upwards(parents, self._points_among(reached) - in_use)
 
 
 def _elements(walk: Walk, array: int) -> Iterator[int]:
@@ -168,21 +169,20 @@ _GLOBAL = "global of a library"
 _NOT_FOLLOWED = "held in a way that is not followed"
 
 
-def name_by_referrers(region: Region, held: list[int], explained: Iterable[int] = ()) -> tuple[list[Rooted], list[int]]:
+def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozenset()) -> tuple[list[Rooted], list[int]]:
     """Follow holders upwards, the nearest first; return the roots that could be named and the other objects held outside.
 
-    The search ends when all that it set out from is explained by a named root: that root may itself be known by many names.
-    `explained` is explained already.
+    A root's object may be known by many names, of which the first is taken. No holder of the points `in_use` is looked for.
     """
     walk = region.walk
     named: list[Rooted] = []
-    explained = set(explained)
+    entered: set[int] = set()  # objects of named roots
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in walk.kinds.modules.items()} | walk.shell
     size = 0  # of the heap; to count it is a pass, too
     for step in range(1, _MOST_STEPS + 1):
-        asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
+        asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, entered, in_use)) if n not in asked}
         if step > _FEWEST_STEPS:
             size = size or len(gc.get_objects())
         if not asking or step * size > _MOST_OBJECTS:
@@ -218,15 +218,20 @@ def name_by_referrers(region: Region, held: list[int], explained: Iterable[int] 
             walk.add_unwalked(frame)
             del frame
         for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
-            if points := region.points(entries) - explained:
+            if region.pointing(entries, entered, in_use):
                 named.append((root, entries))
-                explained |= points
+                entered.update(entries)
         for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
             below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
             walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
         region.extend()
         held = region.held()
     return named, held
+
+
+def entered_by(roots: Iterable[Rooted]) -> set[int]:
+    """Return the objects that `roots` hold directly."""
+    return {n for _, entries in roots for n in entries}
 
 
 def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
@@ -429,6 +434,5 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
         return []
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
-    explained = in_use | region.points(n for _, entries in named for n in entries)
-    unknown = sorted(region.pointing(held, explained))
+    unknown = sorted(region.pointing(held, entered_by(named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]

@@ -19,7 +19,7 @@ from nbguard.memory.core.references.owner_sets import components
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.memory.scan.heap.unwalked import fill_rest
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, references_by_asking
-from nbguard.memory.scan.outside.referrers import Region, below, name_by_referrers, unnamed_roots
+from nbguard.memory.scan.outside.referrers import Region, below, entered_by, name_by_referrers, unnamed_roots
 from nbguard.memory.scan.roots.frames import LiveRoot
 from nbguard.units import counted
 
@@ -220,10 +220,9 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
                 by_rest,
             )
         )
-    alive = below(walk, first, held + [entry for _, entries in named for entry in entries])
-    explained = region.points(entry for _, entries in named for entry in entries)
+    alive = below(walk, first, [*held, *entered_by(named)])
     garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]
-    unknown = sorted(region.pointing(held, explained))
+    unknown = sorted(region.pointing(held, entered_by(named)))
     tied = _on_cycles(walk, first, unknown)
     stuck = sorted(stuck_in_cpp(walk, garbage))
     whole = below(walk, first, tied + stuck)
