@@ -61,6 +61,35 @@ def test_what_a_library_has_besides_is_not_promised(library: types.ModuleType, d
     assert rows["kept"] == 0
 
 
+@pytest.mark.parametrize(("targets", "freed"), [(("box",), 0), (("attributes",), 0), (("box", "attributes"), _BYTES)])
+def test_an_objects_dict_keeps_what_the_object_has(targets: tuple[str, ...], freed: int) -> None:
+    """Python 3.13 shows the collector the values behind the object alone."""
+    box = Box()
+    box.data = torch.ones(50_000)  # type: ignore[attr-defined]
+    names = {"box": box, "attributes": vars(box)}
+    del box
+
+    rows, outcome = _release(names, *targets)
+
+    assert _is_exact(outcome)
+    assert outcome.realised == freed
+    assert rows["box + attributes"] == _BYTES
+
+
+def test_a_library_has_the_object_of_a_named_dict(library: types.ModuleType) -> None:
+    box = Box()
+    box.data = torch.ones(50_000)  # type: ignore[attr-defined]
+    names = {"attributes": vars(box)}
+    library.__dict__["registry"] = [box]
+    del box
+
+    rows, outcome = _release(names, "attributes")
+
+    assert _is_exact(outcome)
+    assert outcome.realised == 0
+    assert rows["attributes + library_of_this_test.registry"] == _BYTES
+
+
 def test_a_logger_belongs_to_logging() -> None:
     """Seed 3181 of the random notebooks: `%reset_gpu Keep handler log ex` promised 22,344 bytes and freed none."""
     handler = logging.Handler()

@@ -462,6 +462,9 @@ static PyObject *walker_follow(Walker *self, PyObject *args)
         }
         Collection met = {self, &children, 0, 0};
         traverse(found, obj, visit_child, &met);
+        if (!met.referents && PyDict_CheckExact(obj) && PyDict_Size(obj)) {
+            break; /* the values of an object's dict are the object's */
+        }
         int is_plain = 0;
         if (found->way == BULK && met.referents >= self->bulk && !met.failed) {
             is_plain = is_plain_below(self, obj, met.referents);

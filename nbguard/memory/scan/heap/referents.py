@@ -63,7 +63,7 @@ class Referents:
         expand = self._expand.get(kind)
         if expand is not None:
             return expand(obj)
-        referents = gc.get_referents(obj)
+        referents = list(obj.values()) if has_values_of_an_object(obj) else gc.get_referents(obj)
         return [] if len(referents) >= _BULK and type(obj) in _PLAIN_TYPES and self._all_plain(referents) else referents
 
     def is_users_class(self, cls: type) -> bool:
@@ -173,6 +173,14 @@ def _is_plain(kinds: Kinds, cls: type) -> bool:
         cls in _PLAIN_TYPES or (bool(_flags(cls) & _HEAP_TYPE) and "__del__" not in namespace_of(cls))
     )
     return kind in _SKIPPED or simple
+
+
+def has_values_of_an_object(obj: Any) -> bool:
+    """Say whether an object is the `vars(owner)` of one that keeps the values itself, as from Python 3.13 on.
+
+    The collector sees such values behind the owner alone. When the owner goes, they become the dict's.
+    """
+    return type(obj) is dict and bool(obj) and not gc.get_referents(obj)
 
 
 def _array(array: Any) -> list[Any]:

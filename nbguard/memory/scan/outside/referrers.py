@@ -17,6 +17,7 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import Types, module_namespace, name_of, namespace_of, never_asked
+from nbguard.memory.scan.heap.referents import has_values_of_an_object
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 from nbguard.memory.scan.roots.frames import LiveRoot
 
@@ -78,6 +79,7 @@ class Region:
             if walk.kind[n] in _UNCOUNTED or from_roots is None or (n < self.known and walk.kind[n] in _IN_NUMPY):
                 continue
             extra = sys.getrefcount(objects[n]) - ours - inside[n] - from_roots
+            extra -= has_values_of_an_object(objects[n])  # the owner has its dict out of the collector's sight
             if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
                 references = walk.referents.autograd.cpp_references(objects[n])
                 extra -= references > 0  # C++ keeps the Python object, too
@@ -93,6 +95,8 @@ class Region:
         inside, in_cpp = Counter[int](), Counter[int]()
         for parent in self._leading:
             children = walk.children[parent]
+            if has_values_of_an_object(walk.objects[parent]):
+                continue  # the owner refers to them
             inside.update(children)
             if walk.kind[parent] == "array" and parent < walk.only_stale.stop:
                 inside.update(_elements(walk, parent))
