@@ -49,7 +49,8 @@ from nbguard.training.lint.report import LintFinding, LintReport
 from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState
 from nbguard.training.profiler.analysis.nonfinite import NanRepair, Origin
 from nbguard.training.profiler.analysis.operations import Float32Trial
-from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
+from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
+from nbguard.training.ranks.analysis.facts import RankFault
 from nbguard.training.ranks.analysis.launch_errors import LaunchErrors, RankError
 from nbguard.training.runs.analysis.applied import AppliedFact, AppliedRecord
 from nbguard.training.runs.analysis.comparison import compare_records

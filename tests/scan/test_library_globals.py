@@ -142,3 +142,15 @@ def test_two_globals_that_have_the_same_model_are_both_named(quant: Callable[...
     assert [frees for _, frees in lines] == [_BYTES]
     _follow_all()
     assert gone() is None
+
+
+def test_a_global_has_modules_with_classes_of_their_own(quant: Callable[..., Any]) -> None:
+    """As a cache of transformers' has a codec; the class keeps its module by a property."""
+    net = nn.utils.parametrizations.weight_norm(nn.Conv1d(100, 1000, 3, bias=False))
+    quant("quant.utils", models={"codec": net})
+    gone = weakref.ref(net)
+    del net
+
+    assert [row.label for row in nbguard.report({}).devices[0].holders] == ["quant.utils.models"]
+    _follow_all()
+    assert gone() is None

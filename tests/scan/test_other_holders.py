@@ -90,6 +90,51 @@ def test_a_library_has_the_object_of_a_named_dict(library: types.ModuleType) -> 
     assert rows["attributes + library_of_this_test.registry"] == _BYTES
 
 
+_OF_PARAMETRIZED = 4 * (1000 * 100 * 3 + 1000)
+"""Bytes of a convolution and of the norms that its weight has got."""
+
+
+def _parametrized() -> torch.nn.Module:
+    """A module with a class of its own, whose property refers to the module."""
+    return torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(100, 1000, 3, bias=False))
+
+
+def test_a_class_that_was_made_for_a_module_goes_with_it() -> None:
+    rows, outcome = _release({"net": torch.nn.Sequential(_parametrized(), _parametrized())}, "net")
+
+    assert rows == {"net": 2 * _OF_PARAMETRIZED}
+    assert _is_exact(outcome)
+    assert outcome.realised == 2 * _OF_PARAMETRIZED
+
+
+def test_a_module_with_a_class_of_its_own_waits_for_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        _parametrized()
+
+        rows, outcome = _release({})
+    finally:
+        gc.enable()
+
+    assert rows == {"unreachable cycles": _OF_PARAMETRIZED}
+    assert _is_exact(outcome)
+    assert outcome.realised == _OF_PARAMETRIZED
+
+
+def test_a_class_that_a_library_has_keeps_its_modules(library: types.ModuleType) -> None:
+    net = _parametrized()
+    library.__dict__["registry"] = [type(net)]
+    names = {"net": net}
+    del net
+
+    rows, outcome = _release(names, "net")
+
+    assert rows["net"] == 0
+    assert _is_exact(outcome)
+    assert outcome.realised == 0
+
+
 def test_a_logger_belongs_to_logging() -> None:
     """Seed 3181 of the random notebooks: `%reset_gpu Keep handler log ex` promised 22,344 bytes and freed none."""
     handler = logging.Handler()

@@ -18,7 +18,7 @@ import torch
 
 import nbguard
 from nbguard.memory.core.references.holders import holders
-from nbguard.memory.scan.outside import referrers, unreached
+from nbguard.memory.scan.outside import region, unreached
 from nbguard.memory.scan.scan import Notebook, scan
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
@@ -274,13 +274,13 @@ def test_the_way_below_is_walked_as_often_for_many_objects_of_a_library_as_for_f
         del kept
         calls: list[int] = []
         with monkeypatch.context() as patch:
-            for module in (referrers, unreached):
+            for module in (region, unreached):
                 patch.setattr(module, "below", lambda *args: (calls.append(1), below(*args))[1])
             nbguard.report({})
         library.kept = None
         return len(calls)
 
-    below = referrers.below
+    below = region.below
     assert walks(8) > 0
     assert walks(400) <= walks(40) + 4
     gc.collect()  # cycles of tensors would be the next test's garbage

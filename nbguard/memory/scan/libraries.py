@@ -10,8 +10,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
-
 from nbguard.libraries import KnownLeak, known_leaks, packages, shared_states
 from nbguard.memory.scan.heap.kinds import loaded_class, module_namespace
 
@@ -69,6 +67,8 @@ def known_leaks_of(labels: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _is_installed(leak: KnownLeak) -> bool:
+    from packaging.specifiers import SpecifierSet  # a profile, which knows libraries by this module, has no leak
+
     try:
         return SpecifierSet(leak.versions).contains(version(leak.package), prereleases=True)
     except (PackageNotFoundError, ValueError):

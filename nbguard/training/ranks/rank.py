@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.training.ranks.analysis.launch_errors import launch_of
-
 _printed: object = None
 
 
@@ -49,6 +47,8 @@ def current_rank() -> Rank | None:
 
 def print_once(rank: Rank) -> None:
     """Print which rank this process is, at its first watch or fit: so ranks that were launched wrongly are seen early."""
+    from nbguard.training.ranks.analysis.launch_errors import launch_of
+
     global _printed
     launch = replace(launch_of(os.environ), rank=rank.rank, world=rank.world)
     printed = os.getpid(), launch  # a fork of a rank may be another

@@ -19,7 +19,7 @@ from nbguard.training.profiler.analysis.ranks import (
 )
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.ranks.analysis.diagnosis import RankFault
+from nbguard.training.ranks.analysis.facts import RankFault
 
 MS = 1_000_000
 SECOND = 1_000 * MS

@@ -91,6 +91,10 @@ class Types(tuple[type, ...]):
         return id(cls) in map(id, self)
 
 
+class KeptTypes(list[type]):
+    """Types that live as long as a table of ours, which is no holder of theirs."""
+
+
 class TypeTable(dict[int, _Known], Generic[_Known]):
     """Findings about types, by their ids; each is examined once. The types live as long as the table.
 
@@ -100,7 +104,7 @@ class TypeTable(dict[int, _Known], Generic[_Known]):
     def __init__(self, classify: Callable[[type], _Known]) -> None:
         super().__init__()
         self._classify = classify
-        self._types: list[type] = []
+        self._types = KeptTypes()
 
     def of(self, cls: type) -> _Known:
         """Return the findings about a type."""

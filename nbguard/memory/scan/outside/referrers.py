@@ -7,160 +7,20 @@ import functools
 import gc
 import sys
 import types
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Iterable, Mapping, Set
 from operator import is_not
 from typing import Any
 
 from nbguard.libraries import emptied_by
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
-from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap import native
-from nbguard.memory.scan.heap.kinds import Types, module_namespace, name_of, namespace_of, never_asked
-from nbguard.memory.scan.heap.referents import has_values_of_an_object
+from nbguard.memory.scan.heap.kinds import KeptTypes, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
+from nbguard.memory.scan.outside.region import Region
 from nbguard.memory.scan.roots.frames import LiveRoot
-
-# --- Objects that are held from outside of a set, by the collector's own rule, with the references of C++ counted in.
-
-
-_UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
-_IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
-_HOLDS_IN_CPP = ("tensor", "graph", "script")
-_OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
-_FRAMES = Types((types.FrameType, types.TracebackType))
-
 
 Rooted = tuple[LiveRoot, list[int]]
 """A root, and the numbers of its objects in the walk."""
-
-
-class Region:
-    """Objects of a walk whose holders are looked for: those that matter, and those added to the walk as their holders.
-
-    Either those that only stale roots or none lead to, or (`named`) those that the user's own roots lead to.
-    """
-
-    def __init__(self, walk: Walk, *, named: bool) -> None:
-        self.walk = walk
-        self.first: int = 0 if named else walk.only_stale.start
-        """Least number of an object that may refer to its own."""
-
-        self._stop = walk.only_stale.start if named else len(walk.objects)
-        self._added = len(walk.objects)
-        self.known: int = self._added if named else self.first
-        """Number below which an object is in use itself: its own holders are not looked for."""
-
-        if named:
-            self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in _FRAMES}
-        else:
-            self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
-        goals = [n for n in range(self.first, self._added) if is_goal(walk, n)]
-        self._leading = walk.leading_to(goals, self.first)
-        blocked = () if named else self._frames
-        self._wanted = self._leading if named else walk.leading_to(goals, self.first, blocked)
-        self._blocked: Collection[int] = blocked
-
-    def extend(self) -> None:
-        """Take in objects newly added to the walk that lead to something of the region."""
-        self._leading = self.walk.leading_to(self._leading, self._added)
-        self._wanted = self.walk.leading_to(self._wanted, self._added, self._blocked)
-
-    def held(self) -> list[int]:
-        """Return the objects that have more references than the walk accounts for."""
-        walk, objects = self.walk, self.walk.objects
-        inside, in_cpp = self._references()
-        ours = references_by_asking()
-        held = []
-        for n in sorted(self._wanted):
-            from_roots = walk.entries.get(n, 0)
-            if not (self.first <= n < self._stop or n >= self._added) or n in self._frames:
-                continue
-            if walk.kind[n] in _UNCOUNTED or from_roots is None or (n < self.known and walk.kind[n] in _IN_NUMPY):
-                continue
-            extra = sys.getrefcount(objects[n]) - ours - inside[n] - from_roots
-            extra -= has_values_of_an_object(objects[n])  # the owner has its dict out of the collector's sight
-            if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
-                references = walk.referents.autograd.cpp_references(objects[n])
-                extra -= references > 0  # C++ keeps the Python object, too
-                if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
-                    extra += 1
-            if extra > 0:
-                held.append(n)
-        return held
-
-    def _references(self) -> tuple[Counter[int], Counter[int]]:
-        """Return how often the walk's objects refer to each that matters: all references, and those that are C++'s own."""
-        walk = self.walk
-        inside, in_cpp = Counter[int](), Counter[int]()
-        for parent in self._leading:
-            children = walk.children[parent]
-            if has_values_of_an_object(walk.objects[parent]):
-                continue  # the owner refers to them
-            inside.update(children)
-            if walk.kind[parent] == "array" and parent < walk.only_stale.stop:
-                inside.update(_elements(walk, parent))
-            if walk.kind[parent] in _HOLDS_IN_CPP:
-                shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
-                in_cpp.update(child for child in children if id(walk.objects[child]) not in shown)
-        return inside, in_cpp
-
-    def points(self, tops: Iterable[int]) -> set[int]:
-        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
-        return self._points_among(below(self.walk, self.first, tops, self._leading))
-
-    def _points_among(self, reached: Set[int]) -> set[int]:
-        return {n for n in reached if n in self.walk.only_stale or is_goal(self.walk, n)}
-
-    def pointing(self, tops: Iterable[int], named: Set[int], in_use: Set[int] = frozenset()) -> set[int]:
-        """Return those of `tops` that lead to points not `in_use` past the `named` objects: in one pass, however many they are.
-
-        Whoever leads to a point by a named object alone lets go of it once the root of that object does: child loggers, where
-        the root logger has a model. Whoever leads to it another way keeps it, and must be named, too.
-        """
-        tops = set(tops) - named
-        within = self._leading - named
-        reached = below(self.walk, self.first, tops, within)
-        parents: dict[int, list[int]] = {}
-        for parent in reached:
-            for child in self.walk.children[parent]:
-                if child >= self.first and child in within:
-                    parents.setdefault(child, []).append(parent)
-        return tops & upwards(parents, self._points_among(reached) - in_use)
-
-
-def _elements(walk: Walk, array: int) -> Iterator[int]:
-    """Yield the elements of an object array, once for each reference: the walk has it by lists that were made for it.
-
-    For objects that no root leads to these count as references from outside: the collector does not see them either.
-    """
-    numpy: Any = sys.modules["numpy"]
-    made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
-    if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:
-        made.append(tuple)  # a record
-    holders = [array]
-    for cls in made:
-        holders = [child for at in holders for child in walk.children[at] if type(walk.objects[child]) is cls]
-    for holder in holders:
-        yield from walk.children[holder]
-
-
-def below(walk: Walk, first: int, tops: Iterable[int], within: Collection[int] | None = None) -> set[int]:
-    """Return the objects from number `first` on, of those `within`, that `tops` lead to, these included."""
-    reached = {n for n in tops if n >= first}
-    todo = list(reached)
-    while todo:
-        for child in walk.children[todo.pop()]:
-            if child >= first and child not in reached and (within is None or child in within):
-                reached.add(child)
-                todo.append(child)
-    return reached
-
-
-def is_goal(walk: Walk, number: int) -> bool:
-    """Say whether an object matters by itself: it holds a storage or a pool, or is a Learner."""
-    return number in walk.holds or walk.kind[number] in ("learner", "pool")
-
 
 _CHUNK = 512
 _MOST_STEPS = 24
@@ -178,59 +38,125 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
 
     A root's object may be known by many names, of which the first is taken. No holder of the points `in_use` is looked for.
     """
-    walk = region.walk
-    named: list[Rooted] = []
-    entered: set[int] = set()  # objects of named roots
-    asked: set[int] = set()
-    lowest = len(walk.objects)
-    modules = {id(namespace): name for name, namespace in walk.kinds.modules.items()} | walk.shell
-    size = 0  # of the heap; to count it is a pass, too
-    for step in range(1, _MOST_STEPS + 1):
-        asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, entered, in_use)) if n not in asked}
-        if step > _FEWEST_STEPS:
-            size = size or len(gc.get_objects())
-        if not asking or step * size > _MOST_OBJECTS:
-            break
-        asked.update(asking.values())
-        roots: list[Rooted] = []
-        new = len(walk.objects)
+    search = _Search(region, held, in_use)
+    search.run()
+    return search.named, search.held
+
+
+class _Search:
+    """A search upwards for holders that have a name."""
+
+    def __init__(self, region: Region, held: list[int], in_use: Set[int]) -> None:
+        self.named: list[Rooted] = []
+        self.held = held
+        self._region = region
+        self._walk = region.walk
+        self._in_use = in_use
+        self._entered = set[int]()  # objects of named roots
+        self._classes: list[Any] = []  # classes that code made while it ran, and below their roots in the same order
+        self._of_classes: list[Rooted] = []
+        self._modules = {id(space): name for name, space in self._walk.kinds.modules.items()} | self._walk.shell
+
+    def run(self) -> None:
+        """Take steps until each object that matters has a name, or the holders or the time for it run out."""
+        walk, asked = self._walk, set[int]()
+        lowest = len(walk.objects)
+        size = 0  # of the heap; to count it is a pass, too
+        for step in range(1, _MOST_STEPS + 1):
+            held = self._region.pointing(self.held, self._entered, self._in_use)
+            asking = {id(walk.objects[n]): n for n in sorted(held) if n not in asked}
+            if step > _FEWEST_STEPS:
+                size = size or len(gc.get_objects())
+            if not asking or step * size > _MOST_OBJECTS:
+                break
+            asked.update(asking.values())
+            self._step(asking)
+            for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
+                _note_references(walk, n)
+            self._region.extend()
+            self.held = self._region.held()
+        self._name_classes()
+
+    def _step(self, asking: Mapping[int, int]) -> None:
+        """Find the holders of the objects with these ids and numbers: name those that are roots, add the others to the walk."""
+        walk, roots, new = self._walk, list[Rooted](), len(self._walk.objects)
         for holder in _referrers(walk, set(asking)):
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
-            if held_by_it and not _is_accounted_for(region, holder, held_by_it):  # another thread may have let go of it since
-                if modules.get(id(holder)) is None and (threads := _threads(walk, holder, held_by_it)):
-                    roots += threads
-                    continue
-                label, what, module = _name_of_root(region, holder, held_by_it, modules)
-                if label:
-                    is_class = walk.kinds.of(type(holder)) == "class"
-                    root = LiveRoot(
-                        kind="library",
-                        label=label,
-                        objects=(),
-                        what=what,
-                        module=module,
-                        is_class=is_class,
-                        ended_by=_unbinding(walk, label, module, held_by_it) if what == _GLOBAL else "",
-                    )
-                    roots.append((root, held_by_it))
-                elif id(holder) not in walk.number:
-                    walk.add_unwalked(holder)
+            # another thread may have let go of it since
+            if held_by_it and not _is_accounted_for(self._region, holder, held_by_it):
+                roots += self._roots_of(holder, held_by_it)
             del holder
         for frame in _callers(walk, new):
             walk.add_unwalked(frame)
             del frame
-        for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
-            if region.pointing(entries, entered, in_use):
-                named.append((root, entries))
-                entered.update(entries)
-        for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
-            below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
-            walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
-        region.extend()
-        held = region.held()
-    return named, held
+        self._name(sorted(roots, key=lambda rooted: _foreign(walk, *rooted)))
+
+    def _roots_of(self, holder: Any, held_by_it: list[int]) -> list[Rooted]:
+        """Return the roots that `holder` is, or none: it is one of many holders, or a class that is named last."""
+        if self._modules.get(id(holder)) is None and (threads := _threads(self._walk, holder, held_by_it)):
+            return threads
+        root = _root_of(self._region, holder, held_by_it, self._modules)
+        if root is not None and not (root.is_class and not root.module):
+            return [(root, held_by_it)]
+        if root is None and id(holder) not in self._walk.number:
+            self._walk.add_unwalked(holder)
+        elif root is not None and id(holder) not in map(id, self._classes):
+            self._classes.append(holder)
+            self._of_classes.append((root, held_by_it))
+        return []
+
+    def _name(self, roots: Iterable[Rooted]) -> None:
+        for root, entries in roots:
+            if self._region.pointing(entries, self._entered, self._in_use):
+                self.named.append((root, entries))
+                self._entered.update(entries)
+
+    def _name_classes(self) -> None:
+        """Name the classes that more refers to than themselves and their objects; the others go with these."""
+        own = _classes_of_their_objects(self._walk, self._classes)
+        for number in own:
+            _link_class(self._walk, self._classes[number])
+        if own:
+            self._region.extend()
+            self.held = self._region.held()
+        self._name(rooted for number, rooted in enumerate(self._of_classes) if number not in own)
+
+
+def _note_references(walk: Walk, number: int) -> None:
+    below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[number]))  # no list of ours may stay:
+    walk.children[number] = [at for at in below if at >= 0]  # it would count as a holder
+
+
+def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
+    """Return the places of the classes that nothing but themselves and objects of the walk refers to: they go with these."""
+    found = _referrers_of(classes) if classes else []
+    ours = references_by_asking()
+    own = []
+    for n in range(len(classes)):  # no name of ours may refer to a class
+        parts = {id(ref) for ref in (*gc.get_referents(classes[n]), *gc.get_referents(namespace_of(classes[n])))}
+        known = sum(
+            sum(ref is classes[n] for ref in gc.get_referents(obj))
+            for obj in found
+            if id(obj) in parts or type(obj) is KeptTypes or (type(obj) is classes[n] and id(obj) in walk.number)
+        )
+        if sys.getrefcount(classes[n]) == ours + known:
+            own.append(n)
+    return own
+
+
+def _link_class(walk: Walk, cls: Any) -> None:
+    """Add a class to the walk below its objects: what it refers to is theirs.
+
+    `torch.nn.utils.parametrize` makes one for a module, whose property refers to the module.
+    """
+    objects = [n for n, obj in enumerate(walk.objects) if type(obj) is cls]
+    walk.add_unwalked(cls)
+    number = walk.number[id(cls)]
+    _note_references(walk, number)
+    for at in objects:
+        walk.children[at].append(number)
 
 
 def entered_by(roots: Iterable[Rooted]) -> set[int]:
@@ -328,6 +254,22 @@ def _home(obj: Any) -> Any:
     return namespace_of(type(obj)).get("__module__")
 
 
+def _root_of(region: Region, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> LiveRoot | None:
+    """Return the root that `holder` is, or None where the search goes on."""
+    label, what, module = _name_of_root(region, holder, held_by_it, modules)
+    if not label:
+        return None
+    return LiveRoot(
+        kind="library",
+        label=label,
+        objects=(),
+        what=what,
+        module=module,
+        is_class=region.walk.kinds.of(type(holder)) == "class",
+        ended_by=_unbinding(region.walk, label, module, held_by_it) if what == _GLOBAL else "",
+    )
+
+
 def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str, str]:
     """Return (label, explanation, module) if `holder` is where the search ends: a module's globals, or below a root.
 
@@ -386,16 +328,20 @@ def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> st
 
 def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
     """Return the tracked objects that refer to any of `ids`, in one pass, without our own bookkeeping."""
-    asked = [walk.objects[walk.number[key]] for key in ids]
-    own = {id(asked), id(walk.objects), id(sys._getframe()), id(never_asked())}
+    own = id(walk.objects)
+    return [obj for obj in _referrers_of([walk.objects[walk.number[key]] for key in ids]) if id(obj) != own]
+
+
+def _referrers_of(asked: list[Any]) -> list[Any]:
+    own = {id(asked), id(sys._getframe()), id(never_asked())}
     if native.compiled is not None:
         found = native.compiled.referrers(gc.get_objects(), asked)
-    elif len(ids) <= _FEW:
+    elif len(asked) <= _FEW:
         few = tuple(asked)  # a list would be copied: since 3.13 the copy is found
         own.add(id(few))
         found = gc.get_referrers(*few)
     else:
-        found = _referrers_of_many(ids)
+        found = _referrers_of_many(set(map(id, asked)))
     return [obj for obj in found if id(obj) not in own]
 
 

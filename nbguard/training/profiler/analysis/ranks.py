@@ -15,7 +15,7 @@ from nbguard.texts import Text, joined
 from nbguard.training.profiler.analysis.gradient_sums import GradientSums, ShardCalls, shards_finding, sums_finding
 from nbguard.training.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting, gravest_first
 from nbguard.training.profiler.analysis.time import phase_log
-from nbguard.training.ranks.analysis.diagnosis import RankFault
+from nbguard.training.ranks.analysis.facts import RankFault
 from nbguard.units import MiB, counted, format_bytes, format_time
 
 # --- Checks that ranks hold the same model, by digests of parameters, gradients and buffers, and by their data.

@@ -23,7 +23,7 @@ from nbguard.training.profiler.analysis.ranks import Pulse, RankMessage, RankObs
 from nbguard.training.profiler.analysis.report import RankRow
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.record.recorder import Recorder
-from nbguard.training.ranks.analysis.diagnosis import RankFault
+from nbguard.training.ranks.analysis.facts import RankFault
 from nbguard.training.ranks.rank import Rank, current_rank, print_once
 from nbguard.training.ranks.watch import watch_ranks
 from nbguard.units import format_time

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nbguard.training.ranks.analysis.diagnosis import FaultKind, RankFault
 from nbguard.training.ranks.analysis.facts import (
     CollectiveCall,
+    FaultKind,
     JobFacts,
+    RankFault,
     are,
     call_at,
     call_words,

@@ -8,11 +8,13 @@ from dataclasses import replace
 from nbguard.training.ranks.analysis import agreement_faults
 from nbguard.training.ranks.analysis import diagnosis as event_faults
 from nbguard.training.ranks.analysis.agreement_faults import JOIN, GroupCalls, groups_of
-from nbguard.training.ranks.analysis.diagnosis import FaultKind, RankDiagnosis, RankFault, RankPlace
+from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
 from nbguard.training.ranks.analysis.facts import (
     CollectiveCall,
+    FaultKind,
     JobFacts,
     RankFacts,
+    RankFault,
     call_at,
     call_words,
     place_words,

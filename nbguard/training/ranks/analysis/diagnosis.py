@@ -5,31 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar
 
 from nbguard.render.html import Block, Line, Point, Points, Table, TableRow, Title
 from nbguard.render.result import Result
-from nbguard.training.ranks.analysis.facts import JobFacts, RankFacts, RankState, call_words, place_words, ranks_words
+from nbguard.training.ranks.analysis.facts import (
+    JobFacts,
+    RankFacts,
+    RankFault,
+    RankState,
+    call_words,
+    place_words,
+    ranks_words,
+)
 from nbguard.units import counted
-
-FaultKind: TypeAlias = Literal[
-    "left out", "extra", "order", "type", "size", "dtype", "root or operation", "uneven batches", "unused parameters",
-    "raised", "died", "ended", "slow", "stuck", "point to point", "same call", "rendezvous", "unknown",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFault:
-    """One reason why ranks wait for each other, or ended."""
-
-    kind: FaultKind
-    ranks: tuple[int, ...]  # at fault; where two of two differ, both, unless one has plainly left something out
-    collective: str  # the call that is waited for: "all_reduce"; empty if none is
-    place: str  # the user's line of that call; of an error or a rank that is late: its own line
-    last_common: int | None  # position of the last call that all have in common
-    what: str  # the fault in one sentence
-    evidence: tuple[str, ...] = ()  # sentences that it rests on
-    remedy: str = ""  # what to do; code between backticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,26 @@ class JobFacts:
     ranks: tuple[RankFacts, ...]
 
 
+FaultKind: TypeAlias = Literal[
+    "left out", "extra", "order", "type", "size", "dtype", "root or operation", "uneven batches", "unused parameters",
+    "raised", "died", "ended", "slow", "stuck", "point to point", "same call", "rendezvous", "unknown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFault:
+    """One reason why ranks wait for each other, or ended."""
+
+    kind: FaultKind
+    ranks: tuple[int, ...]  # at fault; where two of two differ, both, unless one has plainly left something out
+    collective: str  # the call that is waited for: "all_reduce"; empty if none is
+    place: str  # the user's line of that call; of an error or a rank that is late: its own line
+    last_common: int | None  # position of the last call that all have in common
+    what: str  # the fault in one sentence
+    evidence: tuple[str, ...] = ()  # sentences that it rests on
+    remedy: str = ""  # what to do; code between backticks
+
+
 def to_text(facts: RankFacts) -> str:
     """Return the facts of a rank as JSON text."""
     return json.dumps({"nbguard_rank": _FORMAT, **to_plain(facts)})

@@ -17,8 +17,8 @@ from nbguard.errors import RankFactsError, SnapshotError
 from nbguard.libraries import calling_modules
 from nbguard.memory.allocator.snapshot.unpickle import unpickle
 from nbguard.render.words import clean, line_words
-from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
-from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall
+from nbguard.training.ranks.analysis.diagnosis import RankDiagnosis, RankPlace
+from nbguard.training.ranks.analysis.facts import Caller, CollectiveCall, RankFault
 
 # --- The place at which the ranks of a job meet, and a wait for it in words.
 

@@ -1,0 +1,149 @@
+"""Objects that are held from outside of a set, by the collector's own rule, with the references of C++ counted in."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Set
+from typing import Any
+
+from nbguard.memory.core.references.graph import upwards
+from nbguard.memory.scan.heap.kinds import Types
+from nbguard.memory.scan.heap.referents import has_values_of_an_object
+from nbguard.memory.scan.heap.walk import Walk, references_by_asking
+
+_UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
+_IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
+_HOLDS_IN_CPP = ("tensor", "graph", "script")
+_OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
+_FRAMES = Types((types.FrameType, types.TracebackType))
+
+
+class Region:
+    """Objects of a walk whose holders are looked for: those that matter, and those added to the walk as their holders.
+
+    Either those that only stale roots or none lead to, or (`named`) those that the user's own roots lead to.
+    """
+
+    def __init__(self, walk: Walk, *, named: bool) -> None:
+        self.walk = walk
+        self.first: int = 0 if named else walk.only_stale.start
+        """Least number of an object that may refer to its own."""
+
+        self._stop = walk.only_stale.start if named else len(walk.objects)
+        self._added = len(walk.objects)
+        self.known: int = self._added if named else self.first
+        """Number below which an object is in use itself: its own holders are not looked for."""
+
+        if named:
+            self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in _FRAMES}
+        else:
+            self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
+        goals = [n for n in range(self.first, self._added) if is_goal(walk, n)]
+        self._leading = walk.leading_to(goals, self.first)
+        blocked = () if named else self._frames
+        self._wanted = self._leading if named else walk.leading_to(goals, self.first, blocked)
+        self._blocked: Collection[int] = blocked
+
+    def extend(self) -> None:
+        """Take in objects newly added to the walk that lead to something of the region."""
+        self._leading = self.walk.leading_to(self._leading, self._added)
+        self._wanted = self.walk.leading_to(self._wanted, self._added, self._blocked)
+
+    def held(self) -> list[int]:
+        """Return the objects that have more references than the walk accounts for."""
+        walk, objects = self.walk, self.walk.objects
+        inside, in_cpp = self._references()
+        ours = references_by_asking()
+        held = []
+        for n in sorted(self._wanted):
+            from_roots = walk.entries.get(n, 0)
+            if not (self.first <= n < self._stop or n >= self._added) or n in self._frames:
+                continue
+            if walk.kind[n] in _UNCOUNTED or from_roots is None or (n < self.known and walk.kind[n] in _IN_NUMPY):
+                continue
+            extra = sys.getrefcount(objects[n]) - ours - inside[n] - from_roots
+            extra -= has_values_of_an_object(objects[n])  # the owner has its dict out of the collector's sight
+            if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
+                references = walk.referents.autograd.cpp_references(objects[n])
+                extra -= references > 0  # C++ keeps the Python object, too
+                if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
+                    extra += 1
+            if extra > 0:
+                held.append(n)
+        return held
+
+    def _references(self) -> tuple[Counter[int], Counter[int]]:
+        """Return how often the walk's objects refer to each that matters: all references, and those that are C++'s own."""
+        walk = self.walk
+        inside, in_cpp = Counter[int](), Counter[int]()
+        for parent in self._leading:
+            children = walk.children[parent]
+            if has_values_of_an_object(walk.objects[parent]):
+                continue  # the owner refers to them
+            inside.update(children)
+            if walk.kind[parent] == "array" and parent < walk.only_stale.stop:
+                inside.update(_elements(walk, parent))
+            if walk.kind[parent] in _HOLDS_IN_CPP:
+                shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
+                in_cpp.update(child for child in children if id(walk.objects[child]) not in shown)
+        return inside, in_cpp
+
+    def points(self, tops: Iterable[int]) -> set[int]:
+        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
+        return self._points_among(below(self.walk, self.first, tops, self._leading))
+
+    def _points_among(self, reached: Set[int]) -> set[int]:
+        return {n for n in reached if n in self.walk.only_stale or is_goal(self.walk, n)}
+
+    def pointing(self, tops: Iterable[int], named: Set[int], in_use: Set[int] = frozenset()) -> set[int]:
+        """Return those of `tops` that lead to points not `in_use` past the `named` objects: in one pass, however many they are.
+
+        Whoever leads to a point by a named object alone lets go of it once the root of that object does: child loggers, where
+        the root logger has a model. Whoever leads to it another way keeps it, and must be named, too.
+        """
+        tops = set(tops) - named
+        reached = below(self.walk, self.first, tops, self._leading, named)
+        parents: dict[int, list[int]] = {}
+        for parent in reached:
+            for child in self.walk.children[parent]:
+                if child in reached:
+                    parents.setdefault(child, []).append(parent)
+        return tops & upwards(parents, self._points_among(reached) - in_use)
+
+
+def _elements(walk: Walk, array: int) -> Iterator[int]:
+    """Yield the elements of an object array, once for each reference: the walk has it by lists that were made for it.
+
+    For objects that no root leads to these count as references from outside: the collector does not see them either.
+    """
+    numpy: Any = sys.modules["numpy"]
+    made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
+    if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:
+        made.append(tuple)  # a record
+    holders = [array]
+    for cls in made:
+        holders = [child for at in holders for child in walk.children[at] if type(walk.objects[child]) is cls]
+    for holder in holders:
+        yield from walk.children[holder]
+
+
+def below(
+    walk: Walk, first: int, tops: Iterable[int], within: Collection[int] | None = None, without: Collection[int] = ()
+) -> set[int]:
+    """Return the objects from number `first` on, of those `within` and not `without`, that `tops` lead to, these included."""
+    reached = {n for n in tops if n >= first}
+    todo = list(reached)
+    while todo:
+        for child in walk.children[todo.pop()]:
+            if child >= first and child not in reached and (within is None or child in within) and child not in without:
+                reached.add(child)
+                todo.append(child)
+    return reached
+
+
+def is_goal(walk: Walk, number: int) -> bool:
+    """Say whether an object matters by itself: it holds a storage or a pool, or is a Learner."""
+    return number in walk.holds or walk.kind[number] in ("learner", "pool")
