@@ -14,7 +14,7 @@ from typing import Any
 from nbguard.libraries import emptied_by
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.scan.heap import native
-from nbguard.memory.scan.heap.kinds import KeptTypes, module_namespace, name_of, namespace_of, never_asked
+from nbguard.memory.scan.heap.kinds import KeptTypes, Types, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 from nbguard.memory.scan.outside.region import Region
 from nbguard.memory.scan.roots.frames import LiveRoot
@@ -61,6 +61,7 @@ class _Search:
         """Take steps until each object that matters has a name, or the holders or the time for it run out."""
         walk, asked = self._walk, set[int]()
         lowest = len(walk.objects)
+        self._take_in_classes()
         size = 0  # of the heap; to count it is a pass, too
         for step in range(1, _MOST_STEPS + 1):
             held = self._region.pointing(self.held, self._entered, self._in_use)
@@ -102,7 +103,7 @@ class _Search:
             return [(root, held_by_it)]
         if root is None and id(holder) not in self._walk.number:
             self._walk.add_unwalked(holder)
-        elif root is not None and id(holder) not in map(id, self._classes):
+        elif root is not None and id(holder) not in self._walk.number and id(holder) not in map(id, self._classes):
             self._classes.append(holder)
             self._of_classes.append((root, held_by_it))
         return []
@@ -113,15 +114,59 @@ class _Search:
                 self.named.append((root, entries))
                 self._entered.update(entries)
 
+    def _take_in_classes(self) -> None:
+        """Add to the walk the classes that were made for held objects and refer to them: each step to these is a whole pass."""
+        walk, first = self._walk, len(self._walk.objects)
+        held = {id(walk.objects[n]) for n in self.held}
+        classes = []
+        for key in {id(type(walk.objects[n])): n for n in self.held if _is_made(walk, type(walk.objects[n]))}.values():
+            classes.append(type(walk.objects[key]))
+            parts = _parts_of_class(classes[-1])
+            if held.isdisjoint(id(ref) for part in parts for ref in gc.get_referents(part)):
+                classes.pop()
+            else:
+                for part in parts:
+                    if id(part) not in walk.number:
+                        walk.add_unwalked(part)
+                    del part
+            del parts
+        if classes:
+            for n in range(first, len(walk.objects)):
+                _note_references(walk, n)
+            _link_classes(walk, [classes[n] for n in _classes_of_their_objects(walk, classes)])
+            self._region.extend()
+            self.held = self._region.held()
+
     def _name_classes(self) -> None:
         """Name the classes that more refers to than themselves and their objects; the others go with these."""
         own = _classes_of_their_objects(self._walk, self._classes)
-        for number in own:
-            _link_class(self._walk, self._classes[number])
+        _link_classes(self._walk, [self._classes[n] for n in own])
         if own:
             self._region.extend()
             self.held = self._region.held()
         self._name(rooted for number, rooted in enumerate(self._of_classes) if number not in own)
+
+
+def _is_made(walk: Walk, cls: type) -> bool:
+    """Say whether a class of a library was made while the code ran: its module does not have it."""
+    module = sys.modules.get(str(namespace_of(cls).get("__module__")))
+    space = module_namespace(module) if module is not None else None
+    return not walk.referents.is_users_class(cls) and (space is None or space.get(name_of(cls)) is not cls)
+
+
+_PARTS = Types((property, classmethod, staticmethod, tuple, types.FunctionType, types.CellType))
+_MOST_PARTS = 500
+
+
+def _parts_of_class(cls: type) -> list[Any]:
+    """Return the attributes of a class, the functions of its properties, and what these close over."""
+    parts = {id(ref): ref for ref in gc.get_referents(cls) if type(ref) is dict}
+    todo = list(parts.values())
+    while todo and len(parts) < _MOST_PARTS:
+        new = {id(ref): ref for ref in gc.get_referents(todo.pop()) if type(ref) in _PARTS and id(ref) not in parts}
+        parts |= new
+        todo += new.values()
+    return list(parts.values())
 
 
 def _note_references(walk: Walk, number: int) -> None:
@@ -146,17 +191,21 @@ def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
     return own
 
 
-def _link_class(walk: Walk, cls: Any) -> None:
-    """Add a class to the walk below its objects: what it refers to is theirs.
+def _link_classes(walk: Walk, classes: list[Any]) -> None:
+    """Add classes to the walk below their objects: what they refer to is theirs.
 
     `torch.nn.utils.parametrize` makes one for a module, whose property refers to the module.
     """
-    objects = [n for n, obj in enumerate(walk.objects) if type(obj) is cls]
-    walk.add_unwalked(cls)
-    number = walk.number[id(cls)]
-    _note_references(walk, number)
-    for at in objects:
-        walk.children[at].append(number)
+    objects: dict[int, list[int]] = {id(cls): [] for cls in classes}
+    for n, obj in enumerate(walk.objects):
+        if id(type(obj)) in objects:
+            objects[id(type(obj))].append(n)
+    for cls in classes:
+        walk.add_unwalked(cls)
+        number = walk.number[id(cls)]
+        _note_references(walk, number)
+        for at in objects[id(cls)]:
+            walk.children[at].append(number)
 
 
 def entered_by(roots: Iterable[Rooted]) -> set[int]:
