@@ -52,7 +52,7 @@ describe('what is shown', () => {
     expect(root.getAttribute('role')).toBe('region');
     expect(root.getAttribute('aria-label')).toBe('GPU memory');
     expect(root.dataset.tick).toBe('960');
-    expect(headings(root)).toEqual(['Fit', 'Held by', 'Findings', 'Fragmentation']);
+    expect(headings(root)).toEqual(['Fit', 'Held by', 'Findings', 'Fragmentation', 'History']);
     expect(root.textContent).toContain('learn.fit_one_cycle');
     expect(root.textContent).toContain('epoch 2 of 5 · batch 118 of 240 · loss 0.4120');
     const { tick } = scene('training');

@@ -376,6 +376,31 @@ def test_the_marks_of_a_picture_add_up_to_its_finding(kernel: Kernel, panel: Pan
     assert f">{finding} stale<" in picture
 
 
+def test_a_moment_of_the_history_is_shown(kernel: Kernel, panel: Panel) -> None:
+    """The simulated device records as a GPU does. What happens later is seen by the next question."""
+    panel.wait("refused", rid=panel.ask("moment"))  # nothing is recorded
+    for cell in ("%gpumem simulate 64MiB", "%gpumem record on", "gone = torch.empty(4 << 20)", "kept = torch.empty(1 << 20)"):
+        kernel.run(cell).ok()
+    kernel.run("del gone").ok()
+
+    peak = panel.wait("moment", rid=panel.ask("moment"))["moment"]
+    start = panel.wait("moment", rid=panel.ask("moment", device=0, event=0))["moment"]
+    end = panel.wait("moment", rid=panel.ask("moment", event=10**6))["moment"]
+
+    assert (peak["event"], peak["devices"], peak["refused"]) == (peak["peak"], [0], None)
+    assert [nbytes for _, nbytes in peak["holders"]] == [16 << 20, 4 << 20]
+    assert sum(strip["nbytes"] for strip in peak["strips"]) == 36 << 20
+    assert max(peak["course"]) == 20 << 20
+    assert (start["event"], start["holders"]) == (0, [])
+    assert (end["event"], end["holders"]) == (end["events"], [["kept", 4 << 20]])
+    panel.wait("refused", rid=panel.ask("moment", device=7))
+
+    kernel.run("more = torch.empty(1 << 20)").ok()
+    later = panel.wait("moment", rid=panel.ask("moment", event=10**6))["moment"]
+    assert dict(later["holders"]) == {"kept": 4 << 20, "more": 4 << 20}
+    assert later["events"] > end["events"]
+
+
 _LOOP = "for x, y in loader:\n    loss = loss_fn(model(x), y)\n    loss.backward()\n    total += loss"
 
 

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.kernels import wait_until
+from tests.ui.axe import view_findings
 from tests.ui.conftest import Desk
 from tests.ui.looks import hosts
 from tests.ui.pages import App
@@ -59,3 +60,25 @@ def test_the_slider_moves_through_the_history(desk: Desk, server: Server, app: A
     expect(output.get_by_text("The peak was here, 20 MiB")).to_be_visible()
     expect(output.get_by_text("Error displaying widget")).to_have_count(0)
     expect(slider).to_have_count(0)
+
+
+@pytest.mark.slow
+@hosts(in_ci="lab")
+def test_the_panel_has_the_same_moments(desk: Desk, server: Server, app: App) -> None:
+    notebook = desk.notebook(server, CELLS[:-1])
+    tab = desk.open(notebook, app)
+    for number in range(LAST):
+        tab.run(number)
+    tab.show_panel()
+    slider = tab.panel.get_by_role("slider", name="Event of the history")
+
+    tab.button("show the history").click()
+    expect(tab.panel.get_by_text("The peak was here, 20 MiB")).to_be_visible()
+    expect(tab.panel.get_by_role("button", name="First refusal")).to_be_hidden()
+    slider.focus()
+    tab.page.keyboard.press("Home")
+    expect(tab.panel.get_by_text("This is the state before the first recorded event")).to_be_visible()
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(r"event 0 of \d"))
+    tab.page.keyboard.press("End")
+    expect(tab.panel.get_by_text("The peak was 20 MiB after event")).to_be_visible()
+    assert view_findings(tab.page) == []

@@ -71,28 +71,44 @@ interface DeviceItem extends DeviceSegments {
 
 function deviceView(trans: Trans): ItemView<DeviceItem> {
   const name = element('div', 'dim');
-  const strips = element('div', 'strips');
+  const strips = new Strips(trans);
   const largest = element('div');
   const sentence = element('div', 'dim wrap');
-  const list = new KeyedList<StripItem & { at: number }>(
-    strips,
-    item => String(item.at),
-    () => stripView(trans)
-  );
-  strips.setAttribute('role', 'img');
   return {
-    node: element('div', 'fragments', name, strips, largest, sentence),
+    node: element('div', 'fragments', name, strips.node, largest, sentence),
     update: device => {
       setText(name, device.device);
       show(name, device.isNamed);
-      setClass(strips, device.strips.length > PER_LINE ? 'strips' : 'strips one-line');
-      list.update(placed(device.strips).map((item, at) => ({ ...item, at })));
-      setAttribute(strips, 'aria-label', label(device, trans));
+      strips.update(device);
       setText(largest, largestWords(device, trans));
       setSentence(sentence, sentenceOf(device, trans));
       show(sentence, sentence.hasChildNodes());
     }
   };
+}
+
+/** Segments as strips, on so many lines that the small ones can be seen. */
+export class Strips {
+  readonly node = element('div', 'strips');
+  readonly #list: KeyedList<StripItem & { at: number }>;
+
+  readonly #trans: Trans;
+
+  constructor(trans: Trans) {
+    this.#trans = trans;
+    this.#list = new KeyedList(
+      this.node,
+      item => String(item.at),
+      () => stripView(trans)
+    );
+    this.node.setAttribute('role', 'img');
+  }
+
+  update(drawn: Pick<DeviceSegments, 'segments' | 'strips'>): void {
+    setClass(this.node, drawn.strips.length > PER_LINE ? 'strips' : 'strips one-line');
+    this.#list.update(placed(drawn.strips).map((item, at) => ({ ...item, at })));
+    setAttribute(this.node, 'aria-label', label(drawn, this.#trans));
+  }
 }
 
 function largestWords(device: DeviceItem, trans: Trans): string {
@@ -110,7 +126,7 @@ function sentenceOf(device: DeviceItem, trans: Trans): string {
   return [after, device.sentence].filter(part => part !== '').join(' ');
 }
 
-/** Strips on so many lines that the small ones can be seen, their widths to one scale. */
+/** Strips with their widths to one scale. */
 function placed(strips: readonly Strip[]): StripItem[] {
   const total = strips.reduce((sum, strip) => sum + strip.nbytes, 0);
   const lines = Math.min(LINES, Math.ceil(strips.length / PER_LINE));
@@ -142,7 +158,7 @@ function pieceView(): ItemView<[PieceKind, number, number]> {
   };
 }
 
-function label(device: DeviceSegments, trans: Trans): string {
+function label(device: Pick<DeviceSegments, 'segments' | 'strips'>, trans: Trans): string {
   const sums = new Map<PieceKind, number>();
   for (const [kind, nbytes] of device.strips.flatMap(strip => strip.pieces)) {
     sums.set(kind, (sums.get(kind) ?? 0) + nbytes);

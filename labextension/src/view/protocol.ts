@@ -174,6 +174,70 @@ export const isWhyView: Check<WhyView> = object({
   more: list(isMorePaths)
 });
 
+/** A stretch of a segment. */
+export type Piece = [kind: PieceKind, nbytes: number];
+
+export const isPiece: Check<Piece> = tuple(isPieceKind, number);
+
+/** One segment, or some neighbours drawn as one. */
+export interface Strip {
+  /** Drawn as this strip. */
+  segments: number;
+  nbytes: number;
+  /** By address, or added up by kind. */
+  pieces: Piece[];
+}
+
+export const isStrip: Check<Strip> = object({
+  segments: number,
+  nbytes: number,
+  pieces: list(isPiece)
+});
+
+/** A holder at a moment of the history. */
+export type HeldThen = [label: string, nbytes: number];
+
+export const isHeldThen: Check<HeldThen> = tuple(text, number);
+
+/** A device after an event of the allocator's recorded history. */
+export interface MomentView {
+  /** Its number. */
+  device: number;
+  /** That have a history. */
+  devices: number[];
+  /** 0 is the time before the first. */
+  event: number;
+  /** Number of the last. */
+  events: number;
+  /** Number of the first event after which most was allocated. */
+  peak: number;
+  /** Number of the first request that found no memory. */
+  refused: number | null;
+  /** On the event, and on the peak. */
+  sentences: string[];
+  /** Bytes allocated at most in each stretch of the history, which are equally long. */
+  course: number[];
+  /** Then. */
+  segments: number;
+  strips: Strip[];
+  /** The largest, then all others as one. */
+  holders: HeldThen[];
+}
+
+export const isMomentView: Check<MomentView> = object({
+  device: number,
+  devices: list(number),
+  event: number,
+  events: number,
+  peak: number,
+  refused: nullable(number),
+  sentences: list(text),
+  course: list(number),
+  segments: number,
+  strips: list(isStrip),
+  holders: list(isHeldThen)
+});
+
 /** One step of a plan. */
 export interface PlanRow {
   label: string;
@@ -531,26 +595,6 @@ export const isExperiment: Check<Experiment> = object({
   can: list(isAbility)
 });
 
-/** A stretch of a segment. */
-export type Piece = [kind: PieceKind, nbytes: number];
-
-export const isPiece: Check<Piece> = tuple(isPieceKind, number);
-
-/** One segment, or some neighbours drawn as one. */
-export interface Strip {
-  /** Drawn as this strip. */
-  segments: number;
-  nbytes: number;
-  /** By address, or added up by kind. */
-  pieces: Piece[];
-}
-
-export const isStrip: Check<Strip> = object({
-  segments: number,
-  nbytes: number,
-  pieces: list(isPiece)
-});
-
 /** The segments of a device, from the allocator's snapshot. */
 export interface DeviceSegments {
   device: string;
@@ -685,6 +729,8 @@ export type Answer =
   | { op: 'why'; rid: string; why: WhyView }
   /** The answer to `predict`. `text`: lines: the need of the next fit, whether it fits and why, the uncounted parts. */
   | { op: 'predicted'; rid: string; text: string }
+  /** The answer to `moment`. */
+  | { op: 'moment'; rid: string; moment: MomentView }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
   | { op: 'plan'; rid: string; plan: PlanView }
   /** The answer to `apply`. */
@@ -700,6 +746,7 @@ export const isAnswer: Check<Answer> = variants({
   lint: object({ rid: text, findings: list(isCellFinding) }),
   why: object({ rid: text, why: isWhyView }),
   predicted: object({ rid: text, text: text }),
+  moment: object({ rid: text, moment: isMomentView }),
   plan: object({ rid: text, plan: isPlanView }),
   done: object({ rid: text, outcome: isOutcomeView }),
   refused: object({ rid: text, why: text })
@@ -742,6 +789,11 @@ export type Request =
    * `id`: of the row.
    */
   | { op: 'predict'; rid: string; heap: number; id: number }
+  /**
+   * Show a moment of the allocator's recorded history. `device`: number of the device; None for the first that has
+   * a history. `event`: number of the event; None for the peak.
+   */
+  | { op: 'moment'; rid: string; device?: number; event?: number }
   /**
    * Plan an action; nothing is touched. `heap`: number of the memory state that has the rows. `ids`: rows to
    * release or park. `names`: of parked objects to bring back; empty for all. `keep`: keys of steps to leave out.

@@ -12,6 +12,7 @@ import { Operations } from './operations';
 import { FitSection } from './fit';
 import { FragmentationSection } from './fragmentation';
 import { Header } from './header';
+import { HistorySection } from './history';
 import { HoldersSection } from './holders';
 import { JobsPanel } from './jobs';
 import { LineSource } from './line_source';
@@ -40,6 +41,7 @@ export class View {
   readonly #line: LineSource;
   readonly #asOf: AsOf;
   readonly #fragmentation: FragmentationSection;
+  readonly #history: HistorySection;
   readonly #fit: FitSection;
   readonly #holders: HoldersSection;
   readonly #findings: FindingsSection;
@@ -96,7 +98,8 @@ export class View {
     this.#holders = new HoldersSection(context);
     this.#findings = new FindingsSection(context);
     this.#fragmentation = new FragmentationSection(trans);
-    const below = [this.#holders, this.#findings, this.#fragmentation];
+    this.#history = new HistorySection(context);
+    const below = [this.#holders, this.#findings, this.#fragmentation, this.#history];
     this.#asOf.date(this.#findings.node, this.#fragmentation.node);
     this.#ofHeap = [oom, ...below];
     this.#actions = new ActionBar(context);
@@ -175,6 +178,7 @@ export class View {
     this.#operations.reconcile(tick.jobs);
     this.#drawDevices();
     this.#fragmentation.follow(tick);
+    this.#history.follow(tick);
     this.#asOf.update(this.#connection.heap, tick);
     this.#neighbours.update(tick);
     this.#fit.update(tick);

@@ -147,7 +147,12 @@ class Session:
             from nbguard.frontend.sidebar.hub.hub import Hub
 
             self._hub = Hub(
-                self._shell, self.memory.simulated_reading, self._next_fit, self.notices.current, self.memory.recall_card
+                self._shell,
+                self.memory.simulated_reading,
+                self._next_fit,
+                self.notices.current,
+                self.memory.recall_card,
+                self.memory.recorded_history,
             )
             self._hooks.add(self._hub)
         return self._hub

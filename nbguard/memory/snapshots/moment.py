@@ -11,7 +11,7 @@ from nbguard.errors import NbguardError, SnapshotError
 from nbguard.memory.allocator.model.settings import DEFAULT_POOL
 from nbguard.memory.allocator.replay.moments import TraceMoment, TraceMoments
 from nbguard.memory.allocator.snapshot.snapshot import Snapshot
-from nbguard.memory.core.facts import DeviceFacts
+from nbguard.memory.core.facts import DeviceFacts, Segment
 from nbguard.memory.reports.memory_map import MemoryMap
 from nbguard.memory.snapshots.load import HolderNames, NotebookNames, Progress, device_facts, load_named, site_of
 from nbguard.memory.snapshots.report import (
@@ -92,6 +92,10 @@ class RecordedHistory:
         self.devices = tuple(number for number in snapshot.devices if snapshot.trace(number).events)
         self._snapshot = snapshot
         self._moments: dict[int, TraceMoments] = {}
+
+    def segments(self, device: int, event: int) -> tuple[Segment, ...]:
+        """Return the segments of a device after an event."""
+        return device_facts(self.of(device).at(event).snapshot, device).segments or ()
 
     @classmethod
     def load(cls, path: str | Path, progress: Progress | None = None) -> RecordedHistory:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.reports.history_view import sparks
 from nbguard.memory.reports.map_view import map_blocks
 from nbguard.memory.snapshots.diagnosis_view import device_blocks
@@ -33,12 +34,9 @@ _ACTIONS = {
 def moment_blocks(moment: SnapshotMoment, limit: int = 12) -> Iterator[Block]:
     """Yield the moment; at most `limit` holders per device, and segments per pool."""
     for device, then in zip(moment.devices, moment.report.report.devices, strict=True):
-        held = [f"{format_bytes(row.retained)} {row.label}" for row in then.holders[:_MADE_OF]]
-        if rest := then.holders[_MADE_OF:]:
-            held.append(f"{format_bytes(sum(row.retained for row in rest))} of {len(rest)} more")
         yield Section(f"After event {device.event:,} of {device.events:,}", moment.file, _figures(device))
-        yield Line(_what(device), "strong")
-        yield Line(_peak(device, held))
+        yield Line(event_words(device), "strong")
+        yield Line(peak_words(device, then.holders))
         yield Picture(_chart(device), (f"  {sparks([point.allocated for point in device.course])}",))
     for then in moment.report.report.devices:
         yield from device_blocks(then, limit)
@@ -51,15 +49,20 @@ def _figures(device: DeviceMoment) -> str:
     return f"{device.device} · allocated {format_bytes(device.allocated)} · reserved {format_bytes(device.reserved)}"
 
 
-def _what(device: DeviceMoment) -> str:
+def event_words(device: DeviceMoment) -> str:
+    """Return the event of a moment in words."""
     if not device.event:
         return "This is the state before the first recorded event; nothing earlier is known."
     words = _ACTIONS.get(device.action, "{}").format(format_bytes(device.nbytes))
     return f"The event: {words}{f', in {device.site}' if device.site else ''}."
 
 
-def _peak(device: DeviceMoment, held: list[str]) -> str:
+def peak_words(device: DeviceMoment, holders: Sequence[Holder]) -> str:
+    """Return how far a moment, with these holders, is from the peak of its history, or the holders at the peak, in words."""
     if device.event == device.peak_event:
+        held = [f"{format_bytes(row.retained)} {row.label}" for row in holders[:_MADE_OF]]
+        if more := holders[_MADE_OF:]:
+            held.append(f"{format_bytes(sum(row.retained for row in more))} of {len(more)} more")
         rest = ", and smaller ones" if len(held) == _MADE_OF else ""
         return (
             f"The peak was here, {format_bytes(device.peak)}, made of {', '.join(held)}{rest}."

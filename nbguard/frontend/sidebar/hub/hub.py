@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nbguard.memory.core.oom_facts import OomFact
     from nbguard.memory.reports.notices.notice import Notice
     from nbguard.memory.scan.scan import Notebook
+    from nbguard.memory.snapshots.moment import RecordedHistory
 
 _SETTLED = 0.3
 """Seconds after a cell's end before the heap is scanned: the next cell may be waiting already."""
@@ -41,7 +42,9 @@ _GREETED = 200
 
 _UNTIL_END = "a heap scan waits for the end of the cell"
 
-_PREDICTED_LATER = "the running cell may use it, so its next fit is predicted when the cell ends"
+_PREDICTION_JOB = "Next fit", "the running cell may use it, so its next fit is predicted when the cell ends", "predict"
+_HISTORY_JOB = "History", "the allocator's history is read when the cell ends", "moment"
+"""Title, reason to wait while a cell runs, and kind."""
 
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
@@ -62,7 +65,7 @@ class Hub:
     Messages are only noted in the thread that has them. Nothing runs, and nothing heavy is imported, before the
     first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `predict` the
     memory of the next fit of the Learner of a name; `notices` those on objects still in memory; `recall` tells an analysis the
-    findings on its failure.
+    findings on its failure; `history` returns the allocator's recorded history.
     """
 
     name = "the sidebar"
@@ -75,10 +78,12 @@ class Hub:
         predict: Callable[[str], str],
         notices: Callable[[Analysis], tuple[Notice, ...]],
         recall: Callable[[Analysis], None],
+        history: Callable[[], RecordedHistory],
     ) -> None:
         self._shell = shell
         self._notices = notices
         self._recall = recall
+        self._history = history
         self._predict = predict
         self._simulated = simulated
         self._kernel = shell.kernel
@@ -190,9 +195,10 @@ class Hub:
             self._handler.states.confirm()
 
     def _forget_offered(self) -> None:
-        """Have the next scan read the process itself."""
+        """Have the next scan read the process itself, and the next question about its history the allocator."""
         if self._handler is not None:
             self._handler.states.offer(None)
+            self._handler.forget_history()
 
     def _cancel_settling(self) -> None:
         if self._settling is not None:
@@ -245,10 +251,10 @@ class Hub:
             case messages.Ask() | messages.PlanRequest() as asked:
                 kind = f"plan {asked.action}" if isinstance(asked, messages.PlanRequest) else "why"
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked), kind=kind)
-            case messages.PredictRequest() as asked:
-                self._put(
-                    channel, asked.rid, "Next fit", _PREDICTED_LATER, lambda: self._answer(channel, asked), kind="predict"
-                )
+            case messages.PredictRequest() | messages.MomentRequest() as asked:
+                is_moment = isinstance(asked, messages.MomentRequest)
+                title, why, kind = _HISTORY_JOB if is_moment else _PREDICTION_JOB
+                self._put(channel, asked.rid, title, why, lambda: self._answer(channel, asked), kind=kind)
             case messages.Apply(rid, token) as asked:
                 title, why = ("Apply", "") if self._handler is None else self._handler.plans.about(token)
                 self._put(channel, rid, title, why, lambda: self._answer(channel, asked))
@@ -335,7 +341,7 @@ class Hub:
                     self._notices,
                     self._recall,
                 )
-                self._handler = RequestHandler(self._notebook, states, self._predict)
+                self._handler = RequestHandler(self._notebook, states, self._predict, self._history)
             return self._handler
 
     def _tick(self) -> None:

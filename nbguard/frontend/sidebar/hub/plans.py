@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, NoTorchError, OldHeapError
@@ -17,6 +18,8 @@ from nbguard.frontend.sidebar.protocol.messages import (
     Ask,
     Done,
     Explained,
+    MomentRequest,
+    MomentShown,
     Pictured,
     Planned,
     PlanRequest,
@@ -38,7 +41,7 @@ from nbguard.frontend.sidebar.protocol.plan_views import (
     waits_for_cell,
 )
 from nbguard.frontend.sidebar.protocol.rows import Rows
-from nbguard.frontend.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
+from nbguard.frontend.sidebar.protocol.state import ActionName, MomentView, Now, OutcomeView, PlanView
 from nbguard.memory.cleanup.apply.apply import apply, bring_back, uncover
 from nbguard.memory.cleanup.apply.kept_by_torch import empty_cache, note_left_pools
 from nbguard.memory.cleanup.plan.parking import plan_parking
@@ -53,6 +56,9 @@ from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.parked import fixed_storages, parked_facts
 from nbguard.memory.scan.scan import Notebook, Scan, TimedScan, scan
 from nbguard.memory.scan.shown_targets import targets_of
+
+if TYPE_CHECKING:
+    from nbguard.memory.snapshots.moment import RecordedHistory
 
 _KEPT = 20
 _VALID = 3600.0
@@ -239,11 +245,20 @@ class RequestHandler:
         notebook: returns where the names live.
         states: the memory states that were sent.
         predict: returns the memory of the next fit of the Learner of a name, in lines.
+        history: returns the recorded history of the allocator.
     """
 
-    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, predict: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        notebook: Callable[[], Notebook],
+        states: MemoryStates,
+        predict: Callable[[str], str],
+        history: Callable[[], RecordedHistory],
+    ) -> None:
         self._notebook = notebook
         self._predict = predict
+        self._read_history = history
+        self._history: RecordedHistory | None = None  # until the next cell: each event takes a hundred bytes and more
         self.states = states
         self.plans: Plans = Plans(notebook)
 
@@ -257,10 +272,13 @@ class RequestHandler:
                 return Explained(rid, why_view(self._why(heap, id))), False
             case PredictRequest(rid, heap, id):
                 return Predicted(rid, self._predict(self._texts("predict", heap, (id,))[0])), False
+            case MomentRequest(rid, device, event):
+                return MomentShown(rid, self._moment(device, event)), False
             case PlanRequest():
                 plan = self._plan(asked)
                 return Planned(asked.rid, plan), self._is_belied(plan, asked)
             case Apply(rid, token):
+                self.forget_history()
                 view = self.plans.apply(token)
                 self.states.offer(self.plans.take_measured())
                 return (Planned(rid, view), False) if isinstance(view, PlanView) else (Done(rid, view), True)
@@ -275,6 +293,16 @@ class RequestHandler:
         if states.analysis is None:
             raise NoTorchError
         return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
+
+    def forget_history(self) -> None:
+        """Have the history read anew by the next question, as code runs or something was freed."""
+        self._history = None
+
+    def _moment(self, device: int | None, event: int | None) -> MomentView:
+        from nbguard.frontend.sidebar.protocol.moment import moment_view
+
+        self._history = self._history or self._read_history()
+        return moment_view(self._history, device, event)
 
     def _why(self, heap: int, row: int) -> Why:
         """Return why a row of the last memory state is alive, by its name, its root, or C++'s references."""

@@ -16,7 +16,15 @@ from nbguard.memory.core.references.explain import Why
 from nbguard.plain_data import to_plain
 
 if TYPE_CHECKING:
-    from nbguard.frontend.sidebar.protocol.state import CellFinding, LineHistory, MemoryState, OutcomeView, PlanView, Tick
+    from nbguard.frontend.sidebar.protocol.state import (
+        CellFinding,
+        LineHistory,
+        MemoryState,
+        MomentView,
+        OutcomeView,
+        PlanView,
+        Tick,
+    )
 
 
 # --- Messages from the hub to the views, and the paths that keep a holder alive. Each message has its `op` beside its fields.
@@ -94,6 +102,13 @@ class Linted(NamedTuple):
     findings: tuple[CellFinding, ...]
 
 
+class MomentShown(NamedTuple):
+    """The answer to `moment`."""
+
+    rid: str
+    moment: MomentView
+
+
 class Planned(NamedTuple):
     """The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to."""
 
@@ -131,7 +146,9 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | HistorySent | Pictured | Linted | Explained | Predicted | Planned | Done | Refused
+Answer = (
+    Acknowledged | Queued | HistorySent | Pictured | Linted | Explained | Predicted | MomentShown | Planned | Done | Refused
+)
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
@@ -142,6 +159,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "lint": Linted,
     "why": Explained,
     "predicted": Predicted,
+    "moment": MomentShown,
     "plan": Planned,
     "done": Done,
     "refused": Refused,
@@ -237,6 +255,15 @@ class PredictRequest:
     id: int  # of the row
 
 
+@dataclass(frozen=True, slots=True)
+class MomentRequest:
+    """Show a moment of the allocator's recorded history."""
+
+    rid: str
+    device: int | None = None  # number of the device; None for the first that has a history
+    event: int | None = None  # number of the event; None for the peak
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """Plan an action; nothing is touched."""
@@ -288,13 +315,14 @@ Request = (
     | LintRequest
     | Ask
     | PredictRequest
+    | MomentRequest
     | PlanRequest
     | Apply
     | Cancel
     | Dismiss
 )
 
-Question = Ask | PredictRequest | PlanRequest | Apply
+Question = Ask | PredictRequest | MomentRequest | PlanRequest | Apply
 """A request whose answer takes a scan, a trace or a cleanup."""
 
 Message = Request | BadRequest
@@ -379,6 +407,12 @@ def _plan(message: dict[Any, Any]) -> PlanRequest:
     return PlanRequest(rid=rid, action=action, heap=heap, ids=ids, names=_texts(message, "names"), keep=_texts(message, "keep"))  # type: ignore[arg-type]
 
 
+def _moment(message: dict[Any, Any]) -> MomentRequest:
+    numbers = (message.get(name) for name in ("device", "event"))
+    device, event = (None if number is None else _number(number, "device and event") for number in numbers)
+    return MomentRequest(_token(message, "rid"), device, event)
+
+
 def _row(message: dict[Any, Any]) -> tuple[str, int, int]:
     """Return (request, number of the memory state, row) of a request about one row."""
     return _token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")
@@ -393,6 +427,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "lint": lambda message: LintRequest(_token(message, "rid"), _cells(message)),
     "why": lambda message: Ask(*_row(message)),
     "predict": lambda message: PredictRequest(*_row(message)),
+    "moment": _moment,
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
     "cancel": lambda message: Cancel(_token(message, "rid")),
@@ -408,6 +443,7 @@ REQUESTS: dict[str, type[Request]] = {
     "lint": LintRequest,
     "why": Ask,
     "predict": PredictRequest,
+    "moment": MomentRequest,
     "plan": PlanRequest,
     "apply": Apply,
     "cancel": Cancel,

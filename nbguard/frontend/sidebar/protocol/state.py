@@ -247,6 +247,30 @@ class DeviceSegments:
     sentence: str = ""  # the holder that stands in the way of more
 
 
+class HeldThen(NamedTuple):
+    """A holder at a moment of the history."""
+
+    label: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MomentView:
+    """A device after an event of the allocator's recorded history."""
+
+    device: int  # its number
+    devices: tuple[int, ...]  # that have a history
+    event: int  # 0 is the time before the first
+    events: int  # number of the last
+    peak: int  # number of the first event after which most was allocated
+    refused: int | None  # number of the first request that found no memory
+    sentences: tuple[str, ...]  # on the event, and on the peak
+    course: tuple[int, ...]  # bytes allocated at most in each stretch of the history, which are equally long
+    segments: int  # then
+    strips: tuple[Strip, ...]
+    holders: tuple[HeldThen, ...]  # the largest, then all others as one
+
+
 @dataclass(frozen=True, slots=True)
 class FixRow:
     """A remedy that would let a failed request through."""

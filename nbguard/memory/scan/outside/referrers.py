@@ -79,7 +79,7 @@ class _Search:
         self._name_classes()
 
     def _step(self, asking: Mapping[int, int]) -> None:
-        """Find the holders of the objects with these ids and numbers: name those that are roots, add the others to the walk."""
+        """Find the holders of the objects with these ids, name the roots among them, and add the others to the walk."""
         walk, roots, new = self._walk, list[Rooted](), len(self._walk.objects)
         for holder in _referrers(walk, set(asking)):
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
@@ -95,7 +95,7 @@ class _Search:
         self._name(sorted(roots, key=lambda rooted: _foreign(walk, *rooted)))
 
     def _roots_of(self, holder: Any, held_by_it: list[int]) -> list[Rooted]:
-        """Return the roots that `holder` is, or none: it is one of many holders, or a class that is named last."""
+        """Return the roots that `holder` is. One without a name joins the walk, and a class that was made is named last."""
         if self._modules.get(id(holder)) is None and (threads := _threads(self._walk, holder, held_by_it)):
             return threads
         root = _root_of(self._region, holder, held_by_it, self._modules)
@@ -115,7 +115,7 @@ class _Search:
                 self._entered.update(entries)
 
     def _take_in_classes(self) -> None:
-        """Add to the walk the classes that were made for held objects and refer to them: each step to these is a whole pass."""
+        """Add the classes that were made for held objects and refer to them to the walk, as each step up is a whole pass."""
         walk, first = self._walk, len(self._walk.objects)
         held = {id(walk.objects[n]) for n in self.held}
         classes = []
@@ -148,7 +148,7 @@ class _Search:
 
 
 def _is_made(walk: Walk, cls: type) -> bool:
-    """Say whether a class of a library was made while the code ran: its module does not have it."""
+    """Say whether a class of a library was made while the code ran, so that its module does not have it."""
     module = sys.modules.get(str(namespace_of(cls).get("__module__")))
     space = module_namespace(module) if module is not None else None
     return not walk.referents.is_users_class(cls) and (space is None or space.get(name_of(cls)) is not cls)
@@ -159,7 +159,7 @@ _MOST_PARTS = 500
 
 
 def _parts_of_class(cls: type) -> list[Any]:
-    """Return the attributes of a class, the functions of its properties, and what these close over."""
+    """Return the attributes of a class, the functions of its properties, and their closures."""
     parts = {id(ref): ref for ref in gc.get_referents(cls) if type(ref) is dict}
     todo = list(parts.values())
     while todo and len(parts) < _MOST_PARTS:
@@ -175,7 +175,7 @@ def _note_references(walk: Walk, number: int) -> None:
 
 
 def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
-    """Return the places of the classes that nothing but themselves and objects of the walk refers to: they go with these."""
+    """Return the places of the classes that go with their objects, as nothing refers to them but themselves and these."""
     found = _referrers_of(classes) if classes else []
     ours = references_by_asking()
     own = []
@@ -192,7 +192,7 @@ def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
 
 
 def _link_classes(walk: Walk, classes: list[Any]) -> None:
-    """Add classes to the walk below their objects: what they refer to is theirs.
+    """Add classes to the walk below their objects, which have the references of their class, too.
 
     `torch.nn.utils.parametrize` makes one for a module, whose property refers to the module.
     """

@@ -101,8 +101,8 @@ class Region:
     def pointing(self, tops: Iterable[int], named: Set[int], in_use: Set[int] = frozenset()) -> set[int]:
         """Return those of `tops` that lead to points not `in_use` past the `named` objects: in one pass, however many they are.
 
-        Whoever leads to a point by a named object alone lets go of it once the root of that object does: child loggers, where
-        the root logger has a model. Whoever leads to it another way keeps it, and must be named, too.
+        An object that leads to a point through a named one alone lets go of it with that one, as child loggers do where
+        the root logger has a model. One that leads to it another way keeps it, and must be named, too.
         """
         tops = set(tops) - named
         reached = below(self.walk, self.first, tops, self._leading, named)
