@@ -135,6 +135,16 @@ def test_a_class_that_a_library_has_keeps_its_modules(library: types.ModuleType)
     assert outcome.realised == 0
 
 
+def test_a_jagged_tensor_is_not_asked_for_its_size() -> None:
+    """It would note the answer in itself."""
+    names = {"ragged": torch.nested.nested_tensor([torch.ones(500), torch.ones(600)], layout=torch.jagged)}
+
+    scanned = scan(Notebook(None, names)).facts
+
+    assert "_sym_sizes_capsule" not in vars(names["ragged"])
+    assert [root.what for root in scanned.graph.roots if root.label == "ragged"] == ["NestedTensor nested of 2 float32"]
+
+
 def test_a_logger_belongs_to_logging() -> None:
     """Seed 3181 of the random notebooks: `%reset_gpu Keep handler log ex` promised 22,344 bytes and freed none."""
     handler = logging.Handler()

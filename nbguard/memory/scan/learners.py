@@ -198,5 +198,7 @@ def tensor_shape(tensor: Any) -> str:
     with torch._C.DisableTorchFunctionSubclass():
         dtype = str(base.__dict__["dtype"].__get__(tensor)).removeprefix("torch.")
         if base.__dict__["is_nested"].__get__(tensor):
-            return f"nested of {base.size(tensor, 0)} {dtype}"
+            offsets = attribute_of(tensor, "_offsets")  # a jagged one would note in itself that it was asked for its size
+            count = base.size(tensor, 0) if offsets is None else base.size(offsets, 0) - 1
+            return f"nested of {count} {dtype}"
     return f"{'×'.join(map(str, _sizes(tensor))) or 'scalar'} {dtype}"
