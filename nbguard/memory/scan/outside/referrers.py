@@ -19,6 +19,7 @@ from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import Types, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.referents import has_values_of_an_object
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
+from nbguard.memory.scan.outside.graph_hooks import lead_to_hooks
 from nbguard.memory.scan.roots.frames import LiveRoot
 
 # --- Objects that are held from outside of a set, by the collector's own rule, with the references of C++ counted in.
@@ -65,6 +66,10 @@ class Region:
         """Take in objects newly added to the walk that lead to something of the region."""
         self._leading = self.walk.leading_to(self._leading, self._added)
         self._wanted = self.walk.leading_to(self._wanted, self._added, self._blocked)
+
+    def take_in(self, number: int) -> None:
+        """Have the references of an object count, as it leads to something of the region."""
+        self._leading.add(number)
 
     def held(self) -> list[int]:
         """Return the objects that have more references than the walk accounts for."""
@@ -276,8 +281,14 @@ def _thread_root(thread: Any) -> LiveRoot:
 
 
 def _is_accounted_for(region: Region, holder: Any, held_by_it: list[int]) -> bool:
-    """Say whether a holder is in use itself, and the walk knows that it has these objects."""
+    """Say whether a holder is in use itself, and the walk knows that it has these objects.
+
+    One that was met as a holder of something else, in the search before, is known to have these from here on.
+    """
     number = region.walk.number.get(id(holder), region.known)
+    if number < region.known and number in region.walk.unwalked:
+        region.walk.children[number] += set(held_by_it).difference(region.walk.children[number])
+        region.take_in(number)
     return number < region.known and set(held_by_it) <= set(region.walk.children[number])
 
 
@@ -438,5 +449,6 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
         return []
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
-    unknown = sorted(region.pointing(held, entered_by(named), in_use))
+    hooks = lead_to_hooks(walk, held)
+    unknown = sorted(region.pointing(set(held) - hooks, entered_by(named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]
