@@ -20,6 +20,7 @@ from nbguard.memory.scan.heap.kinds import Types, module_namespace, name_of, nam
 from nbguard.memory.scan.heap.referents import has_values_of_an_object
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 from nbguard.memory.scan.outside.graph_hooks import lead_to_hooks
+from nbguard.memory.scan.outside.threads import Rooted, held_by_threads, threads_of
 from nbguard.memory.scan.roots.frames import LiveRoot
 
 # --- Objects that are held from outside of a set, by the collector's own rule, with the references of C++ counted in.
@@ -30,10 +31,6 @@ _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made
 _HOLDS_IN_CPP = ("tensor", "graph", "script")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
 _FRAMES = Types((types.FrameType, types.TracebackType))
-
-
-Rooted = tuple[LiveRoot, list[int]]
-"""A root, and the numbers of its objects in the walk."""
 
 
 class Region:
@@ -204,7 +201,7 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
             if held_by_it and not _is_accounted_for(region, holder, held_by_it):  # another thread may have let go of it since
-                if modules.get(id(holder)) is None and (threads := _threads(walk, holder, held_by_it)):
+                if modules.get(id(holder)) is None and (threads := threads_of(walk, holder, held_by_it)):
                     roots += threads
                     continue
                 label, what, module = _name_of_root(region, holder, held_by_it, modules)
@@ -235,7 +232,8 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
             walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
         region.extend()
         held = region.held()
-    return named, held
+    of_threads = held_by_threads(walk, held, named)
+    return named + of_threads, [n for n in held if n not in entered_by([*named, *of_threads])]
 
 
 def entered_by(roots: Iterable[Rooted]) -> set[int]:
@@ -260,24 +258,6 @@ def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
         what = "held in a way that Python does not show"
         roots.append((LiveRoot(kind="library", label=label, objects=(), what=what, is_shown=False), others))
     return roots
-
-
-def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[Rooted]:
-    """Return a root for each running thread that the registry of `threading` holds; none where `holder` is something else."""
-    threading: Any = sys.modules["threading"]
-    if holder is not threading._active:
-        return []
-    return [(_thread_root(walk.objects[n]), [n]) for n in held_by_it]
-
-
-def _thread_root(thread: Any) -> LiveRoot:
-    threading: Any = sys.modules["threading"]
-    name = str(object.__getattribute__(thread, "_name"))  # its dict, once it is made, would stand between it and its attributes
-    line = f"import threading; [(t.cancel(), t.join()) for t in threading.enumerate() if t.name == {name!r}];"
-    is_timer = type(thread) is threading.Timer
-    what = "waits until its time comes" if is_timer else "runs"
-    ended_by = line if is_timer else ""
-    return LiveRoot(kind="library", label=f"thread {name}", objects=(), what=what, thread=name, ended_by=ended_by)
 
 
 def _is_accounted_for(region: Region, holder: Any, held_by_it: list[int]) -> bool:
