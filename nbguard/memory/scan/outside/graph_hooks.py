@@ -1,4 +1,4 @@
-"""Dicts of hooks that C++ keeps for autograd graphs and tensors, so that Python shows nobody who has them.
+"""Dicts of hooks that C++ keeps for autograd graphs and tensors, so that Python shows no holder.
 
 A hook on the result of an operation, on a node, or of a module's whole backward pass belongs to a node in C++. PyTorch has no
 way from the node to its hooks. As one of the graphs has them, they count as held until the last graph goes which may be it.

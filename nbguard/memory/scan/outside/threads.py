@@ -1,4 +1,4 @@
-"""Running threads as holders: the registry of `threading` has their objects, and their functions' variables have more."""
+"""Running threads as holders, by the registry of `threading` and by the variables of their functions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def threads_of(walk: Walk, holder: Any, held_by_it: list[int]) -> list[Rooted]:
 def held_by_threads(walk: Walk, held: list[int], named: list[Rooted]) -> list[Rooted]:
     """Return a root for each other thread that has some of `held` as its arguments or as variables.
 
-    The functions that only pass on a call, such as those which feed a queue, are no roots of the walk's. What a thread was
-    started with, its stack has as well. A thread that is a root among `named` gets no other, but has these, too.
+    The functions that only pass on a call, such as those which feed a queue, are no roots of the walk's. The stack of a
+    thread has its arguments as well. A thread that is a root among `named` gets no other, but has these, too.
     """
     roots = {n: own for root, own in named if root.thread for n in own}
     registry: Any = sys.modules["threading"]

@@ -9,7 +9,7 @@ _BLOCKED = (
     " if t.name == 'QueueFeederThread' and t._target.__module__ == 'joblib.externals.loky.backend.queues'"
     " and t._args[-2].__self__.thread_wakeup._closed];"
 )
-"""Has a thread find that nobody reads any more what it writes: it feeds a pool that was ended while more waited than fits."""
+"""Ends the thread that feeds a pool which was ended: its write fails once the pipe has no reader."""
 
 LIBRARY = Library(
     name="joblib",
