@@ -368,6 +368,8 @@ def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> st
 
     A registry that its library has a line for is emptied by that one.
     """
+    if own := emptied_by().get((module, label.removeprefix(f"{module}."))):
+        return own
     cls = type(walk.objects[held_by_it[0]])
     if len(held_by_it) == 1 and (own := emptied_by().get((str(namespace_of(cls).get("__module__")), name_of(cls)))):
         return own
