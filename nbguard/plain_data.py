@@ -122,6 +122,26 @@ def from_plain(annotation: Any, data: Any, where: str = "", text: Callable[[str]
         raise DamagedDataError("it is nested too deep") from None
 
 
+def is_of(annotation: Any, value: object) -> bool:
+    """Say whether a value has the type that an annotation names, down to the last field of a dataclass."""
+    origin, of = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return type(value) is str and value in of
+    if origin is tuple and type(value) is tuple:
+        each = of[:1] * len(value) if of[-1] is Ellipsis else of
+        return len(each) == len(value) and all(map(is_of, each, value))
+    if origin is frozenset and type(value) is frozenset:
+        return all(is_of(of[0], item) for item in value)
+    if origin is Mapping and type(value) is dict:
+        return all(is_of(of[0], key) and is_of(of[1], item) for key, item in value.items())
+    if origin in (Union, types.UnionType):
+        return any(is_of(kind, value) for kind in of)
+    if annotation is object or origin is not None or type(value) is not annotation:
+        return annotation is object
+    hints = _hints(annotation) if dataclasses.is_dataclass(annotation) else {}
+    return all(is_of(hint, getattr(value, name)) for name, hint in hints.items())
+
+
 def _name_of(field: dataclasses.Field[Any]) -> str:
     """Return the name of a field in plain data."""
     return str(field.metadata.get("json") or field.name)

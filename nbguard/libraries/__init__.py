@@ -11,10 +11,11 @@ import importlib
 import pkgutil
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, get_type_hints
+
+from nbguard.plain_data import is_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Library:
 
     known_leaks: tuple[KnownLeak, ...] = ()
     emptied_by: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """The library's own line that empties a registry of a process, by (module, class) of the registry."""
+    """Its own line that frees kept memory, by (module, name) of a registry's class, of a global, or of a thread's function."""
 
     pool: DevicePool = DevicePool()
     own_optimizers: tuple[tuple[str, str], ...] = ()  # (module, class) of optimizers that are none of PyTorch's
@@ -170,8 +171,8 @@ def libraries() -> tuple[Library, ...]:
 
     A library's own takes the place of nbguard's of the same name.
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    own = [importlib.import_module(f"{__name__}.{name}").LIBRARY for name in names]
+    names = (module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.") if not module.ispkg)
+    own = [importlib.import_module(name).LIBRARY for name in sorted(names, key=lambda name: name.rpartition(".")[2])]
     shipped = _shipped()
     replaced = {library.name.lower() for library in shipped}
     return (*(library for library in own if library.name.lower() not in replaced), *shipped)
@@ -202,29 +203,9 @@ def _checked(library: object) -> Library:
         raise TypeError(f"a {type(library).__name__} is no nbguard.libraries.Library")
     hints = get_type_hints(Library)
     for each in fields(Library):
-        if not _is_of(hints[each.name], getattr(library, each.name)):
+        if not is_of(hints[each.name], getattr(library, each.name)):
             raise TypeError(f"{each.name} is no {each.type}")
     return library
-
-
-def _is_of(annotation: Any, value: object) -> bool:
-    """Say whether a value has the type that an annotation names, one of those above."""
-    origin, of = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return type(value) is str and value in of
-    if origin is tuple and type(value) is tuple:
-        each = of[:1] * len(value) if of[-1] is Ellipsis else of
-        return len(each) == len(value) and all(map(_is_of, each, value))
-    if origin is frozenset and type(value) is frozenset:
-        return all(_is_of(of[0], item) for item in value)
-    if origin is Mapping and type(value) is dict:
-        return all(_is_of(of[0], key) and _is_of(of[1], item) for key, item in value.items())
-    if origin in (Union, UnionType):
-        return any(_is_of(kind, value) for kind in of)
-    if annotation is object or origin is not None or type(value) is not annotation:
-        return annotation is object
-    hints = get_type_hints(annotation) if is_dataclass(annotation) else {}
-    return all(_is_of(hint, getattr(value, name)) for name, hint in hints.items())
 
 
 @cache
@@ -349,7 +330,7 @@ def known_leaks() -> Mapping[str, tuple[KnownLeak, ...]]:
 
 @cache
 def emptied_by() -> Mapping[tuple[str, str], str]:
-    """Return the libraries' own lines that empty their registries, by (module, class) of the registry."""
+    """Return the libraries' own lines that free kept memory, by (module, name) of the class, global or function."""
     return {name: line for library in libraries() for name, line in library.emptied_by.items()}
 
 

@@ -57,7 +57,7 @@ _CACHE = ExportRepair(
 
 LIBRARY = Library(
     name="Transformers",
-    packages=("transformers", "datasets", "trl", "tokenizers", "sentence_transformers"),
+    packages=("transformers", "datasets", "trl", "tokenizers"),
     loop_packages=("transformers",),
     distributions=("transformers", "tokenizers", "datasets", "safetensors"),
     calling_modules=("transformers.trainer",),

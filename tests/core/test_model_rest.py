@@ -88,6 +88,28 @@ class Ranks(nn.Module):
         self.preds = []
 
 
+class Tracker(nn.ModuleList):
+    """The metrics of all epochs, whose `reset` is of the latest, as torchmetrics' `MetricTracker` has it."""
+
+    def update(self, preds: torch.Tensor) -> None:
+        """Start another epoch with predictions."""
+        self.append(Ranks())
+        self[-1].update(preds)
+
+    def compute(self) -> torch.Tensor:
+        """Return the latest epoch's value."""
+        return self[-1].compute()
+
+    def reset(self) -> None:
+        """Forget the latest epoch's predictions."""
+        self[-1].reset()
+
+    def reset_all(self) -> None:
+        """Forget all."""
+        for ranks in self:
+            ranks.reset()
+
+
 def _allocated(names: dict[str, Any]) -> int:
     gc.collect()
     return nbguard.report(names).devices[0].allocated
@@ -109,6 +131,19 @@ def test_what_a_metric_has_collected_goes_by_its_own_reset(is_part: bool) -> Non
 
     assert before - _allocated(names) == 3 * 400_000
     assert not [finding for finding in nbguard.report(names).findings if finding.kind == "rest"]
+
+
+def test_a_tracker_of_metrics_resets_all_of_them() -> None:
+    names: dict[str, Any] = {"tracker": Tracker()}
+    for _ in range(3):
+        names["tracker"].update(torch.ones(100_000))
+    before = _allocated(names)
+    (finding,) = (finding for finding in nbguard.report(names).findings if finding.kind == "rest")
+
+    assert finding.command == "tracker.reset_all()"
+    exec(finding.command, names)
+
+    assert before - _allocated(names) == finding.advice.frees == 3 * 400_000
 
 
 def test_one_line_resets_metrics_and_lets_go_of_outputs() -> None:

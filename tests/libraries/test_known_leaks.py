@@ -70,6 +70,19 @@ def _built(model: Any) -> None:
     model._build(2)
 
 
+def _overridden(model: Any) -> None:
+    from bitsandbytes.optim import GlobalOptimManager
+
+    GlobalOptimManager.get_instance().register_module_override(model, "weight", {"optim_bits": 32})
+
+
+def _summed_up(model: Any) -> None:
+    from torchinfo import summary
+
+    model.forward = model.own.forward
+    summary(model, input_data=torch.zeros(1, 2000), verbose=0)
+
+
 CALLS: dict[str, Callable[[Any], None]] = {
     "XcodecPreTrainedModel": _layers,
     "HiggsAudioV2TokenizerPreTrainedModel": _layers,
@@ -84,6 +97,8 @@ CALLS: dict[str, Callable[[Any], None]] = {
     "NucleusMoEEmbedRope": _video_frequencies,
     "MiniMaxMusic3RotaryEmbedding": _rotary,
     "AudioDiTRotaryEmbedding": _built,
+    "GlobalOptimManager": _overridden,
+    "_cached_forward_pass": _summed_up,
 }
 """Calls the method that leaks, by its class; any other class has anchors."""
 
@@ -96,7 +111,9 @@ _LEAKS = [leak for leaks in known_leaks().values() for leak in leaks if librarie
 @pytest.mark.slow
 def test_leaks_of_installed_versions_are_named_and_freed() -> None:
     """All at once, as each report goes over the whole heap, in which all models of a library are classes."""
-    made = {leak: gone for leak in _LEAKS if (gone := _left_behind(leak)) is not None}
+    holders = {leak: _holder(leak) for leak in _LEAKS}
+    made = {leak: _left_behind(leak, holder) for leak, holder in holders.items() if holder is not None}
+    del holders  # what runs is in use
     gc.collect()
     assert [leak.holder for leak, gone in made.items() if gone() is None] == [], "no longer leak: give the entries an end"
 
@@ -112,14 +129,23 @@ def test_leaks_of_installed_versions_are_named_and_freed() -> None:
     assert before.devices[0].allocated - nbguard.report({}).devices[0].allocated >= len(made) * _BYTES
 
 
-def _left_behind(leak: KnownLeak) -> weakref.ref[Any] | None:
-    """Return a model that a leak keeps, or None where its class needs a package that the tests do not install."""
+def _holder(leak: KnownLeak) -> Any:
+    """Return the class, function or global that a leak is in, or None where it needs a package that the tests do not install.
+
+    All are imported before there is a model: a package that keeps an error of its import keeps the variables of its callers.
+    """
     module, _, name = leak.holder.rpartition(".")
     if name in _NEEDS and importlib.util.find_spec(_NEEDS[name]) is None:
         return None
-    holder = getattr(importlib.import_module(module), name)
-    model = _model(holder if isinstance(holder, type) else nn.Module)
-    call = CALLS.get(name, _anchors) if isinstance(holder, type) else holder  # a function has its own cache
+    return getattr(importlib.import_module(module), name)
+
+
+def _left_behind(leak: KnownLeak, holder: Any) -> weakref.ref[Any]:
+    """Return a model that a leak keeps."""
+    is_class = isinstance(holder, type)
+    model = _model(holder if is_class and issubclass(holder, nn.Module) else nn.Module)
+    name = leak.holder.rpartition(".")[2]
+    call = CALLS.get(name, _anchors if is_class else holder)  # a function has its own cache
     call(model)
     return weakref.ref(model)
 

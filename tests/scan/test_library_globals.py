@@ -104,8 +104,9 @@ def test_an_object_that_leads_to_a_named_one_is_no_holder_of_its_own(quant: Call
     assert gone() is None
 
 
+@pytest.mark.parametrize("known", ["Store", "_STORE"], ids=["by its class", "by its name"])
 def test_a_registry_that_its_library_can_empty_is_emptied_by_that(
-    quant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    known: str, quant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`pyro.clear_param_store()`: a line that deletes attributes of the store would break it."""
 
@@ -117,7 +118,7 @@ def test_a_registry_that_its_library_can_empty_is_emptied_by_that(
     store, gone = Store(), weakref.ref(model := nn.Linear(1000, 1000, bias=False))
     store._params["net"] = model
     quant("quant.store", _STORE=store, clear=lambda store=store: store._params.clear())
-    monkeypatch.setattr(referrers, "emptied_by", lambda: {("quant.store", "Store"): "import quant.store; quant.store.clear()"})
+    monkeypatch.setattr(referrers, "emptied_by", lambda: {("quant.store", known): "import quant.store; quant.store.clear()"})
     del model, store
 
     assert [(row.label, row.retained) for row in _rows()] == [("quant.store._STORE", _BYTES)]

@@ -903,7 +903,7 @@ MORE_CASES = (
             "y = torch.ones(3, requires_grad=True) * 2\ny.grad_fn.register_hook(lambda *grads, l=learn: None); del learn",
         ),
         _REPORTED,
-        holder=r"does not show",
+        holder=r"\by \(Tensor 3 float32\) .*: %reset_gpu y$",
     ),
     Case(
         "y: the record that a handler keeps back",

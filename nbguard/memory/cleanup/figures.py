@@ -352,12 +352,19 @@ def _handles(analysis: Analysis) -> Iterator[Handle]:
             release = release_of_alike(graph, root) or release
         release = replace(release, frees=promised(facts, (release,))) if release.command else release
         is_of_cache = release.effect == advice.EMPTIES_CACHE
-        if (root.kind in ("module", "library") or is_of_cache) and release.frees is not None and release.frees < held[number]:
+        is_elsewhere = root.kind in ("module", "library") or is_of_cache
+        if is_elsewhere and release.frees is not None and release.frees < held[number] and not _is_kept_by_names(graph, root):
             release = release_of_root(facts, root)  # that was not all of it
         if release.frees == 0 or (release.command and release.command in told):  # something else needs it, or has said it
             continue
         told.add(release.command)
         yield Handle(root=number, nbytes=held[number], advice=release)
+
+
+def _is_kept_by_names(graph: Graph, root: Root) -> bool:
+    """Say whether other names lead to all memory of a root, so that its line frees that only once they are gone."""
+    names = [node for each in graph.roots if each.kind == "name" and each is not root for node in each.nodes]
+    return storages_of(graph, reach(graph, root.nodes)) <= storages_of(graph, reach(graph, names))
 
 
 def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:

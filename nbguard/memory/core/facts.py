@@ -79,7 +79,7 @@ NodeKind = Literal[
 ModulePart = Literal["", "parameters", "buffers", "modules"]
 """The dict of a torch module that an object is: all else that a module refers to is no part of the model."""
 
-OwnEnd = Literal["", "reset", "delete_adapter"]
+OwnEnd = Literal["", "reset", "reset_all", "delete_adapter"]
 """The method of a library's object that clears its collected values."""
 
 DEBUGGER = "ended debugger"

@@ -35,6 +35,7 @@ def worker_count(obj: Any) -> int:
 
 
 _NAMED = Types((types.FunctionType, type))
+_FUNCTIONS = Types((types.FunctionType, types.MethodType, types.BuiltinFunctionType))
 
 
 def experiment_of(cls: type) -> ExperimentClass:
@@ -163,11 +164,7 @@ def _detail_words(obj: Any, kinds: Kinds) -> str:
 def _detail(obj: Any, detail: Detail, kinds: Kinds) -> str:
     """Return one part in words: its class, the number of its elements, or the size of a dimension of a tensor."""
     for step in detail.path:
-        if isinstance(step, int):
-            obj = obj[step] if type(obj) is list and step < len(obj) else None
-        else:
-            part = attribute_of(obj, step)
-            obj = (attribute_of(obj, "_modules") or {}).get(step) if part is None else part
+        obj = _step(obj, step)
     if obj is None:
         return ""
     if detail.dimension is not None:
@@ -175,12 +172,22 @@ def _detail(obj: Any, detail: Detail, kinds: Kinds) -> str:
         sizes = _sizes(obj) if is_plain else ()
         return counted(sizes[detail.dimension], detail.unit) if len(sizes) >= -detail.dimension else ""
     if not detail.unit:
-        return name_of(type(obj))
+        return name_of(type(obj)) if type(obj) not in _FUNCTIONS else ""
     if type(obj) not in _SIZED:
         return ""
     names = [key for key in obj if type(key) is str] if detail.has_names else []
     more = f" and {len(names) - _NAMED_KEYS} more" if len(names) > _NAMED_KEYS else ""
     return counted(len(obj), detail.unit) + (f" ({', '.join(names[:_NAMED_KEYS])}{more})" if names else "")
+
+
+def _step(obj: Any, step: str | int) -> Any:
+    """Return an element, an entry, an attribute or a module of an object, or None where it has none such."""
+    if type(obj) is dict:
+        return next((value for key, value in obj.items() if type(key) is type(step) and key == step), None)
+    if isinstance(step, int):
+        return obj[step] if type(obj) is list and step < len(obj) else None
+    part = attribute_of(obj, step)
+    return (attribute_of(obj, "_modules") or {}).get(step) if part is None else part
 
 
 def _sizes(tensor: Any) -> tuple[int, ...]:

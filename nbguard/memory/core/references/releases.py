@@ -82,6 +82,8 @@ _FEW = 2
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
 _PENDING = "pending_work_items"
 """How an executor of processes, and the thread that serves it, name the work that waits or runs."""
+_RESETS = ("reset", "reset_all")
+"""Methods of a metric that let go of the values which it has collected."""
 _FINALIZER = "_Info"
 """The entry of each finalizer in the registry of `weakref.finalize`."""
 _EXECUTORS = frozenset({"ThreadPoolExecutor", "ProcessPoolExecutor", "_ReusablePoolExecutor"})
@@ -215,7 +217,7 @@ def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advi
     owner, method = way[place], graph.nodes[way[place]].own_end
     text = path_text(graph, root, way[: place + 1])
     steps = list(zip(way[place:], way[place + 1 :], strict=False))
-    if method == "reset":
+    if method in _RESETS:
         if not any(graph.nodes[node].type_name == "list" for node in way[place:]):
             return None
         own = reach(graph, (owner, *(child for child, label in graph.nodes[owner].references if not label)))
@@ -232,7 +234,7 @@ def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advi
 
 def metric_reset(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
     """Return the line that resets the first metric on a way which keeps its values in lists, or None where there is none."""
-    metrics = (place for place, node in enumerate(way) if graph.nodes[node].own_end == "reset")
+    metrics = (place for place, node in enumerate(way) if graph.nodes[node].own_end in _RESETS)
     return next((line for place in metrics if (line := _own_end(graph, root, way, place)) is not None), None)
 
 

@@ -222,7 +222,7 @@ def own_end(cls: type) -> OwnEnd:
     """Return the method of a class that lets go of its instance's collected things, or an empty string."""
     names = {name for base in mro_of(cls) for name, value in namespace_of(base).items() if type(value) in _CALLED}
     if any(methods <= names for methods in _METRICS):
-        return "reset"
+        return "reset_all" if "reset_all" in names else "reset"  # the `reset` of a tracker is of its latest metric
     return "delete_adapter" if "delete_adapter" in names else ""
 
 

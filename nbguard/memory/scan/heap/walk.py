@@ -121,6 +121,7 @@ class Walk:
         self.tracker: WeakTracker = WeakTracker()
         self.unread: Unread = Unread()
         self.parked: Collection[int] = ()  # addresses of storages that do not count
+        self.unwalked: set[int] = set()  # numbers of the objects whose references are known in part: `add_unwalked`
         self.only_stale: range = range(0)  # numbers of the objects that only stale roots lead to
         self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None if unknown
         self.places: set[int] = set()  # ids of the containers that hold these entries for the roots
@@ -157,7 +158,7 @@ class Walk:
 
     def add_unwalked(self, obj: Any) -> None:
         """Number `obj` without looking into it: the caller fills its references in."""
-        self._number(obj, self.kinds.of(type(obj)))
+        self.unwalked.add(self._number(obj, self.kinds.of(type(obj))))
         self.children.append([])
 
     def run(self) -> None:

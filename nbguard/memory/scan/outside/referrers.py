@@ -16,11 +16,10 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import KeptTypes, Types, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
+from nbguard.memory.scan.outside.graph_hooks import lead_to_hooks
 from nbguard.memory.scan.outside.region import Region
+from nbguard.memory.scan.outside.threads import Rooted, held_by_threads, threads_of
 from nbguard.memory.scan.roots.frames import LiveRoot
-
-Rooted = tuple[LiveRoot, list[int]]
-"""A root, and the numbers of its objects in the walk."""
 
 _CHUNK = 512
 _MOST_STEPS = 24
@@ -40,7 +39,8 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
     """
     search = _Search(region, held, in_use)
     search.run()
-    return search.named, search.held
+    named = [*search.named, *held_by_threads(region.walk, search.held, search.named)]
+    return named, [n for n in search.held if n not in entered_by(named)]
 
 
 class _Search:
@@ -96,7 +96,7 @@ class _Search:
 
     def _roots_of(self, holder: Any, held_by_it: list[int]) -> list[Rooted]:
         """Return the roots that `holder` is. One without a name joins the walk, and a class that was made is named last."""
-        if self._modules.get(id(holder)) is None and (threads := _threads(self._walk, holder, held_by_it)):
+        if self._modules.get(id(holder)) is None and (threads := threads_of(self._walk, holder, held_by_it)):
             return threads
         root = _root_of(self._region, holder, held_by_it, self._modules)
         if root is not None and not (root.is_class and not root.module):
@@ -232,27 +232,15 @@ def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
     return roots
 
 
-def _threads(walk: Walk, holder: Any, held_by_it: list[int]) -> list[Rooted]:
-    """Return a root for each running thread that the registry of `threading` holds; none where `holder` is something else."""
-    threading: Any = sys.modules["threading"]
-    if holder is not threading._active:
-        return []
-    return [(_thread_root(walk.objects[n]), [n]) for n in held_by_it]
-
-
-def _thread_root(thread: Any) -> LiveRoot:
-    threading: Any = sys.modules["threading"]
-    name = str(object.__getattribute__(thread, "_name"))  # its dict, once it is made, would stand between it and its attributes
-    line = f"import threading; [(t.cancel(), t.join()) for t in threading.enumerate() if t.name == {name!r}];"
-    is_timer = type(thread) is threading.Timer
-    what = "waits until its time comes" if is_timer else "runs"
-    ended_by = line if is_timer else ""
-    return LiveRoot(kind="library", label=f"thread {name}", objects=(), what=what, thread=name, ended_by=ended_by)
-
-
 def _is_accounted_for(region: Region, holder: Any, held_by_it: list[int]) -> bool:
-    """Say whether a holder is in use itself, and the walk knows that it has these objects."""
+    """Say whether a holder is in use itself, and the walk knows that it has these objects.
+
+    One that was met as a holder of something else, in the search before, is known to have these from here on.
+    """
     number = region.walk.number.get(id(holder), region.known)
+    if number < region.known and number in region.walk.unwalked:
+        region.walk.children[number] += set(held_by_it).difference(region.walk.children[number])
+        region.take_in(number)
     return number < region.known and set(held_by_it) <= set(region.walk.children[number])
 
 
@@ -368,6 +356,8 @@ def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> st
 
     A registry that its library has a line for is emptied by that one.
     """
+    if own := emptied_by().get((module, label.removeprefix(f"{module}."))):
+        return own
     cls = type(walk.objects[held_by_it[0]])
     if len(held_by_it) == 1 and (own := emptied_by().get((str(namespace_of(cls).get("__module__")), name_of(cls)))):
         return own
@@ -433,5 +423,6 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
         return []
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
-    unknown = sorted(region.pointing(held, entered_by(named), in_use))
+    hooks = lead_to_hooks(walk, held)
+    unknown = sorted(region.pointing(set(held) - hooks, entered_by(named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]

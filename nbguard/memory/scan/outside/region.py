@@ -52,6 +52,10 @@ class Region:
         self._leading = self.walk.leading_to(self._leading, self._added)
         self._wanted = self.walk.leading_to(self._wanted, self._added, self._blocked)
 
+    def take_in(self, number: int) -> None:
+        """Have the references of an object count, as it leads to something of the region."""
+        self._leading.add(number)
+
     def held(self) -> list[int]:
         """Return the objects that have more references than the walk accounts for."""
         walk, objects = self.walk, self.walk.objects
