@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
+import pickle
 import types
 from typing import Any
 
@@ -125,6 +127,30 @@ def test_what_waits_for_the_collector_holds_nothing_of_a_names() -> None:
     assert rows["kept"] == _BYTES
     assert _is_exact(outcome)
     assert outcome.realised == _BYTES
+
+
+class _Loader(pickle.Unpickler):
+    """An unpickler that is a cycle once it has been used: what it has found refers back to it, and is in its memo."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name != "_load_from_bytes":
+            return found
+        return lambda data: (self, found(data))[1]
+
+
+def test_a_holder_without_names_that_both_searches_meet_is_no_holder_of_the_users() -> None:
+    gc.disable()
+    try:
+        names = {"net": _Loader(io.BytesIO(pickle.dumps(torch.nn.Linear(250, 200)))).load()}
+        labels = {root.label for root in scan(Notebook(None, names)).facts.graph.roots}
+        _, outcome = _release(names, "net")
+    finally:
+        gc.enable()
+
+    assert labels == {"net", "unreachable cycles"}
+    assert _is_exact(outcome)
+    assert outcome.realised == _BYTES + 4 * 200
 
 
 def test_records_of_an_array_are_the_arrays_own() -> None:

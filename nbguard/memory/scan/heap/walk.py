@@ -124,6 +124,7 @@ class Walk:
         self.only_stale: range = range(0)  # numbers of the objects that only stale roots lead to
         self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None if unknown
         self.places: set[int] = set()  # ids of the containers that hold these entries for the roots
+        self.unwalked: list[int] = []  # numbers of the objects whose references the caller fills in
         self.class_spaces: set[int] = set()  # ids of the dicts that are the attributes of a library's classes
         self.shell: dict[int, str] = {}  # by id of a dict of the shell's attributes: the shell as one writes it
 
@@ -157,7 +158,7 @@ class Walk:
 
     def add_unwalked(self, obj: Any) -> None:
         """Number `obj` without looking into it: the caller fills its references in."""
-        self._number(obj, self.kinds.of(type(obj)))
+        self.unwalked.append(self._number(obj, self.kinds.of(type(obj))))
         self.children.append([])
 
     def run(self) -> None:

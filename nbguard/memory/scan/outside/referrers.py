@@ -182,7 +182,6 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
     named: list[Rooted] = []
     entered: set[int] = set()  # objects of named roots
     asked: set[int] = set()
-    lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in walk.kinds.modules.items()} | walk.shell
     size = 0  # of the heap; to count it is a pass, too
     for step in range(1, _MOST_STEPS + 1):
@@ -225,7 +224,7 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
             if region.pointing(entries, entered, in_use):
                 named.append((root, entries))
                 entered.update(entries)
-        for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
+        for n in walk.unwalked:  # holders may hold holders that were found after them, by another search as well
             below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
             walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
         region.extend()
@@ -352,7 +351,8 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
         if is_global and not _is_written(module):
             return _by_key(module, label), "class of a library", "sys"
         return label, "class of a library", module if is_global else ""
-    if walk.number.get(id(holder), region.known) < region.known:
+    number = walk.number.get(id(holder), region.known)
+    if number < region.known and number not in walk.unwalked:  # those have a root already
         return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
     return "", "", ""
 
