@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import collections
+import dataclasses
+import re
+from typing import Any
+
+import numpy
 import pytest
 import torch
 
+import nbguard
 from nbguard.errors import TargetError
 from nbguard.frontend.notebook.magics.command_line import split
 from nbguard.memory.scan.roots.registries import Cells
+from nbguard.memory.scan.scan import Notebook
+from nbguard.memory.scan.shown_targets import targets_of
 from nbguard.memory.scan.targets import resolve_targets
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
@@ -86,6 +95,63 @@ def test_an_attribute_or_key_that_does_not_exist_is_told_with_the_one_that_looks
 
     with pytest.raises(TargetError, match=f"does not exist.*did you mean {meant}"):
         resolve_targets([text], names, {}, {})
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    data: Any
+
+
+class _Box:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @property
+    def shown(self) -> Any:
+        return self.data
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("fixed[0]", "fixed"),
+        ("runs['pair'].left", "runs['pair']"),
+        ("runs['pair'].left[1:2]", "runs['pair']"),
+        ("frozen.data", "frozen"),
+        ("table[1]", "table"),
+        ("table[1][0]", ""),
+        ("frozen.data[0]", ""),
+        ("box.data", ""),
+        ("box.shown", "box"),
+    ],
+)
+def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole: str) -> None:
+    many = [torch.ones(1000)]
+    names = {"fixed": (many, 1), "runs": {"pair": Pair((many[0], 1), 1)}, "frozen": _Frozen(many), "box": _Box(many)}
+    names["table"] = table = numpy.empty(2, dtype=object)
+    table[:] = [1, [torch.ones(1000)]]
+    notebook = Notebook(None, names)
+
+    if not whole:
+        assert targets_of([text], notebook)
+        return
+    with pytest.raises(TargetError, match="cannot be deleted: .*" + re.escape(f'nbguard.release("{whole}")')):
+        targets_of([text], notebook)
+
+
+def test_the_line_of_a_part_that_cannot_be_deleted_deletes_the_whole() -> None:
+    table = numpy.empty((2, 2), dtype=object)
+    table[1, 1] = torch.ones(1000)
+    names = {"frozen": _Frozen(torch.ones(1000)), "table": table, "more": [_Frozen([torch.ones(1000)])]}
+    names |= {"a": names["frozen"].data, "b": table[1, 1], "c": names["more"][0].data}
+    del table
+
+    lines = {path.advice.command for name in "abc" for path in nbguard.why(name, namespace=names).paths}
+
+    assert lines == {f"%reset_gpu {text}" for text in ("a", "b", "c", "frozen", "table", "more[0]")}
 
 
 def test_the_birth_of_a_name_is_the_last_cell_that_binds_it() -> None:

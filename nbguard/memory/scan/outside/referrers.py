@@ -18,7 +18,7 @@ from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import Types, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.referents import has_values_of_an_object
-from nbguard.memory.scan.heap.walk import Walk, references_by_asking
+from nbguard.memory.scan.heap.walk import Walk, made_for_array, references_by_asking
 from nbguard.memory.scan.roots.frames import LiveRoot
 
 # --- Objects that are held from outside of a set, by the collector's own rule, with the references of C++ counted in.
@@ -134,14 +134,7 @@ def _elements(walk: Walk, array: int) -> Iterator[int]:
 
     For objects that no root leads to these count as references from outside: the collector does not see them either.
     """
-    numpy: Any = sys.modules["numpy"]
-    made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
-    if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:
-        made.append(tuple)  # a record
-    holders = [array]
-    for cls in made:
-        holders = [child for at in holders for child in walk.children[at] if type(walk.objects[child]) is cls]
-    for holder in holders:
+    for holder in made_for_array(walk, array)[-1]:
         yield from walk.children[holder]
 
 
