@@ -110,6 +110,31 @@ def test_a_logger_belongs_to_logging() -> None:
         logging.getLogger("nbguard.test_other_holders").handlers.clear()
 
 
+@pytest.mark.parametrize("has_name", [False, True])
+def test_a_registry_that_a_class_has_is_the_classes_alone(library: types.ModuleType, has_name: bool) -> None:
+    """As `logging.Logger.manager`, to which the logger of each of a hundred modules refers, too."""
+
+    class Logger:
+        manager: Any
+
+    Logger.__module__, Logger.__qualname__ = library.__name__, "Logger"
+    library.__dict__["Logger"] = Logger
+    registry = Logger.manager = Box(loggers={})
+    for name in ("train", "first", "second"):
+        registry.loggers[name] = logger = Logger()
+        logger.manager = registry
+        if name != "train":
+            library.__dict__[name] = logger
+    train = registry.loggers["train"]
+    train.data = torch.ones(50_000)
+    names = {"log": train} if has_name else {}
+    del logger, train, registry, Logger
+
+    facts = scan(Notebook(None, names)).facts
+
+    assert [root.label for root in facts.graph.roots] == [*names, "library_of_this_test.Logger"]
+
+
 def test_what_waits_for_the_collector_holds_nothing_of_a_names() -> None:
     """A dead cycle of objects that themselves hold no memory refers to an object with a name."""
     names = {"kept": Box(data=torch.ones(50_000))}

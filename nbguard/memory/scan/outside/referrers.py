@@ -216,18 +216,32 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
         for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
             if region.pointing(entries, entered, in_use):
                 named.append((root, entries))
-                entered.update(entries)
+                entered |= entered_by(walk, [named[-1]])
         for n in walk.unwalked:  # holders may hold holders that were found after them, by another search as well
             below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
             walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
         region.extend()
         held = region.held()
-    return named, held
+    return _needed(region, named, in_use), held
 
 
-def entered_by(roots: Iterable[Rooted]) -> set[int]:
-    """Return the objects that `roots` hold directly."""
-    return {n for _, entries in roots for n in entries}
+def _needed(region: Region, named: list[Rooted], in_use: Set[int]) -> list[Rooted]:
+    """Return the roots without those that lead to points by another one's objects alone.
+
+    Each was named without those of later steps: the globals of a hundred modules are loggers, which have the one registry of
+    `logging.Logger` as an attribute, and the class's own dict lies a step behind them.
+    """
+    needed: list[Rooted] = []
+    for each in sorted(named, key=lambda root: _foreign(region.walk, *root)):
+        if region.pointing(each[1], entered_by(region.walk, needed), in_use):
+            needed.append(each)
+    return [root for root in named if root in needed] if len(needed) < len(named) else named
+
+
+def entered_by(walk: Walk, roots: Iterable[Rooted]) -> set[int]:
+    """Return the objects that `roots` hold directly, as a module its globals; a class holds its attributes by a dict."""
+    held = {n for _, entries in roots for n in entries}
+    return held | {child for n in held if id(walk.objects[n]) in walk.class_spaces for child in walk.children[n]}
 
 
 def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
@@ -431,5 +445,5 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
         return []
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
-    unknown = sorted(region.pointing(held, entered_by(named), in_use))
+    unknown = sorted(region.pointing(held, entered_by(walk, named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]
