@@ -50,6 +50,37 @@ def test_targets_are_whatever_del_accepts() -> None:
     assert found[5].value == id(net.body.weight)
 
 
+class _Meta(type):
+    @property
+    def asked(cls) -> Any:
+        raise AssertionError("this is the user's code")
+
+
+class _Registry(metaclass=_Meta):
+    items = {"a": [1.0]}  # noqa: RUF012
+    asked = (2.0,)
+
+    @staticmethod
+    def made() -> None:
+        """Be a descriptor in the class."""
+
+
+class _Sub(_Registry):
+    """A class that has them from another."""
+
+
+def test_attributes_of_classes_are_looked_up_where_no_code_computes_them() -> None:
+    names = {"Registry": _Registry, "Sub": _Sub}
+    texts = ["Registry.items['a']", 'Registry.items["a"]', "Sub.items['a']", "Registry.items", "Sub.items"]
+
+    found = resolve_targets([*texts, "Registry.asked", "Registry.made"], names, {}, {})
+
+    items = _Registry.items
+    assert [target.value for target in found[:5]] == [id(items["a"])] * 3 + [id(items)] * 2
+    assert [bool(target.containers) for target in found] == [True] * 4 + [False] * 3
+    assert [target.is_known for target in found[5:]] == [False, False]
+
+
 @pytest.mark.parametrize("text", ["1", "f()", "a b", "a = 1", "", "a + b", "(a, b)", "a; b", "*a", "lambda: 0"])
 def test_what_del_does_not_accept_is_refused(text: str) -> None:
     with pytest.raises(TargetError, match="not something that can be freed"):

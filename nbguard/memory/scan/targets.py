@@ -29,6 +29,7 @@ _PARTS = ("_modules", "_parameters", "_buffers")
 """Attributes of a module that hold its parts by name."""
 _FIELDS = Types(cls for cls in (getattr(collections, "_tuplegetter", None),) if cls is not None)
 """The class of the fields of named tuples: to read one runs none of the user's code."""
+_PLAIN = Types((type, object))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -255,6 +256,8 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
                 break
         if type(slot) in _FIELDS and tuple in mro_of(type(owner)):
             return _once(slot.__get__(owner), owner, tuple.__iter__(owner))
+    if type in mro_of(type(owner)):
+        return _class_attribute(owner, name)
     attributes = attributes_of(owner)
     if attributes is None and type(owner) in _WITHOUT_ATTRIBUTES and not hasattr(type(owner), name):
         raise _no_attribute(owner, name, text)
@@ -271,6 +274,18 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
     if any(name in base for base in bases) or any("__getattr__" in base for base in bases):
         return _MISSING, ()
     raise _no_attribute(owner, name, text)
+
+
+def _class_attribute(cls: type, name: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return an attribute of a class, and its own dict that has it; a mark where a metaclass or a descriptor computes it."""
+    made_by = [namespace_of(base) for base in mro_of(type(cls)) if base not in _PLAIN]
+    space = next((namespace_of(base) for base in mro_of(cls) if name in namespace_of(base)), None)
+    if space is None or any(name in base or "__getattribute__" in base for base in made_by):
+        return _MISSING, ()
+    value, (attributes,) = space[name], gc.get_referents(space)
+    if any("__get__" in namespace_of(base) for base in mro_of(type(value))):
+        return _MISSING, ()
+    return _once(value, attributes, attributes.values()) if name in namespace_of(cls) else (value, ())
 
 
 def _no_name(name: str, known: Iterable[str]) -> TargetError:
