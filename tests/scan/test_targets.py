@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import numpy
+import pandas
 import pytest
 import torch
 
@@ -171,6 +172,18 @@ def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole
         return
     with pytest.raises(TargetError, match="cannot be deleted: .*" + re.escape(f'nbguard.release("{whole}")')):
         targets_of([text], notebook)
+
+
+def test_no_line_takes_a_librarys_object_apart() -> None:
+    table = pandas.DataFrame({"losses": [torch.ones(1000), torch.ones(1000)]})
+    own = _Box([])
+    own._mgr = table["losses"][0]  # type: ignore[attr-defined]
+    names = {"table": table, "own": own, "one": own._mgr}  # type: ignore[attr-defined]
+    del table, own
+
+    lines = {path.advice.command for path in nbguard.why("one", namespace=names).paths}
+
+    assert lines == {"%reset_gpu one", "%reset_gpu table", "%reset_gpu own._mgr"}
 
 
 def test_the_line_of_a_part_that_cannot_be_deleted_deletes_the_whole() -> None:

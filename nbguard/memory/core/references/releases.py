@@ -332,11 +332,13 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
     """Say whether the last step of a way is one that `del` takes: not out of a tuple or an array, nor through a closure.
 
+    Nor a private attribute of a library's object, which would be broken without it: the `_mgr` of a DataFrame of pandas.
     Nor one of a list that has the thing twice: it would still have it then. A hook goes as often as it is registered.
     """
     owner = graph.nodes[way[-2]]
     label = dict(owner.references).get(way[-1], "")
-    if label in ("", ".__self__") or owner.is_fixed or owner.type_name in _FIXED or not _is_step(label):
+    is_kept = owner.is_fixed or (owner.is_foreign and label.startswith("._"))
+    if label in ("", ".__self__") or is_kept or owner.type_name in _FIXED or not _is_step(label):
         return False
     text = path_text(graph, root, way)
     is_left = way[-1] in owner.repeated and not HOOK.search(text)

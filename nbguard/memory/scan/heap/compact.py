@@ -269,6 +269,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     nodes, names, ends = [], TypeTable(name_of), TypeTable(own_end)
     parts = _parts_of_modules(walk, relevant if labelled is None else labelled)
     fixed = _fixed(walk, relevant if labelled is None else labelled)
+    foreign = _foreign(walk, relevant if labelled is None else labelled)
     for old in relevant:
         obj, kind, children = objects[old], kinds[old], children_of[old]
         texts, type_name = texts_of.get(old), names.of(type(obj))
@@ -283,6 +284,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 repeated=_repeated(walk.children[old], new),
                 module_part=parts.get(id(obj), ""),
                 own_end=ends.of(type(obj)) if kind in _WITH_METHODS else "",
+                is_foreign=id(obj) in foreign,
                 is_fixed=id(obj) in fixed,
             )
         )
@@ -336,6 +338,16 @@ def _fixed(walk: Walk, numbers: Iterable[int]) -> set[int]:
         elif walk.kind[number] == "object" and frozen.of(type(obj)):
             fixed |= {id(obj), id(attributes_of(obj))}
     return fixed
+
+
+def _foreign(walk: Walk, numbers: Iterable[int]) -> set[int]:
+    """Return the ids of objects of other people's classes that are no containers, and of their dicts of attributes."""
+    is_users, foreign = TypeTable(walk.referents.is_users_class), set[int]()
+    for number in numbers:
+        obj = walk.objects[number]
+        if walk.kind[number] in ("object", "data") and type(obj) not in _WRITTEN and not is_users.of(type(obj)):
+            foreign |= {id(obj), id(attributes_of(obj))}
+    return foreign
 
 
 def _inside(parts: Any) -> list[int]:
