@@ -7,15 +7,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from nbguard.frontend.sidebar.protocol.memory_state import build_memory_state
-from nbguard.memory.cleanup.figures import figure_of, targets_of_roots
+from nbguard.memory.cleanup.figures import figure_of, holdings_of, targets_of_roots, way_out
 from nbguard.memory.cleanup.plan.parking import holders_of
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.cleanup.plan.promises import freed_by
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Graph, Target
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.reports.report import build_report
-from nbguard.testing import make_facts
+from nbguard.testing import make_facts, make_graph
 from nbguard.units import MiB
 from tests.cleanup.test_plan_properties import graphs
 from tests.thorough import examples
@@ -52,6 +53,31 @@ def test_a_name_has_one_figure_which_is_the_plans(graph: Graph) -> None:
         released = panel.texts("release", [shown.id]) or ()
         if released and labels.issuperset(released):
             assert shown.frees == _promised(graph, *released, is_for_later=True)  # as the panel's plan is
+
+
+@settings(max_examples=examples(300))
+@given(graphs())
+def test_the_line_beside_shared_memory_frees_some_of_it(graph: Graph) -> None:
+    graph = _large(graph)
+    analysis = Analysis(make_facts(graph))
+    for row, storages in analysis.once(holdings_of):
+        line = way_out(analysis, row)
+        if row.is_shared and line.targets:
+            assert storages & (freed_by(analysis.facts, (line,)) or set())
+
+
+def test_the_line_for_shared_memory_includes_the_displayed_results_that_keep_it() -> None:
+    graph = make_graph(
+        {"model": ["weight"], "opt": ["weight", "state"], "Out[2]": ["loss"]},
+        {"loss": {" → graph": "weight"}},
+        {"weight": 8 * MiB, "state": 16 * MiB, "loss": 4},
+    )
+    analysis = Analysis(make_facts(graph))
+    row = next(row for row, _ in analysis.once(holdings_of) if row.is_shared)
+
+    assert row.together == way_out(analysis, row)
+    assert row.together.command == "%reset_gpu model opt Out[2]"
+    assert row.together.frees == 24 * MiB + 4
 
 
 def _agree(analysis: Analysis, graph: Graph, row: Holder) -> None:

@@ -203,6 +203,21 @@ def test_one_leak_is_told_once(notebook: Kernel) -> None:
     assert lines[1].startswith("the earlier `x` and `y` are still alive (8 MiB), held by `kept[0][0]`"), lines
 
 
+def test_a_name_whose_memory_a_task_has_is_told_once(notebook: Kernel) -> None:
+    notebook.run("x = torch.ones(1 << 20); kept = [x]").ok()
+    notebook.run("del x").ok()  # a scan, after which the rest has come
+    notebook.run(
+        "import asyncio\nasync def wait(data): await asyncio.sleep(1000)\n"
+        "task = asyncio.create_task(wait(torch.ones(1 << 20))); await asyncio.sleep(0)"
+    ).ok()
+    notebook.printed = None  # a fork of the kernel has no loop that runs
+    cell = notebook.run("del task")
+    assert [line[:18] for line in _line(cell).splitlines()] == ["`task` was deleted"]
+    assert notebook.value(f"[n.name for n in {_NEW}]") == ["x", "task"]
+    _follow(notebook, cell)
+    assert not notebook.value(f"{_NEW}[-1].is_left")
+
+
 def test_little_is_not_worth_a_notice(notebook: Kernel) -> None:
     """Below 1 MiB a hundredth of all memory is, from 512 KiB on."""
     notebook.run(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
+import pickle
 import types
 from typing import Any
 
@@ -163,6 +165,31 @@ def test_a_logger_belongs_to_logging() -> None:
         logging.getLogger("nbguard.test_other_holders").handlers.clear()
 
 
+@pytest.mark.parametrize("has_name", [False, True])
+def test_a_registry_that_a_class_has_is_the_classes_alone(library: types.ModuleType, has_name: bool) -> None:
+    """As `logging.Logger.manager`, to which the logger of each of a hundred modules refers, too."""
+
+    class Logger:
+        manager: Any
+
+    Logger.__module__, Logger.__qualname__ = library.__name__, "Logger"
+    library.__dict__["Logger"] = Logger
+    registry = Logger.manager = Box(loggers={})
+    for name in ("train", "first", "second"):
+        registry.loggers[name] = logger = Logger()
+        logger.manager = registry
+        if name != "train":
+            library.__dict__[name] = logger
+    train = registry.loggers["train"]
+    train.data = torch.ones(50_000)
+    names = {"log": train} if has_name else {}
+    del logger, train, registry, Logger
+
+    facts = scan(Notebook(None, names)).facts
+
+    assert [root.label for root in facts.graph.roots] == [*names, "library_of_this_test.Logger"]
+
+
 def test_what_waits_for_the_collector_holds_nothing_of_a_names() -> None:
     """A dead cycle of objects that themselves hold no memory refers to an object with a name."""
     names = {"kept": Box(data=torch.ones(50_000))}
@@ -180,6 +207,30 @@ def test_what_waits_for_the_collector_holds_nothing_of_a_names() -> None:
     assert rows["kept"] == _BYTES
     assert _is_exact(outcome)
     assert outcome.realised == _BYTES
+
+
+class _Loader(pickle.Unpickler):
+    """An unpickler that is a cycle once it has been used: what it has found refers back to it, and is in its memo."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name != "_load_from_bytes":
+            return found
+        return lambda data: (self, found(data))[1]
+
+
+def test_a_holder_without_names_that_both_searches_meet_is_no_holder_of_the_users() -> None:
+    gc.disable()
+    try:
+        names = {"net": _Loader(io.BytesIO(pickle.dumps(torch.nn.Linear(250, 200)))).load()}
+        labels = {root.label for root in scan(Notebook(None, names)).facts.graph.roots}
+        _, outcome = _release(names, "net")
+    finally:
+        gc.enable()
+
+    assert labels == {"net", "unreachable cycles"}
+    assert _is_exact(outcome)
+    assert outcome.realised == _BYTES + 4 * 200
 
 
 def test_records_of_an_array_are_the_arrays_own() -> None:

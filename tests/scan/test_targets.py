@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import collections
+import dataclasses
+import re
+from typing import Any
+
+import numpy
+import pandas
 import pytest
 import torch
 
+import nbguard
 from nbguard.errors import TargetError
 from nbguard.frontend.notebook.magics.command_line import split
 from nbguard.memory.scan.roots.registries import Cells
+from nbguard.memory.scan.scan import Notebook
+from nbguard.memory.scan.shown_targets import targets_of
 from nbguard.memory.scan.targets import resolve_targets
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
@@ -39,6 +49,37 @@ def test_targets_are_whatever_del_accepts() -> None:
     assert [target.is_known for target in found] == [True, True, True, True, True, True, False, False]
     assert found[1].value == found[2].value == id(net)
     assert found[5].value == id(net.body.weight)
+
+
+class _Meta(type):
+    @property
+    def asked(cls) -> Any:
+        raise AssertionError("this is the user's code")
+
+
+class _Registry(metaclass=_Meta):
+    items = {"a": [1.0]}  # noqa: RUF012
+    asked = (2.0,)
+
+    @staticmethod
+    def made() -> None:
+        """Be a descriptor in the class."""
+
+
+class _Sub(_Registry):
+    """A class that has them from another."""
+
+
+def test_attributes_of_classes_are_looked_up_where_no_code_computes_them() -> None:
+    names = {"Registry": _Registry, "Sub": _Sub}
+    texts = ["Registry.items['a']", 'Registry.items["a"]', "Sub.items['a']", "Registry.items", "Sub.items"]
+
+    found = resolve_targets([*texts, "Registry.asked", "Registry.made"], names, {}, {})
+
+    items = _Registry.items
+    assert [target.value for target in found[:5]] == [id(items["a"])] * 3 + [id(items)] * 2
+    assert [bool(target.containers) for target in found] == [True] * 4 + [False] * 3
+    assert [target.is_known for target in found[5:]] == [False, False]
 
 
 @pytest.mark.parametrize("text", ["1", "f()", "a b", "a = 1", "", "a + b", "(a, b)", "a; b", "*a", "lambda: 0"])
@@ -86,6 +127,75 @@ def test_an_attribute_or_key_that_does_not_exist_is_told_with_the_one_that_looks
 
     with pytest.raises(TargetError, match=f"does not exist.*did you mean {meant}"):
         resolve_targets([text], names, {}, {})
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    data: Any
+
+
+class _Box:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @property
+    def shown(self) -> Any:
+        return self.data
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("fixed[0]", "fixed"),
+        ("runs['pair'].left", "runs['pair']"),
+        ("runs['pair'].left[1:2]", "runs['pair']"),
+        ("frozen.data", "frozen"),
+        ("table[1]", "table"),
+        ("table[1][0]", ""),
+        ("frozen.data[0]", ""),
+        ("box.data", ""),
+        ("box.shown", "box"),
+    ],
+)
+def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole: str) -> None:
+    many = [torch.ones(1000)]
+    names = {"fixed": (many, 1), "runs": {"pair": Pair((many[0], 1), 1)}, "frozen": _Frozen(many), "box": _Box(many)}
+    names["table"] = table = numpy.empty(2, dtype=object)
+    table[:] = [1, [torch.ones(1000)]]
+    notebook = Notebook(None, names)
+
+    if not whole:
+        assert targets_of([text], notebook)
+        return
+    with pytest.raises(TargetError, match="cannot be deleted: .*" + re.escape(f'nbguard.release("{whole}")')):
+        targets_of([text], notebook)
+
+
+def test_no_line_takes_a_librarys_object_apart() -> None:
+    table = pandas.DataFrame({"losses": [torch.ones(1000), torch.ones(1000)]})
+    own = _Box([])
+    own._mgr = table["losses"][0]  # type: ignore[attr-defined]
+    names = {"table": table, "own": own, "one": own._mgr}  # type: ignore[attr-defined]
+    del table, own
+
+    lines = {path.advice.command for path in nbguard.why("one", namespace=names).paths}
+
+    assert lines == {"%reset_gpu one", "%reset_gpu table", "%reset_gpu own._mgr"}
+
+
+def test_the_line_of_a_part_that_cannot_be_deleted_deletes_the_whole() -> None:
+    table = numpy.empty((2, 2), dtype=object)
+    table[1, 1] = torch.ones(1000)
+    names = {"frozen": _Frozen(torch.ones(1000)), "table": table, "more": [_Frozen([torch.ones(1000)])]}
+    names |= {"a": names["frozen"].data, "b": table[1, 1], "c": names["more"][0].data}
+    del table
+
+    lines = {path.advice.command for name in "abc" for path in nbguard.why(name, namespace=names).paths}
+
+    assert lines == {f"%reset_gpu {text}" for text in ("a", "b", "c", "frozen", "table", "more[0]")}
 
 
 def test_the_birth_of_a_name_is_the_last_cell_that_binds_it() -> None:

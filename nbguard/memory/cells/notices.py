@@ -208,16 +208,19 @@ class NoticeWatch:
         names.note(cell.number)
         grows = repeats.after(least)
         growth = repeats.diagnose(cell, least) if grows else None
+        told: list[Notice] = []
         if gone and not self._has_cleaned:
-            self._of_names(cell, gone, growth, least)
+            told = self._of_names(cell, gone, growth, least)
         elif growth is not None:
             self._tell(cell, growth)
         left = self._left_behind.after(cell, least)
-        if left is not None and not self._has_cleaned:
+        if left is not None and not self._has_cleaned and not _is_told(left, told):
             self._tell(cell, left)
 
-    def _of_names(self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int) -> None:
-        """Tell of the names that are gone; of those that are about what the cell piles up, in the notice on that."""
+    def _of_names(
+        self, cell: CellFact, gone: Mapping[Departure, WeakHoldings], growth: Notice | None, least: int
+    ) -> list[Notice]:
+        """Tell of the names that are gone, those that are about the cell's growth in the notice on that; return the others."""
         from nbguard.memory.reports.notices.causes import diagnose_departures
         from nbguard.memory.reports.notices.notice import is_part_of
 
@@ -230,6 +233,7 @@ class NoticeWatch:
         for notice, departures in made:
             weak = ((fact.key, ref) for one in departures for fact, ref in gone[one].storages)
             self._keep(notice, weak, departures)
+        return [notice for notice, _ in made]
 
     def _tell(self, cell: CellFact, notice: Notice) -> None:
         """Tell of the cell's leftovers, by the weak references of the scan that saw them."""
@@ -247,6 +251,15 @@ class NoticeWatch:
             return
         if self._told.tell(notice, weak, departures) and not self._quiet & {notice.name, *notice.beside, ALL}:
             self._show(notice)
+
+
+def _is_told(left: Notice, told: Iterable[Notice]) -> bool:
+    """Say whether the notices on a cell's names tell of its leftovers already."""
+    if not told:
+        return False
+    from nbguard.memory.reports.notices.notice import is_part_of
+
+    return any(is_part_of(left, notice) for notice in told)
 
 
 # --- The bytes of the tensors that names are bound to, without those of their storages that they do not show.

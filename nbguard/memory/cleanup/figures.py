@@ -16,7 +16,7 @@ from operator import or_
 from nbguard.memory.cleanup.plan.optional_steps import held_by_errors, kept_errors
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import freed_by_targets, plan_cleanup
-from nbguard.memory.cleanup.plan.promises import promised
+from nbguard.memory.cleanup.plan.promises import freed_by, promised
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import NONE, Advice, release_names
 from nbguard.memory.core.analysis import Analysis, DeviceAnalysis
@@ -119,11 +119,13 @@ def _beside(analysis: Analysis, row: Holder, around: Sequence[Advice]) -> Advice
 def _group_of(analysis: Analysis, row: Holder, storages: Set[int]) -> Advice:
     """Return the command that releases all holders of shared memory; none where one of them cannot be released."""
     graph = analysis.facts.graph
-    targets = targets_of_roots(graph, row.roots)
-    freed = freed_by_targets(analysis.facts, targets) if targets else frozenset[int]()
-    if not freed or not storages <= freed:
-        return NONE
-    return release_names([target.text for target in targets], nbytes_of(graph, freed))
+    shown = sorted({root for storage in storages for root in _shown_beside(analysis, row, storage)})
+    for roots in dict.fromkeys((row.roots, (*row.roots, *shown))):
+        targets = targets_of_roots(graph, roots)
+        freed = freed_by_targets(analysis.facts, targets) if targets else frozenset[int]()
+        if freed and storages <= freed:
+            return release_names([target.text for target in targets], nbytes_of(graph, freed))
+    return NONE
 
 
 def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...]:
@@ -246,10 +248,11 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
     if holder.together.command:
         return holder.together
     rows = {number: row for row, _ in analysis.once(holdings_of) if not row.is_shared for number in row.roots}
+    of_row = frozenset[int]().union(*(storages for row, storages in analysis.once(holdings_of) if row.roots == holder.roots))
     roots = tuple(number for number in holder.roots if not _is_made_class(facts.graph.roots[number])) or holder.roots
     alone = {number: way_out(analysis, rows[number]) for number in roots[:_MOST_TRIED] if number in rows}
     for line in alone.values():
-        if line.is_code and _promised(analysis, (line,)) >= holder.retained:
+        if line.is_code and of_row and of_row <= _freed(analysis, (line,)):
             return line
     if len(roots) == 1:
         root = facts.graph.roots[roots[0]]
@@ -257,22 +260,24 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
     lines = [alone.get(number, advice.NONE) for number in holder.roots]
     if all(line.targets for line in lines):
         together = advice.release_names([*dict.fromkeys(text for line in lines for text in line.targets)])
-        if (frees := _promised(analysis, lines)) >= holder.retained:
+        if of_row and of_row <= (freed := _freed(analysis, lines)):
+            frees = nbytes_of(facts.graph, freed)
             return replace(together, frees=frees, cut=frozenset[Edge]().union(*(line.cut for line in lines)))
-    freeing = [(_promised(analysis, (line,)), place, line) for place, line in enumerate(alone.values()) if line.is_code]
-    most, _, line = max(freeing, default=(0, 0, _SHARED))
-    return replace(line, frees=most) if most else _SHARED
+    freeing = [line for line in alone.values() if line.is_code]
+    shares = [nbytes_of(facts.graph, of_row & _freed(analysis, (line,))) for line in freeing]
+    most, line = max(zip(shares, freeing, strict=True), default=(0, _SHARED), key=lambda found: found[0])
+    return replace(line, frees=nbytes_of(facts.graph, _freed(analysis, (line,)))) if most else _SHARED
 
 
-def _promised(analysis: Analysis, lines: Sequence[Advice]) -> int:
-    """Return the bytes that lines give back, 0 where that is not known, worked out once: holders share them."""
-    known, key = analysis.once(_promises), tuple(lines)
+def _freed(analysis: Analysis, lines: Sequence[Advice]) -> Set[int]:
+    """Return the storages that lines free, none where that is not known, worked out once: holders share them."""
+    known, key = analysis.once(_known_to_free), tuple(lines)
     if key not in known:
-        known[key] = promised(analysis.facts, key) or 0
+        known[key] = frozenset(freed_by(analysis.facts, key) or ())
     return known[key]
 
 
-def _promises(_: Analysis) -> dict[tuple[Advice, ...], int]:
+def _known_to_free(_: Analysis) -> dict[tuple[Advice, ...], Set[int]]:
     return {}
 
 

@@ -278,6 +278,10 @@ class Node:
 
     module_part: ModulePart = field(default="", metadata={"json": False})  # of the module that refers to it
     own_end: OwnEnd = field(default="", metadata={"json": False})  # its own method that clears its collected values
+    is_foreign: bool = field(
+        default=False, metadata={"json": False}
+    )  # of a library: without its private attributes it is broken
+    is_fixed: bool = field(default=False, metadata={"json": False})  # `del` takes none of its parts: a frozen class, an array
 
     @property
     def references(self) -> Iterator[tuple[int, str]]:

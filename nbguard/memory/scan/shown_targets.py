@@ -11,7 +11,7 @@ from nbguard.memory.core.references.explain import explain_unheld, is_explained
 from nbguard.memory.core.references.holders import unheld
 from nbguard.memory.core.references.shown_paths import HOOK, is_written, targets_written
 from nbguard.memory.scan.scan import Notebook, scan
-from nbguard.memory.scan.targets import resolve_targets
+from nbguard.memory.scan.targets import refuse_fixed, resolve_targets
 
 
 def targets_of(texts: Iterable[str], notebook: Notebook) -> tuple[Target, ...]:
@@ -65,4 +65,5 @@ def _targets(text: str, graph: Graph, notebook: Notebook) -> tuple[Target, ...]:
         raise
     if is_of_library or (not resolved[0].is_known and HOOK.search(text)):
         return targets_written(graph, text) or resolved
+    refuse_fixed(text, notebook.namespace, notebook.out)
     return resolved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import gc
 import sys
 import types
@@ -15,7 +16,7 @@ from nbguard.cell_names import cell_names
 from nbguard.errors import TargetError
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Target
-from nbguard.memory.scan.heap.kinds import Types, attributes_of, mro_of, name_of, namespace_of
+from nbguard.memory.scan.heap.kinds import Types, attributes_of, is_frozen, loaded_class, mro_of, name_of, namespace_of
 from nbguard.spelling import did_you_mean
 
 _MISSING: Any = object()
@@ -26,6 +27,9 @@ _WITHOUT_ATTRIBUTES = Types((bool, int, float, complex, str, bytes, list, tuple,
 """Classes whose objects have no attributes but those of the class."""
 _PARTS = ("_modules", "_parameters", "_buffers")
 """Attributes of a module that hold its parts by name."""
+_FIELDS = Types(cls for cls in (getattr(collections, "_tuplegetter", None),) if cls is not None)
+"""The class of the fields of named tuples: to read one runs none of the user's code."""
+_PLAIN = Types((type, object))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -108,6 +112,34 @@ def _cannot_delete(owner: Any, name: str) -> bool:
     modules = sys.modules.get("torch.nn")
     usual = deletes is object or (modules is not None and deletes is modules.__dict__["Module"])
     return usual and attributes_of(owner) is not None and not any(name in namespace_of(base) for base in bases)
+
+
+def refuse_fixed(text: str, namespace: dict[str, Any], out: dict[int, Any]) -> None:
+    """Raise TargetError if `del text` must fail, as the object that has the part keeps it for good; say what goes instead."""
+    target = whole = parse_target(text)
+    while isinstance(whole, (ast.Attribute, ast.Subscript)) and not output_label(whole, out):
+        owner = lookup(whole.value, namespace)
+        if not _keeps(owner, whole):
+            break
+        whole = whole.value
+    if whole is not target and isinstance(target, (ast.Attribute, ast.Subscript)):
+        kept_by = name_of(type(lookup(target.value, namespace)))
+        instead = advice.release_names((ast.unparse(whole),)).command
+        raise TargetError(f"{text} cannot be deleted: {kept_by} does not allow it; the whole is freed by  " + instead)
+
+
+def _keeps(owner: Any, part: ast.Attribute | ast.Subscript) -> bool:
+    """Say whether `del` cannot take a part out of an object whatever its value is."""
+    if owner is _MISSING:
+        return False
+    bases = mro_of(type(owner))
+    spaces = [namespace_of(base) for base in bases]
+    if isinstance(part, ast.Subscript):
+        arrays = (loaded_class("numpy", "ndarray"), loaded_class("torch", "Tensor"))
+        return not any("__delitem__" in space for space in spaces) or any(cls in bases for cls in arrays)
+    slot = next((space[part.attr] for space in spaces if part.attr in space), None)
+    is_read_only = type(slot) is property and slot.fdel is None
+    return is_read_only or (tuple in bases and slot is not None) or is_frozen(type(owner))
 
 
 def output_label(target: ast.expr, out: dict[int, Any]) -> str:
@@ -222,6 +254,10 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
                 return _once(slot.__get__(owner), owner, gc.get_referents(owner))
             except AttributeError:  # a slot without a value
                 break
+        if type(slot) in _FIELDS and tuple in mro_of(type(owner)):
+            return _once(slot.__get__(owner), owner, tuple.__iter__(owner))
+    if type in mro_of(type(owner)):
+        return _class_attribute(owner, name)
     attributes = attributes_of(owner)
     if attributes is None and type(owner) in _WITHOUT_ATTRIBUTES and not hasattr(type(owner), name):
         raise _no_attribute(owner, name, text)
@@ -238,6 +274,18 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
     if any(name in base for base in bases) or any("__getattr__" in base for base in bases):
         return _MISSING, ()
     raise _no_attribute(owner, name, text)
+
+
+def _class_attribute(cls: type, name: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return an attribute of a class, and its own dict that has it; a mark where a metaclass or a descriptor computes it."""
+    made_by = [namespace_of(base) for base in mro_of(type(cls)) if base not in _PLAIN]
+    space = next((namespace_of(base) for base in mro_of(cls) if name in namespace_of(base)), None)
+    if space is None or any(name in base or "__getattribute__" in base for base in made_by):
+        return _MISSING, ()
+    value, (attributes,) = space[name], gc.get_referents(space)
+    if any("__get__" in namespace_of(base) for base in mro_of(type(value))):
+        return _MISSING, ()
+    return _once(value, attributes, attributes.values()) if name in namespace_of(cls) else (value, ())
 
 
 def _no_name(name: str, known: Iterable[str]) -> TargetError:

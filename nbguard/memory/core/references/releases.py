@@ -332,15 +332,18 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 
 
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
-    """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure.
+    """Say whether the last step of a way is one that `del` takes: not out of a tuple or an array, nor through a closure.
 
+    Nor a private attribute of a library's object, which would be broken without it: the `_mgr` of a DataFrame of pandas.
     Nor one of a list that has the thing twice: it would still have it then. A hook goes as often as it is registered.
     """
-    label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
-    if label in ("", ".__self__") or graph.nodes[way[-2]].type_name in _FIXED or not _is_step(label):
+    owner = graph.nodes[way[-2]]
+    label = dict(owner.references).get(way[-1], "")
+    is_kept = owner.is_fixed or (owner.is_foreign and label.startswith("._"))
+    if label in ("", ".__self__") or is_kept or owner.type_name in _FIXED or not _is_step(label):
         return False
     text = path_text(graph, root, way)
-    is_left = way[-1] in graph.nodes[way[-2]].repeated and not HOOK.search(text)
+    is_left = way[-1] in owner.repeated and not HOOK.search(text)
     return not is_left and is_python(f"del {text}")
 
 

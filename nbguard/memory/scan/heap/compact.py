@@ -23,13 +23,14 @@ from nbguard.memory.scan.heap.kinds import (
     Writer,
     attributes_of,
     hiding_names,
+    is_frozen,
     is_graph_node,
     key_text,
     mro_of,
     name_of,
     namespace_of,
 )
-from nbguard.memory.scan.heap.walk import Walk
+from nbguard.memory.scan.heap.walk import Walk, made_for_array
 from nbguard.memory.scan.roots.frames import LiveRoot, attached_locals, frame_locals
 
 # --- Labels of references, as the user would write the step from one object to the next: `.model`, `[3]`, ` → graph`.
@@ -267,6 +268,8 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 walk.unread.note(objects[old])
     nodes, names, ends = [], TypeTable(name_of), TypeTable(own_end)
     parts = _parts_of_modules(walk, relevant if labelled is None else labelled)
+    fixed = _fixed(walk, relevant if labelled is None else labelled)
+    foreign = _foreign(walk, relevant if labelled is None else labelled)
     for old in relevant:
         obj, kind, children = objects[old], kinds[old], children_of[old]
         texts, type_name = texts_of.get(old), names.of(type(obj))
@@ -281,6 +284,8 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 repeated=_repeated(walk.children[old], new),
                 module_part=parts.get(id(obj), ""),
                 own_end=ends.of(type(obj)) if kind in _WITH_METHODS else "",
+                is_foreign=id(obj) in foreign,
+                is_fixed=id(obj) in fixed,
             )
         )
         if kind in EXPERIMENT_KINDS:
@@ -321,6 +326,28 @@ def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePar
             attributes = attributes_of(walk.objects[number]) or {}
             parts |= {at: part for name, part in _PARTS.items() if name in attributes for at in _inside(attributes[name])}
     return parts
+
+
+def _fixed(walk: Walk, numbers: Iterable[int]) -> set[int]:
+    """Return the ids of the objects whose parts cannot be deleted: frozen ones, their attributes, and lists made of arrays."""
+    frozen, fixed = TypeTable(is_frozen), set[int]()
+    for number in numbers:
+        obj = walk.objects[number]
+        if walk.kind[number] == "array":
+            fixed.update(id(walk.objects[made]) for level in made_for_array(walk, number)[1:] for made in level)
+        elif walk.kind[number] == "object" and frozen.of(type(obj)):
+            fixed |= {id(obj), id(attributes_of(obj))}
+    return fixed
+
+
+def _foreign(walk: Walk, numbers: Iterable[int]) -> set[int]:
+    """Return the ids of objects of other people's classes that are no containers, and of their dicts of attributes."""
+    is_users, foreign = TypeTable(walk.referents.is_users_class), set[int]()
+    for number in numbers:
+        obj = walk.objects[number]
+        if walk.kind[number] in ("object", "data") and type(obj) not in _WRITTEN and not is_users.of(type(obj)):
+            foreign |= {id(obj), id(attributes_of(obj))}
+    return foreign
 
 
 def _inside(parts: Any) -> list[int]:

@@ -7,6 +7,7 @@ key of a dict and no member of a set or tuple that is searched: a metaclass's ow
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import gc
 import keyword
 import math
@@ -197,6 +198,15 @@ def never_asked() -> Any:
 def is_graph_node(cls: type) -> bool:
     """Say whether a class is of nodes of autograd graphs."""
     return any(type(namespace_of(base).get("next_functions")) is types.GetSetDescriptorType for base in mro_of(cls))
+
+
+def is_frozen(cls: type) -> bool:
+    """Say whether objects of a class keep their attributes for good, as a frozen dataclass or one of attrs' frozen classes."""
+    space = next(namespace_of(base) for base in mro_of(cls) if "__delattr__" in namespace_of(base))
+    params, deletes = space.get("__dataclass_params__"), space["__delattr__"]
+    if type(params) is dataclasses._DataclassParams:  # type: ignore[attr-defined]
+        return bool(params.frozen)
+    return type(deletes) is types.FunctionType and deletes.__module__ == "attr._make"
 
 
 class Kinds:

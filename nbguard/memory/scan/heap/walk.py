@@ -340,6 +340,18 @@ def references_by_asking() -> int:
     return sys.getrefcount(probe[0])
 
 
+def made_for_array(walk: Walk, array: int) -> list[list[int]]:
+    """Return an array of objects, then by depth the lists and records made for it, of which the last have its elements."""
+    numpy: Any = sys.modules["numpy"]
+    made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
+    if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:
+        made.append(tuple)  # a record
+    levels = [[array]]
+    for cls in made:
+        levels.append([child for at in levels[-1] for child in walk.children[at] if type(walk.objects[child]) is cls])
+    return levels
+
+
 def weak_storage(storage: Any) -> Any:
     """Return torch's own weak reference to a storage, or None where this torch has none."""
     reductions: Any = sys.modules.get("torch.multiprocessing.reductions")

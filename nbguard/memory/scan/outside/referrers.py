@@ -39,8 +39,10 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
     """
     search = _Search(region, held, in_use)
     search.run()
-    named = [*search.named, *held_by_threads(region.walk, search.held, search.named)]
-    return named, [n for n in search.held if n not in entered_by(named)]
+    named = _needed(region, search.named, in_use)
+    named = [*named, *held_by_threads(region.walk, search.held, named)]
+    entered = entered_by(region.walk, named)
+    return named, [n for n in search.held if n not in entered]
 
 
 class _Search:
@@ -60,7 +62,6 @@ class _Search:
     def run(self) -> None:
         """Take steps until each object that matters has a name, or the holders or the time for it run out."""
         walk, asked = self._walk, set[int]()
-        lowest = len(walk.objects)
         self._take_in_classes()
         size = 0  # of the heap; to count it is a pass, too
         for step in range(1, _MOST_STEPS + 1):
@@ -72,7 +73,7 @@ class _Search:
                 break
             asked.update(asking.values())
             self._step(asking)
-            for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
+            for n in walk.unwalked:  # holders may hold holders that were found after them, by another search as well
                 _note_references(walk, n)
             self._region.extend()
             self.held = self._region.held()
@@ -112,7 +113,7 @@ class _Search:
         for root, entries in roots:
             if self._region.pointing(entries, self._entered, self._in_use):
                 self.named.append((root, entries))
-                self._entered.update(entries)
+                self._entered |= entered_by(self._walk, [(root, entries)])
 
     def _take_in_classes(self) -> None:
         """Add the classes that were made for held objects and refer to them to the walk, as each step up is a whole pass."""
@@ -208,9 +209,23 @@ def _link_classes(walk: Walk, classes: list[Any]) -> None:
             walk.children[at].append(number)
 
 
-def entered_by(roots: Iterable[Rooted]) -> set[int]:
-    """Return the objects that `roots` hold directly."""
-    return {n for _, entries in roots for n in entries}
+def _needed(region: Region, named: list[Rooted], in_use: Set[int]) -> list[Rooted]:
+    """Return the roots without those that lead to points by another one's objects alone.
+
+    Each was named without those of later steps. The globals of a hundred modules are loggers, which have the one registry of
+    `logging.Logger` as an attribute, and the class's own dict lies a step behind them.
+    """
+    needed: list[Rooted] = []
+    for each in sorted(named, key=lambda root: _foreign(region.walk, *root)):
+        if region.pointing(each[1], entered_by(region.walk, needed), in_use):
+            needed.append(each)
+    return [root for root in named if root in needed] if len(needed) < len(named) else named
+
+
+def entered_by(walk: Walk, roots: Iterable[Rooted]) -> set[int]:
+    """Return the objects that `roots` hold directly, as a module its globals; a class holds its attributes by a dict."""
+    held = {n for _, entries in roots for n in entries}
+    return held | {child for n in held if id(walk.objects[n]) in walk.class_spaces for child in walk.children[n]}
 
 
 def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
@@ -331,7 +346,8 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
         if is_global and not _is_written(module):
             return _by_key(module, label), "class of a library", "sys"
         return label, "class of a library", module if is_global else ""
-    if walk.number.get(id(holder), region.known) < region.known:
+    number = walk.number.get(id(holder), region.known)
+    if number < region.known and number not in walk.unwalked:  # those have a root already
         return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
     return "", "", ""
 
@@ -424,5 +440,5 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
     hooks = lead_to_hooks(walk, held)
-    unknown = sorted(region.pointing(set(held) - hooks, entered_by(named), in_use))
+    unknown = sorted(region.pointing(set(held) - hooks, entered_by(walk, named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]

@@ -7,12 +7,11 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Set
-from typing import Any
 
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap.kinds import Types
 from nbguard.memory.scan.heap.referents import has_values_of_an_object
-from nbguard.memory.scan.heap.walk import Walk, references_by_asking
+from nbguard.memory.scan.heap.walk import Walk, made_for_array, references_by_asking
 
 _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
 _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
@@ -123,14 +122,7 @@ def _elements(walk: Walk, array: int) -> Iterator[int]:
 
     For objects that no root leads to these count as references from outside: the collector does not see them either.
     """
-    numpy: Any = sys.modules["numpy"]
-    made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
-    if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:
-        made.append(tuple)  # a record
-    holders = [array]
-    for cls in made:
-        holders = [child for at in holders for child in walk.children[at] if type(walk.objects[child]) is cls]
-    for holder in holders:
+    for holder in made_for_array(walk, array)[-1]:
         yield from walk.children[holder]
 
 

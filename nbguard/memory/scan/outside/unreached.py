@@ -224,11 +224,11 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
                 by_rest,
             )
         )
-    alive = below(walk, first, [*held, *entered_by(named)])
+    alive = below(walk, first, [*held, *entered_by(walk, named)])
     if hooks and any(walk.kind[n] == "graph" for n in range(first)):
         alive |= below(walk, first, hooks)  # a graph in use may have them
     garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]
-    unknown = sorted(region.pointing(held, entered_by(named)))
+    unknown = sorted(region.pointing(held, entered_by(walk, named)))
     tied = _on_cycles(walk, first, unknown)
     stuck = sorted(stuck_in_cpp(walk, garbage))
     whole = below(walk, first, tied + stuck)
