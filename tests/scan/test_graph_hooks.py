@@ -125,6 +125,22 @@ def test_what_a_hook_refers_to_goes_with_its_graph(make: Callable[[Box], dict[st
     assert outcome.realised > _BYTES
 
 
+@pytest.mark.parametrize("make", [_on_a_leafs_gradient, _on_a_result, _on_a_node], ids=lambda make: make.__name__.strip("_"))
+def test_a_hook_that_leads_back_to_its_graph_is_not_promised(make: Callable[[Box], dict[str, Any]]) -> None:
+    """PyTorch's tutorial on optimizers that step in the backward pass has such hooks, in a function of their own."""
+    box = Box()
+    names = make(box)
+    box.own = [*names.values()]  # type: ignore[attr-defined]
+    del box
+    targets = [*names]
+
+    outcome = _release(names, *targets)
+
+    assert (outcome.plan.promised, outcome.realised, outcome.extra) == (0, 0, 0)
+    assert [*names] == targets
+    next(each for each in gc.get_objects() if type(each) is Box).own.clear()
+
+
 def test_a_hook_on_a_result_of_a_failed_cell_is_no_holder_for_good() -> None:
     def passed_on(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)

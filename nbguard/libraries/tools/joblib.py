@@ -9,7 +9,7 @@ _BLOCKED = (
     " if t.name == 'QueueFeederThread' and t._target.__module__ == 'joblib.externals.loky.backend.queues'"
     " and t._args[-2].__self__.thread_wakeup._closed];"
 )
-"""Ends the thread that feeds a pool which was ended: its write fails once the pipe has no reader."""
+"""Ends the thread that feeds an ended pool, as its write fails once the pipe has no reader."""
 
 LIBRARY = Library(
     name="joblib",

@@ -270,7 +270,7 @@ def _of_shared(analysis: Analysis, holder: Holder) -> Advice:
 
 
 def _freed(analysis: Analysis, lines: Sequence[Advice]) -> Set[int]:
-    """Return the storages that lines free, none where that is not known, worked out once: holders share them."""
+    """Return the storages that lines free, none where that is not known. They are worked out once, as holders share them."""
     known, key = analysis.once(_known_to_free), tuple(lines)
     if key not in known:
         known[key] = frozenset(freed_by(analysis.facts, key) or ())

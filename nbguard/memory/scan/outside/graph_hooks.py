@@ -2,17 +2,28 @@
 
 A hook on the result of an operation, on a node, or of a module's whole backward pass belongs to a node in C++. PyTorch has no
 way from the node to its hooks. As one of the graphs has them, they count as held until the last graph goes which may be it.
+
+A hook whose function leads back to a graph, or to a tensor with a hook, closes a cycle through C++ that nothing frees.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
+from collections.abc import Set
 
 from nbguard.memory.scan.heap.walk import Walk
+from nbguard.memory.scan.outside.region import below
+
+_MOST = 5_000
+"""Objects behind a hook that are looked through."""
 
 
-def lead_to_hooks(walk: Walk, held: list[int]) -> set[int]:
-    """Have the walk's graphs lead to the dicts of hooks among `held`, objects without a known holder; return these dicts."""
+def lead_to_hooks(walk: Walk, held: list[int], first: int) -> set[int]:
+    """Have the walk's graphs lead to the dicts of hooks among `held`, objects without a known holder; return these dicts.
+
+    Those that lead back to a graph or tensor in use, an object with a number below `first`, are left, as no name frees them.
+    """
     hooks = {n for n in held if _is_of_hooks(walk.objects[n])}
     if not hooks or walk.rest is not None:
         return set()
@@ -23,11 +34,32 @@ def lead_to_hooks(walk: Walk, held: list[int]) -> set[int]:
             owners.update((child, n) for child in children if child in hooks)
         elif kind == "graph" and not any(walk.kind[child] == "graph" for child in children):
             last.append(n)  # each node of a graph leads to such a one
-    for n in sorted(hooks):
+    ends = {*last, *owners.values()}
+    leading = walk.leading_to(ends)
+    own = {n: _ends_behind(walk, n, ends, leading) for n in hooks}
+    found = {n for n in hooks if (last or n in owners) and all(end >= first for end in own[n])}
+    for n in sorted(found):
         of_tensor = [child for child in walk.children[owners[n]] if walk.kind[child] == "graph"] if n in owners else last
         for node in of_tensor:
-            walk.children[node].append(n)
-    return hooks if last else hooks & owners.keys()
+            if not own[n] or node in own[n]:
+                walk.children[node].append(n)
+    return found
+
+
+def _ends_behind(walk: Walk, hooks: int, ends: Set[int], leading: Set[int]) -> set[int]:
+    """Return those of `ends` that a dict of hooks leads to, also through objects that are not in the walk, or not whole."""
+    found, seen, todo = set[int](), {id(walk.objects[hooks])}, [walk.objects[hooks]]
+    while todo and len(seen) < _MOST:
+        for ref in gc.get_referents(todo.pop()):
+            number = walk.number.get(id(ref), -1)
+            if number >= 0 and number not in walk.unwalked:
+                found |= below(walk, 0, [number]) & ends if number in leading else set()
+            elif (
+                id(ref) not in seen and id(ref) not in walk.stop and gc.is_tracked(ref) and walk.kinds.of(type(ref)) != "class"
+            ):
+                seen.add(id(ref))
+                todo.append(ref)
+    return found
 
 
 def _is_of_hooks(obj: object) -> bool:

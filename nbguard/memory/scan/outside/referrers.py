@@ -439,6 +439,6 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
         return []
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
-    hooks = lead_to_hooks(walk, held)
+    hooks = lead_to_hooks(walk, held, len(walk.objects))
     unknown = sorted(region.pointing(set(held) - hooks, entered_by(walk, named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]

@@ -215,7 +215,8 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     named: list[tuple[LiveRoot, list[int]]] = []
     if held and _is_worth_it(region, held, name_above):
         named, held = name_by_referrers(region, held)
-    hooks = lead_to_hooks(walk, sorted({*held}.difference(_on_cycles(walk, first, held))))
+    loose = sorted({*held}.difference(_on_cycles(walk, first, held)))
+    hooks = lead_to_hooks(walk, loose, first)
     held = [n for n in held if n not in hooks]
     if by_rest:
         named.append(
