@@ -22,7 +22,7 @@ _MOST = 5_000
 def lead_to_hooks(walk: Walk, held: list[int], first: int) -> set[int]:
     """Have the walk's graphs lead to the dicts of hooks among `held`, objects without a known holder; return these dicts.
 
-    Those that lead back to a graph or tensor in use, an object with a number below `first`, are left, as no name frees them.
+    Dicts that lead back to a graph or tensor in use, an object with a number below `first`, are left, as no name frees them.
     """
     hooks = {n for n in held if _is_of_hooks(walk.objects[n])}
     if not hooks or walk.rest is not None:
@@ -47,7 +47,7 @@ def lead_to_hooks(walk: Walk, held: list[int], first: int) -> set[int]:
 
 
 def _ends_behind(walk: Walk, hooks: int, ends: Set[int], leading: Set[int]) -> set[int]:
-    """Return those of `ends` that a dict of hooks leads to, also through objects that are not in the walk, or not whole."""
+    """Return the `ends` that a dict of hooks leads to, also through objects that are not in the walk, or not whole."""
     found, seen, todo = set[int](), {id(walk.objects[hooks])}, [walk.objects[hooks]]
     while todo and len(seen) < _MOST:
         for ref in gc.get_referents(todo.pop()):

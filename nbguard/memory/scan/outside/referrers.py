@@ -212,7 +212,7 @@ def _link_classes(walk: Walk, classes: list[Any]) -> None:
 def _needed(region: Region, named: list[Rooted], in_use: Set[int]) -> list[Rooted]:
     """Return the roots without those that lead to points by another one's objects alone.
 
-    Each was named without those of later steps. The globals of a hundred modules are loggers, which have the one registry of
+    Each was named before the later steps. The globals of a hundred modules are loggers, which have the one registry of
     `logging.Logger` as an attribute, and the class's own dict lies a step behind them.
     """
     needed: list[Rooted] = []
