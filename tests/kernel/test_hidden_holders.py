@@ -57,10 +57,9 @@ def test_an_argument_of_what_runs_at_exit(notebook: Kernel) -> None:
 def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
     code = "w = torch.ones(3, requires_grad=True); y = w * 2\ny.grad_fn.register_hook(lambda *a, m=model: None)"
     text = _after_deletion(notebook, code)
-    assert (
-        text
-        == "`model` was deleted, but its 3.82 MiB is still in memory, held by something that Python does not show · it goes only with the kernel"
-    )
+    assert "held by `y → graph[0] → default ['m']`" in text
+    assert text.endswith(" · `%reset_gpu y`")
+    assert follow(notebook, "%reset_gpu y") == _NBYTES + 20  # and `y`, with the number that its graph saved
 
 
 @pytest.mark.slow

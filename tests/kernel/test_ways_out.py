@@ -216,8 +216,8 @@ ROOTS = {
     "_ipython": ("event of IPython", "magic"),
     "waiting_roots": ("task", "timer"),
     "ending_roots": ("",),  # goes by itself
-    "name_by_referrers": ("list of a class",),
-    "_thread_root": ("executor of threads",),
+    "_named_root": ("list of a class",),
+    "_root_of": ("executor of threads",),
     "unnamed_roots": ("context of a thread", "argument of what runs at exit"),
     "orphan_roots": ("cycle", "", ""),  # beside code that runs, and where not all was looked into: nothing is known
     "_cycles": ("hook on its own tensor", ""),  # of C++ as well: tests/kernel/test_hidden_holders.py

@@ -40,7 +40,8 @@ def name_by_referrers(region: Region, held: list[int], in_use: Set[int] = frozen
     search = _Search(region, held, in_use)
     search.run()
     named = _needed(region, search.named, in_use)
-    named = [*named, *held_by_threads(region.walk, search.held, named)]
+    unknown = region.pointing(search.held, entered_by(region.walk, named), in_use)
+    named = [*named, *held_by_threads(region.walk, sorted(unknown), named)]
     entered = entered_by(region.walk, named)
     return named, [n for n in search.held if n not in entered]
 
@@ -99,7 +100,7 @@ class _Search:
         """Return the roots that `holder` is. One without a name joins the walk, and a class that was made is named last."""
         if self._modules.get(id(holder)) is None and (threads := threads_of(self._walk, holder, held_by_it)):
             return threads
-        root = _root_of(self._region, holder, held_by_it, self._modules)
+        root = _named_root(self._region, holder, held_by_it, self._modules)
         if root is not None and not (root.is_class and not root.module):
             return [(root, held_by_it)]
         if root is None and id(holder) not in self._walk.number:
@@ -306,7 +307,7 @@ def _home(obj: Any) -> Any:
     return namespace_of(type(obj)).get("__module__")
 
 
-def _root_of(region: Region, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> LiveRoot | None:
+def _named_root(region: Region, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> LiveRoot | None:
     """Return the root that `holder` is, or None where the search goes on."""
     label, what, module = _name_of_root(region, holder, held_by_it, modules)
     if not label:
