@@ -4,11 +4,16 @@ import { formatColumn } from './bytes';
 import type { Progress } from './connection';
 import { button, element, type ItemView, KeyedList, nameElement, sentenceElement, setAttribute, setName, setText, show } from './dom';
 import { Strips } from './fragmentation';
-import type { HeldThen, MemoryState, MomentView, Tick } from './protocol';
+import type { MemoryState, MomentView, Tick } from './protocol';
 import type { ViewContext } from './view_context';
 import { sentence } from './words';
 
 const HEIGHT = 24;
+
+interface HeldRow {
+  label: string;
+  figure: string;
+}
 
 export class HistorySection {
   readonly node = element('section', 'section');
@@ -23,7 +28,7 @@ export class HistorySection {
   readonly #others = element('div', 'buttons');
   readonly #sentences = element('div');
   readonly #strips: Strips;
-  readonly #holders: KeyedList<HeldThen & { figure: string }>;
+  readonly #holders: KeyedList<HeldRow>;
   #moment: MomentView | null = null;
   /** Request that is not answered yet, and the event that is to be asked for after it. */
   #asked = '';
@@ -53,7 +58,7 @@ export class HistorySection {
     });
     this.#strips = new Strips(trans);
     const held = element('ul', 'key');
-    this.#holders = new KeyedList(held, ([label]) => label, holderView);
+    this.#holders = new KeyedList(held, row => row.label, holderView);
     const steps = element('div', 'buttons', this.#place, this.#peak, this.#refused);
     this.#body.append(this.#picture(), this.#slider, steps, this.#others, this.#sentences, this.#strips.node, held);
     const title = element('div', 'title-line', element('h3', 'title', trans.__('History')), this.#toggle);
@@ -129,6 +134,7 @@ export class HistorySection {
       case 'lost':
         this.#tell(trans.__('The kernel was restarted.'));
         this.#moment = null;
+        this.#next = null;
         show(this.#body, false);
         break;
       case 'moment':
@@ -172,7 +178,7 @@ export class HistorySection {
     this.#sentences.replaceChildren(...moment.sentences.map(each => sentenceElement('div', sentence(each))));
     this.#strips.update(moment);
     const figures = formatColumn(moment.holders.map(([, nbytes]) => nbytes));
-    this.#holders.update(moment.holders.map((held, at) => Object.assign([...held] as HeldThen, { figure: figures[at] ?? '' })));
+    this.#holders.update(moment.holders.map(([label], at) => ({ label, figure: figures[at] ?? '' })));
     const most = Math.max(1, ...moment.course);
     const svg = this.#course.ownerSVGElement;
     svg?.setAttribute('viewBox', `0 0 ${Math.max(1, moment.course.length)} ${HEIGHT}`);
@@ -188,14 +194,14 @@ export class HistorySection {
   }
 }
 
-function holderView(): ItemView<HeldThen & { figure: string }> {
+function holderView(): ItemView<HeldRow> {
   const name = nameElement('span', 'key-words');
   const figure = element('span', 'figure');
   return {
     node: element('li', '', name, figure),
-    update: held => {
-      setName(name, held[0]);
-      setText(figure, held.figure);
+    update: row => {
+      setName(name, row.label);
+      setText(figure, row.figure);
     }
   };
 }

@@ -254,7 +254,7 @@ class NoticeWatch:
 
 
 def _is_told(left: Notice, told: Iterable[Notice]) -> bool:
-    """Say whether the notices on a cell's names tell of its leftovers already."""
+    """Say whether the notices on a cell's names already cover its leftovers."""
     if not told:
         return False
     from nbguard.memory.reports.notices.notice import is_part_of

@@ -118,14 +118,20 @@ def _beside(analysis: Analysis, row: Holder, around: Sequence[Advice]) -> Advice
 
 def _group_of(analysis: Analysis, row: Holder, storages: Set[int]) -> Advice:
     """Return the command that releases all holders of shared memory; none where one of them cannot be released."""
-    graph = analysis.facts.graph
+    together = _release_of_roots(analysis, row.roots, storages)
+    if together.command:
+        return together
     shown = sorted({root for storage in storages for root in _shown_beside(analysis, row, storage)})
-    for roots in dict.fromkeys((row.roots, (*row.roots, *shown))):
-        targets = targets_of_roots(graph, roots)
-        freed = freed_by_targets(analysis.facts, targets) if targets else frozenset[int]()
-        if freed and storages <= freed:
-            return release_names([target.text for target in targets], nbytes_of(graph, freed))
-    return NONE
+    return _release_of_roots(analysis, (*row.roots, *shown), storages) if shown else NONE
+
+
+def _release_of_roots(analysis: Analysis, roots: Sequence[int], storages: Set[int]) -> Advice:
+    graph = analysis.facts.graph
+    targets = targets_of_roots(graph, roots)
+    freed = freed_by_targets(analysis.facts, targets) if targets else frozenset[int]()
+    if not freed or not storages <= freed:
+        return NONE
+    return release_names([target.text for target in targets], nbytes_of(graph, freed))
 
 
 def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...]:
@@ -367,7 +373,7 @@ def _handles(analysis: Analysis) -> Iterator[Handle]:
 
 
 def _is_kept_by_names(graph: Graph, root: Root) -> bool:
-    """Say whether other names lead to all memory of a root, so that its line frees that only once they are gone."""
+    """Say whether other names lead to all memory of a root. Its line frees nothing until they are gone."""
     names = [node for each in graph.roots if each.kind == "name" and each is not root for node in each.nodes]
     return storages_of(graph, reach(graph, root.nodes)) <= storages_of(graph, reach(graph, names))
 

@@ -195,7 +195,7 @@ class Hub:
             self._handler.states.confirm()
 
     def _forget_offered(self) -> None:
-        """Have the next scan read the process itself, and the next question about its history the allocator."""
+        """Have the next scan read the process, and the next question about the history read the allocator."""
         if self._handler is not None:
             self._handler.states.offer(None)
             self._handler.forget_history()

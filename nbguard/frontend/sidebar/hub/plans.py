@@ -295,7 +295,7 @@ class RequestHandler:
         return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
 
     def forget_history(self) -> None:
-        """Have the history read anew by the next question, as code runs or something was freed."""
+        """Drop the history, so that the next question reads it again."""
         self._history = None
 
     def _moment(self, device: int | None, event: int | None) -> MomentView:

@@ -332,10 +332,11 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
 
 
 def can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
-    """Say whether the last step of a way is one that `del` takes: not out of a tuple or an array, nor through a closure.
+    """Say whether `del` can take the last step of a way.
 
-    Nor a private attribute of a library's object, which would be broken without it: the `_mgr` of a DataFrame of pandas.
-    Nor one of a list that has the thing twice: it would still have it then. A hook goes as often as it is registered.
+    It takes nothing out of a tuple, an array or a closure. A private attribute of a library's object stays, such as the `_mgr`
+    of a pandas DataFrame, because the object would be broken without it. A list that has the thing twice would still have it.
+    A hook goes as often as it is registered.
     """
     owner = graph.nodes[way[-2]]
     label = dict(owner.references).get(way[-1], "")

@@ -201,7 +201,7 @@ def is_graph_node(cls: type) -> bool:
 
 
 def is_frozen(cls: type) -> bool:
-    """Say whether objects of a class keep their attributes for good, as a frozen dataclass or one of attrs' frozen classes."""
+    """Say whether a class is a frozen dataclass, or frozen by attrs, so that its objects keep their attributes."""
     space = next(namespace_of(base) for base in mro_of(cls) if "__delattr__" in namespace_of(base))
     params, deletes = space.get("__dataclass_params__"), space["__delattr__"]
     if type(params) is dataclasses._DataclassParams:  # type: ignore[attr-defined]

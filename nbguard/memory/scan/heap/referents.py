@@ -176,7 +176,7 @@ def _is_plain(kinds: Kinds, cls: type) -> bool:
 
 
 def has_values_of_an_object(obj: Any) -> bool:
-    """Say whether an object is the `vars(owner)` of one that keeps the values itself, as from Python 3.13 on.
+    """Say whether an object is `vars(owner)` of an owner that keeps the values itself, as objects do from Python 3.13 on.
 
     The collector sees such values behind the owner alone. When the owner goes, they become the dict's.
     """

@@ -341,7 +341,7 @@ def references_by_asking() -> int:
 
 
 def made_for_array(walk: Walk, array: int) -> list[list[int]]:
-    """Return an array of objects, then by depth the lists and records made for it, of which the last have its elements."""
+    """Return an array of objects and, level by level, the lists and records made for it. The last level has its elements."""
     numpy: Any = sys.modules["numpy"]
     made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
     if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:

@@ -19,12 +19,17 @@ _MOST = 5_000
 """Objects behind a hook that are looked through."""
 
 
-def lead_to_hooks(walk: Walk, held: list[int], first: int) -> set[int]:
-    """Have the walk's graphs lead to the dicts of hooks among `held`, objects without a known holder; return these dicts.
+def dicts_of_hooks(walk: Walk, held: list[int]) -> set[int]:
+    """Return the objects among `held` that are dicts as PyTorch makes them for hooks, keyed by the numbers of their handles."""
+    found = {n: walk.objects[n] for n in held if type(walk.objects[n]) is OrderedDict}
+    return {n for n, hooks in found.items() if hooks and all(type(key) is int for key in hooks)}
+
+
+def lead_to_hooks(walk: Walk, hooks: Set[int], first: int) -> set[int]:
+    """Have the walk's graphs lead to dicts of hooks without a known holder, and return those dicts.
 
     Dicts that lead back to a graph or tensor in use, an object with a number below `first`, are left, as no name frees them.
     """
-    hooks = {n for n in held if _is_of_hooks(walk.objects[n])}
     if not hooks or walk.rest is not None:
         return set()
     owners: dict[int, int] = {}
@@ -60,8 +65,3 @@ def _ends_behind(walk: Walk, hooks: int, ends: Set[int], leading: Set[int]) -> s
                 seen.add(id(ref))
                 todo.append(ref)
     return found
-
-
-def _is_of_hooks(obj: object) -> bool:
-    """Say whether an object is a dict as PyTorch makes them for hooks, by the numbers of their handles."""
-    return type(obj) is OrderedDict and bool(dict.__len__(obj)) and all(type(key) is int for key in dict.keys(obj))

@@ -16,9 +16,9 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import KeptTypes, Types, module_namespace, name_of, namespace_of, never_asked
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
-from nbguard.memory.scan.outside.graph_hooks import lead_to_hooks
-from nbguard.memory.scan.outside.region import Region
-from nbguard.memory.scan.outside.threads import Rooted, held_by_threads, threads_of
+from nbguard.memory.scan.outside.graph_hooks import dicts_of_hooks, lead_to_hooks
+from nbguard.memory.scan.outside.region import Region, Rooted
+from nbguard.memory.scan.outside.threads import held_by_threads, threads_of
 from nbguard.memory.scan.roots.frames import LiveRoot
 
 _CHUNK = 512
@@ -63,6 +63,7 @@ class _Search:
     def run(self) -> None:
         """Take steps until each object that matters has a name, or the holders or the time for it run out."""
         walk, asked = self._walk, set[int]()
+        lowest = len(walk.objects)
         self._take_in_classes()
         size = 0  # of the heap; to count it is a pass, too
         for step in range(1, _MOST_STEPS + 1):
@@ -74,7 +75,7 @@ class _Search:
                 break
             asked.update(asking.values())
             self._step(asking)
-            for n in walk.unwalked:  # holders may hold holders that were found after them, by another search as well
+            for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
                 _note_references(walk, n)
             self._region.extend()
             self.held = self._region.held()
@@ -88,7 +89,7 @@ class _Search:
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
             # another thread may have let go of it since
-            if held_by_it and not _is_accounted_for(self._region, holder, held_by_it):
+            if held_by_it and not _is_in_use(self._region, holder, held_by_it):
                 roots += self._roots_of(holder, held_by_it)
             del holder
         for frame in _callers(walk, new):
@@ -121,8 +122,8 @@ class _Search:
         walk, first = self._walk, len(self._walk.objects)
         held = {id(walk.objects[n]) for n in self.held}
         classes = []
-        for key in {id(type(walk.objects[n])): n for n in self.held if _is_made(walk, type(walk.objects[n]))}.values():
-            classes.append(type(walk.objects[key]))
+        for n in {id(type(walk.objects[n])): n for n in self.held if _is_made(walk, type(walk.objects[n]))}.values():
+            classes.append(type(walk.objects[n]))
             parts = _parts_of_class(classes[-1])
             if held.isdisjoint(id(ref) for part in parts for ref in gc.get_referents(part)):
                 classes.pop()
@@ -248,10 +249,10 @@ def unnamed_roots(walk: Walk, held: list[int]) -> list[Rooted]:
     return roots
 
 
-def _is_accounted_for(region: Region, holder: Any, held_by_it: list[int]) -> bool:
+def _is_in_use(region: Region, holder: Any, held_by_it: list[int]) -> bool:
     """Say whether a holder is in use itself, and the walk knows that it has these objects.
 
-    One that was met as a holder of something else, in the search before, is known to have these from here on.
+    If the search before met it as a holder of something else, the walk knows these objects of it from here on.
     """
     number = region.walk.number.get(id(holder), region.known)
     if number < region.known and number in region.walk.unwalked:
@@ -347,8 +348,7 @@ def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: d
         if is_global and not _is_written(module):
             return _by_key(module, label), "class of a library", "sys"
         return label, "class of a library", module if is_global else ""
-    number = walk.number.get(id(holder), region.known)
-    if number < region.known and number not in walk.unwalked:  # those have a root already
+    if walk.number.get(id(holder), region.known) < region.known:
         return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
     return "", "", ""
 
@@ -440,6 +440,6 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
         return []
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
-    hooks = lead_to_hooks(walk, held, len(walk.objects))
+    hooks = lead_to_hooks(walk, dicts_of_hooks(walk, held), len(walk.objects))
     unknown = sorted(region.pointing(set(held) - hooks, entered_by(walk, named), in_use))
     return [*named, *unnamed_roots(walk, unknown)]

@@ -12,12 +12,17 @@ from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap.kinds import Types
 from nbguard.memory.scan.heap.referents import has_values_of_an_object
 from nbguard.memory.scan.heap.walk import Walk, made_for_array, references_by_asking
+from nbguard.memory.scan.roots.frames import LiveRoot
 
 _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
 _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
 _HOLDS_IN_CPP = ("tensor", "graph", "script")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
 _FRAMES = Types((types.FrameType, types.TracebackType))
+
+
+Rooted = tuple[LiveRoot, list[int]]
+"""A root, and the numbers of its objects in the walk."""
 
 
 class Region:

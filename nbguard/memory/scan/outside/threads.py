@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import types
 from typing import Any
@@ -10,16 +9,15 @@ from typing import Any
 from nbguard.libraries import emptied_by
 from nbguard.memory.scan.heap.kinds import attribute_of
 from nbguard.memory.scan.heap.walk import Walk
+from nbguard.memory.scan.outside.region import Rooted
 from nbguard.memory.scan.roots.frames import LiveRoot, frame_locals, is_of_interest, running_frames
 
-Rooted = tuple[LiveRoot, list[int]]
-"""A root, and the numbers of its objects in the walk."""
+_registry: Any = threading
 
 
 def threads_of(walk: Walk, holder: Any, held_by_it: list[int]) -> list[Rooted]:
     """Return a root for each running thread that the registry of `threading` holds; none where `holder` is something else."""
-    registry: Any = sys.modules["threading"]
-    if holder is not registry._active:
+    if holder is not _registry._active:
         return []
     return [(_root_of(walk.objects[n]), [n]) for n in held_by_it]
 
@@ -31,10 +29,9 @@ def held_by_threads(walk: Walk, held: list[int], named: list[Rooted]) -> list[Ro
     thread has its arguments as well. A thread that is a root among `named` gets no other, but has these, too.
     """
     roots = {n: own for root, own in named if root.thread for n in own}
-    registry: Any = sys.modules["threading"]
     numbers, more = {id(walk.objects[n]): n for n in held}, list[Rooted]()
     variables = _variables() if numbers else {}
-    for ident, thread in list(registry._active.items()) if numbers else ():
+    for ident, thread in list(_registry._active.items()) if numbers else ():
         if ident != threading.get_ident():
             arguments = attribute_of(thread, "_args")
             own = sorted(numbers.pop(key) for key in {id(arguments), *variables.get(ident, ())} & numbers.keys())
@@ -58,7 +55,7 @@ def _variables() -> dict[int, set[int]]:
 def _root_of(thread: Any) -> LiveRoot:
     name = str(object.__getattribute__(thread, "_name"))  # its dict, once it is made, would stand between it and its attributes
     line = f"import threading; [(t.cancel(), t.join()) for t in threading.enumerate() if t.name == {name!r}];"
-    is_timer = type(thread) is sys.modules["threading"].Timer
+    is_timer = type(thread) is threading.Timer
     what = "waits until its time comes" if is_timer else "runs"
     ended_by = line if is_timer else _own_end(attribute_of(thread, "_target"))
     return LiveRoot(kind="library", label=f"thread {name}", objects=(), what=what, thread=name, ended_by=ended_by)

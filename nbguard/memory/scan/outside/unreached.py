@@ -19,7 +19,7 @@ from nbguard.memory.core.references.owner_sets import components
 from nbguard.memory.scan.heap.kinds import mro_of, name_of
 from nbguard.memory.scan.heap.unwalked import fill_rest
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, references_by_asking
-from nbguard.memory.scan.outside.graph_hooks import lead_to_hooks
+from nbguard.memory.scan.outside.graph_hooks import dicts_of_hooks, lead_to_hooks
 from nbguard.memory.scan.outside.referrers import entered_by, name_by_referrers, unnamed_roots
 from nbguard.memory.scan.outside.region import Region, below
 from nbguard.memory.scan.roots.frames import LiveRoot
@@ -215,8 +215,8 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     named: list[tuple[LiveRoot, list[int]]] = []
     if held and _is_worth_it(region, held, name_above):
         named, held = name_by_referrers(region, held)
-    loose = sorted({*held}.difference(_on_cycles(walk, first, held)))
-    hooks = lead_to_hooks(walk, loose, first)
+    hooks = dicts_of_hooks(walk, held)
+    hooks = lead_to_hooks(walk, hooks.difference(_on_cycles(walk, first, hooks)), first)
     held = [n for n in held if n not in hooks]
     if by_rest:
         named.append(
