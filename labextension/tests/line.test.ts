@@ -126,6 +126,14 @@ describe('readings', () => {
     ]);
   });
 
+  it('say in the table which cell ran between two readings', () => {
+    const points = [point(0, 10, 5), point(10.25, 20, 6)];
+    const cells = (marks: TimeMark[]): string[] => csvOf(points, marks).split('\n').slice(1, 5).map(row => row.split(',')[1] ?? '');
+    expect(cells([cellMark(3, 10.1, 10.2)])).toEqual(['', '', '3', '']);
+    expect(cells([cellMark(3, 9, 10)])).toEqual(['', '3', '', '']);
+    expect(cells([cellMark(3, -5, -1)])).toEqual(['', '', '', '']);
+  });
+
   it('are drawn for themselves, with every name as text', () => {
     const frame: Frame = { start: 0, end: 100, top: 10 };
     const marks = [{ ...cellMark(3, 0, 50), label: '<script>' }];

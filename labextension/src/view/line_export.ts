@@ -11,11 +11,13 @@ const PICTURE = { width: WIDTH + MARGIN.left + 20, height: 320 };
 
 /** The readings as CSV, sizes in bytes: a row at the beginning and the end of each stretch in which they are equal. */
 export function csvOf(points: readonly LinePoint[], marks: readonly TimeMark[]): string {
+  let before = Infinity; // the reading before: a cell of milliseconds runs between two readings
   const rows = points.flatMap(point => {
     const { since, until, low, high, allocated, reserved, others, free } = reading(point);
     const times = low === high && until > since ? [since, until] : [until];
     return times.map(t => {
-      const cell = cellAt(marks, t)?.cell ?? '';
+      const cell = cellAt(marks, t, before)?.cell ?? '';
+      before = t;
       return [time(t), cell, allocated, reserved ?? '', others ?? '', free ?? '', low, high].join(',');
     });
   });

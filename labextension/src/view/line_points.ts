@@ -47,12 +47,12 @@ export function pointAt(points: readonly LinePoint[], t: number): Reading | null
   return null;
 }
 
-/** The cell that ran at the time `t`. */
-export function cellAt(marks: readonly TimeMark[], t: number): TimeMark | null {
+/** The cell that ran at the time `t`, or else the last that ran since the time `before`. */
+export function cellAt(marks: readonly TimeMark[], t: number, before = t): TimeMark | null {
   for (let i = marks.length - 1; i >= 0; i--) {
     const mark = marks[i];
     if (mark?.kind === 'cell' && mark.t <= t) {
-      return mark.end === null || mark.end >= t ? mark : null;
+      return mark.end === null || mark.end >= t || mark.end > before ? mark : null;
     }
   }
   return null;

@@ -235,7 +235,6 @@ class TickSource:
         self._device = DeviceReader()
         self._counters = Counters()
         self._progress = FitProgress()
-        self._tracked = ""
         self._last: dict[str, Any] = {}
         self._failures: Counter[str] = Counter()  # in a row
 
@@ -264,7 +263,6 @@ class TickSource:
         now = time.time()
         simulated = self._tried("the simulated device", self._simulated)
         reading = simulated or self._tried("the counters", self._device.read) or TickReading()
-        self._tracked = reading.tracked
         devices = device_readings(reading)
         points = self._line.add(now, line_points(now, reading, devices), reading)
         fit = self._tried("the fit", lambda: self._progress.read(reading.peak))
@@ -310,7 +308,7 @@ class TickSource:
                 for device, stats in known
                 if stats is not None
             }
-        if self._tracked in ("", "cpu"):  # nobody counts, and malloc would have to be asked
+        if self._counters.kind() == "cpu":  # nobody counts, and malloc would have to be asked
             return None
         reading = self._counters.read()
         counted = () if reading is None else reading.devices

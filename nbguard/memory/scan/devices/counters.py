@@ -33,22 +33,30 @@ class Counters:
 
     def read(self) -> Reading | None:
         """Return the counters; None before PyTorch is imported, and on an accelerator that this process has not opened."""
-        torch: Any = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "cuda"):  # not imported, or only just begun to be
+        kind = self.kind()
+        if not kind:
             return None
-        if not self._tracked:
-            self._tracked = tracked_device()
-        if self._tracked == "cpu":
+        if kind == "cpu":
             return self._read_heap()
-        if self._tracked == "cuda":
+        if kind == "cuda":
+            torch: Any = sys.modules["torch"]
             return _cuda(torch) if torch.cuda.is_initialized() else None
-        facts, _ = device_facts(self._tracked, with_segments=False)
+        facts, _ = device_facts(kind, with_segments=False)
         counted = [(fact.device, fact.allocator) for fact in facts if fact.allocator is not None]
         readings = tuple(
             Counted(device=device, allocated=stats.allocated, reserved=stats.reserved, peak=stats.peak_allocated)
             for device, stats in counted
         )
         return Reading(readings) if readings else None
+
+    def kind(self) -> str:
+        """Return the kind of device whose memory is reported; empty before PyTorch is imported."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "cuda"):  # not imported, or only just begun to be
+            return ""
+        if not self._tracked:
+            self._tracked = tracked_device()
+        return self._tracked
 
     def _read_heap(self) -> Reading:
         if self._malloc is None or self._slow >= _OFTEN:
