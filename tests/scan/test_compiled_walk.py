@@ -16,6 +16,7 @@ import torch
 
 from nbguard.memory.scan.heap import native
 from nbguard.memory.scan.heap.kinds import Kinds
+from nbguard.memory.scan.outside.holders import _upwards
 from tests.scan.heaps import graph_of, hostile_heap, random_heap, uninitialised, walk_of, walked_by
 from tests.thorough import examples
 
@@ -167,11 +168,40 @@ def test_the_same_objects_refer_to_some_of_any_heap() -> None:
         objects, ids = gc.get_objects(), {*map(id, asked)}
         expected = [id(obj) for obj in objects if not ids.isdisjoint(map(id, gc.get_referents(obj)))]
         before = sys.getrefcount(asked[0])
-        found = [*map(id, native.compiled.referrers(objects, asked))]
+        found, followed, left = native.compiled.referrers(objects, asked, set(), 1, 500)
+        found = [*map(id, found)]
         after = sys.getrefcount(asked[0])
 
         assert found == expected
+        assert (followed, left) == ([], 0)
         assert after == before
+
+
+def test_holders_are_followed_upwards_to_the_ends() -> None:
+    assert native.compiled is not None
+    for seed in range(examples(40)):
+        chooser = random.Random(seed)
+        values = random_heap(seed)
+        above = [values]
+        for _ in range(chooser.randrange(1, 30)):  # holders made later and earlier than what they hold
+            above.append([chooser.choice(above)] if chooser.random() < 0.5 else {"held": chooser.choice(above)})
+        asked = [*walk_of(values).objects[:3], above[0]]
+        objects = gc.get_objects()
+        ends = {id(obj) for obj in (asked, above, objects, sys._getframe(), globals(), sys.modules)}
+        ends |= {id(each) for each in chooser.sample(above, 2)}
+        compiled = native.compiled.referrers(objects, asked, ends, 50, 400)
+        with walked_by(None):
+            by_python = _upwards(objects, asked, ends, 50)
+        before = {*map(id, objects)} - {id(asked)}  # `gc.get_referrers` finds later objects, too
+        found, expected = ({*map(id, one[0])} & before for one in (compiled, by_python))
+        followed = {*map(id, compiled[1])}
+        if len(followed) < 400 and len(by_python[1]) < 400:
+            assert found == expected
+            assert followed == {*map(id, by_python[1])} & before
+        whole = {*map(id, asked)} | followed
+        met = {*map(id, compiled[0])}
+        assert all(id(obj) in met for obj in objects if not whole.isdisjoint(map(id, gc.get_referents(obj))))
+        assert followed.isdisjoint(ends)
 
 
 def test_walks_keep_nothing() -> None:

@@ -19,7 +19,7 @@
 #error "without the GIL an object must not be traversed while other threads run"
 #endif
 
-#define INTERFACE 4 /* native.py takes no other */
+#define INTERFACE 5 /* native.py takes no other */
 
 /* How the instances of a type are walked: `_ways` in native.py. */
 enum way {
@@ -602,36 +602,69 @@ static int visit_asked(PyObject *obj, void *asked)
     return obj != NULL && set_has(asked, obj);
 }
 
+#define NEAR 10000 /* objects that are passed over again after each holder: many were made together with theirs */
+
+static int may_go_on(PyObject *obj, PyObject *ends)
+{
+    PyObject *address = PyLong_FromVoidPtr(obj);
+    int is_end = address == NULL ? -1 : PySet_Contains(ends, address);
+    Py_DecRef(address);
+    return is_end < 0 ? -1 : !is_end && !PyType_Check(obj);
+}
+
 PyDoc_STRVAR(referrers_doc, "\
-referrers(objects, asked) -> list\n\n\
-Return those of a list of tracked objects that refer to any of `asked`, a list of objects.");
+referrers(objects, asked, ends, passes, most) -> (list, list, int)\n\n\
+Return those of a list of tracked objects that refer to any of the list `asked`, and to these in turn, as far as\n\
+`passes` over `objects` show it, and those among them that were followed: all their referrers are there. A class and an\n\
+object whose address is in the set `ends` is not followed, nor are more than `most` objects. Last, the passes left.");
 
 static PyObject *module_referrers(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *objects, *list;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &objects, &PyList_Type, &list)) {
+    PyObject *objects, *list, *ends;
+    Py_ssize_t passes, most;
+    if (!PyArg_ParseTuple(args, "O!O!O!nn", &PyList_Type, &objects, &PyList_Type, &list, &PySet_Type, &ends, &passes, &most)) {
         return NULL;
     }
-    PyObject *found = PyList_New(0);
+    PyObject *found = PyList_New(0), *followed = PyList_New(0);
     AddressSet asked = {0};
-    int failed = found == NULL;
+    int failed = found == NULL || followed == NULL, is_new = 1, back = 1;
     for (Py_ssize_t at = 0; at < PyList_Size(list) && !failed; at++) {
         failed = set_add(&asked, PyList_GetItem(list, at)) < 0;
     }
-    for (Py_ssize_t at = 0, end = PyList_Size(objects); at < end && !failed; at++) {
-        if (at + AHEAD < end) {
-            PREFETCH(PyList_GetItem(objects, at + AHEAD));
+    /* To and fro, and back a little after each: holders made one after the other are found in few passes. The last pass, which
+       follows no more, has them all. */
+    while (is_new && !failed) {
+        int is_last = --passes <= 0;
+        is_new = 0;
+        back = !back;
+        failed = PyList_SetSlice(found, 0, PyList_Size(found), NULL) < 0;
+        for (Py_ssize_t n = 0, end = PyList_Size(objects); n < end && !failed; n++) {
+            if (n + AHEAD < end) {
+                PREFETCH(PyList_GetItem(objects, back ? end - 1 - n - AHEAD : n + AHEAD));
+            }
+            PyObject *obj = PyList_GetItem(objects, back ? end - 1 - n : n);
+            traverseproc refers = (traverseproc)PyType_GetSlot(Py_TYPE(obj), Py_tp_traverse);
+            if (refers == NULL || !refers(obj, visit_asked, &asked)) {
+                continue;
+            }
+            failed = PyList_Append(found, obj) < 0;
+            if (!failed && !is_last && PyList_Size(followed) < most && !set_has(&asked, obj)) {
+                int goes_on = may_go_on(obj, ends);
+                failed = goes_on < 0 || (goes_on && (PyList_Append(followed, obj) < 0 || set_add(&asked, obj) < 0));
+                if (goes_on > 0) {
+                    is_new = 1;
+                    n -= n < NEAR ? n : NEAR;
+                }
+            }
         }
-        PyObject *obj = PyList_GetItem(objects, at);
-        traverseproc refers = (traverseproc)PyType_GetSlot(Py_TYPE(obj), Py_tp_traverse);
-        failed = refers != NULL && refers(obj, visit_asked, &asked) && PyList_Append(found, obj) < 0;
     }
     set_free(&asked);
-    if (failed) {
+    if (failed || (back && PyList_Reverse(found) < 0)) {
         Py_DecRef(found);
-        found = NULL;
+        Py_DecRef(followed);
+        return NULL;
     }
-    return found;
+    return Py_BuildValue("(NNn)", found, followed, passes);
 }
 
 static PyMethodDef module_methods[] = {

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from typing import Any
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Of the compiled part that this version calls. One that an earlier build left behind has another."""
 
 

@@ -8,26 +8,18 @@ import gc
 import sys
 import types
 from collections.abc import Iterable, Mapping, Set
-from operator import is_not
 from typing import Any
 
 from nbguard.libraries import emptied_by
 from nbguard.memory.core.facts import EXPERIMENT_KINDS
-from nbguard.memory.scan.heap import native
-from nbguard.memory.scan.heap.kinds import KeptTypes, Types, module_namespace, name_of, namespace_of, never_asked
+from nbguard.memory.scan.heap.kinds import KeptTypes, Types, module_namespace, name_of, namespace_of
 from nbguard.memory.scan.heap.walk import Walk, references_by_asking
 from nbguard.memory.scan.outside.graph_hooks import dicts_of_hooks, lead_to_hooks
+from nbguard.memory.scan.outside.holders import Holders, referrers_of
 from nbguard.memory.scan.outside.region import Region, Rooted
 from nbguard.memory.scan.outside.threads import held_by_threads, threads_of
 from nbguard.memory.scan.roots.frames import LiveRoot
 
-_CHUNK = 512
-_MOST_STEPS = 24
-_FEWEST_STEPS = 4
-"""Steps upwards that are taken however large the heap is."""
-_MOST_OBJECTS = 12_000_000
-"""Objects that the steps together may go over: each is a pass over the heap, and a data set in lists has millions."""
-_FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
 _GLOBAL = "global of a library"
 _NOT_FOLLOWED = "held in a way that is not followed"
 
@@ -59,19 +51,17 @@ class _Search:
         self._classes: list[Any] = []  # classes that code made while it ran, and below their roots in the same order
         self._of_classes: list[Rooted] = []
         self._modules = {id(space): name for name, space in self._walk.kinds.modules.items()} | self._walk.shell
+        self._holders = Holders(self._walk, self._modules)
 
     def run(self) -> None:
         """Take steps until each object that matters has a name, or the holders or the time for it run out."""
         walk, asked = self._walk, set[int]()
         lowest = len(walk.objects)
         self._take_in_classes()
-        size = 0  # of the heap; to count it is a pass, too
-        for step in range(1, _MOST_STEPS + 1):
+        while True:
             held = self._region.pointing(self.held, self._entered, self._in_use)
             asking = {id(walk.objects[n]): n for n in sorted(held) if n not in asked}
-            if step > _FEWEST_STEPS:
-                size = size or len(gc.get_objects())
-            if not asking or step * size > _MOST_OBJECTS:
+            if not asking or not self._holders.find(asking):
                 break
             asked.update(asking.values())
             self._step(asking)
@@ -79,22 +69,24 @@ class _Search:
                 _note_references(walk, n)
             self._region.extend()
             self.held = self._region.held()
+        self._holders.clear()
         self._name_classes()
 
     def _step(self, asking: Mapping[int, int]) -> None:
         """Find the holders of the objects with these ids, name the roots among them, and add the others to the walk."""
         walk, roots, new = self._walk, list[Rooted](), len(self._walk.objects)
-        for holder in _referrers(walk, set(asking)):
+        for holder in self._holders:
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
-            # another thread may have let go of it since
             if held_by_it and not _is_in_use(self._region, holder, held_by_it):
                 roots += self._roots_of(holder, held_by_it)
             del holder
-        for frame in _callers(walk, new):
-            walk.add_unwalked(frame)
+        for frame in self._holders.callers(new):
+            if id(frame) not in walk.number:
+                walk.add_unwalked(frame)
             del frame
+        self._holders.let_go()
         self._name(sorted(roots, key=lambda rooted: _foreign(walk, *rooted)))
 
     def _roots_of(self, holder: Any, held_by_it: list[int]) -> list[Rooted]:
@@ -179,7 +171,7 @@ def _note_references(walk: Walk, number: int) -> None:
 
 def _classes_of_their_objects(walk: Walk, classes: list[Any]) -> list[int]:
     """Return the places of the classes that go with their objects, as nothing refers to them but themselves and these."""
-    found = _referrers_of(classes) if classes else []
+    found = referrers_of(classes) if classes else []
     ours = references_by_asking()
     own = []
     for n in range(len(classes)):  # no name of ours may refer to a class
@@ -259,32 +251,6 @@ def _is_in_use(region: Region, holder: Any, held_by_it: list[int]) -> bool:
         region.walk.children[number] += set(held_by_it).difference(region.walk.children[number])
         region.take_in(number)
     return number < region.known and set(held_by_it) <= set(region.walk.children[number])
-
-
-def _callers(walk: Walk, new: int) -> list[Any]:
-    """Return the frames and tracebacks that hold those met from number `new` on, all the way up: chains of dozens are usual.
-
-    A finished frame is held by the frames it called (`f_back`), as long as any traceback keeps one of them.
-    """
-    kinds = {id(types.FrameType), id(types.TracebackType)}
-    met = {id(obj) for obj in walk.objects[new:] if id(type(obj)) in kinds}
-    if not met:
-        return []
-    above: dict[int, list[Any]] = {}
-    for obj in gc.get_objects():
-        if id(type(obj)) in kinds:
-            for ref in gc.get_referents(obj):
-                if id(type(ref)) in kinds:
-                    above.setdefault(id(ref), []).append(obj)
-    callers: dict[int, Any] = {}
-    todo = list(met)
-    while todo:
-        for obj in above.get(todo.pop(), ()):
-            if id(obj) not in met and id(obj) not in walk.number:
-                met.add(id(obj))
-                callers[id(obj)] = obj
-                todo.append(id(obj))
-    return list(callers.values())
 
 
 def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool, str]:
@@ -380,35 +346,6 @@ def _unbinding(walk: Walk, label: str, module: str, held_by_it: list[int]) -> st
         return own
     is_thing = len(held_by_it) == 1 and walk.kind[held_by_it[0]] in EXPERIMENT_KINDS | {"tensor"}
     return f"import {module}; {label} = None" if module and is_thing else ""
-
-
-def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
-    """Return the tracked objects that refer to any of `ids`, in one pass, without our own bookkeeping."""
-    own = id(walk.objects)
-    return [obj for obj in _referrers_of([walk.objects[walk.number[key]] for key in ids]) if id(obj) != own]
-
-
-def _referrers_of(asked: list[Any]) -> list[Any]:
-    own = {id(asked), id(sys._getframe()), id(never_asked())}
-    if native.compiled is not None:
-        found = native.compiled.referrers(gc.get_objects(), asked)
-    elif len(asked) <= _FEW:
-        few = tuple(asked)  # a list would be copied: since 3.13 the copy is found
-        own.add(id(few))
-        found = gc.get_referrers(*few)
-    else:
-        found = _referrers_of_many(set(map(id, asked)))
-    return [obj for obj in found if id(obj) not in own]
-
-
-def _referrers_of_many(ids: set[int]) -> list[Any]:
-    everything = list(filter(functools.partial(is_not, never_asked()), gc.get_objects()))
-    referrers: list[Any] = []
-    for at in range(0, len(everything), _CHUNK):
-        chunk = everything[at : at + _CHUNK]
-        if not ids.isdisjoint(map(id, gc.get_referents(*chunk))):
-            referrers += [obj for obj in chunk if not ids.isdisjoint(map(id, gc.get_referents(obj)))]
-    return referrers
 
 
 def _global_name(module: str, namespace: Any, obj: Any) -> str:
