@@ -86,7 +86,7 @@ class MarkStore:
             self._close(t)
             label, cell_id = f"In[{number}]", truncate_utf8(cell_id, 64)
             last_run = next((cell for cell in reversed(self._cells) if cell_id and cell.cell_id == cell_id), None)
-            mark = TimeMark(kind="cell", label=label, t=round(t, 1), cell=number, cell_id=cell_id)
+            mark = TimeMark(kind="cell", label=label, t=round(t, 2), cell=number, cell_id=cell_id)
             self._open = _OpenCell(mark=mark, before=before, last_run=last_run)
             self._observe({device: (each.allocated, each.peak) for device, each in (before or {}).items()})
 
@@ -104,7 +104,7 @@ class MarkStore:
     def fail_request(self, t: float, cell: int | None, device: str, nbytes: int) -> None:
         """Note that a request for `nbytes` on `device` failed."""
         label = f"{format_bytes(nbytes)} asked"
-        mark = TimeMark(kind="request", label=label, t=round(t, 1), end=round(t, 1), cell=cell, device=device, nbytes=nbytes)
+        mark = TimeMark(kind="request", label=label, t=round(t, 2), end=round(t, 2), cell=cell, device=device, nbytes=nbytes)
         with self._lock:
             self._requests.append(mark)
 
@@ -119,9 +119,9 @@ class MarkStore:
                     self._epochs[-1] = replace(last, end=None)
                 return
             if last is not None and last.end is None:
-                self._epochs[-1] = replace(last, end=round(t, 1))
+                self._epochs[-1] = replace(last, end=round(t, 2))
             if number is not None:
-                self._epochs.append(TimeMark(kind="epoch", label=f"epoch {number}", t=round(t, 1), epoch=number))
+                self._epochs.append(TimeMark(kind="epoch", label=f"epoch {number}", t=round(t, 2), epoch=number))
 
     def marks(self, since: float) -> tuple[TimeMark, ...]:
         """Return the marks that reach beyond the time `since`, oldest first."""
@@ -156,7 +156,7 @@ class MarkStore:
 
     def _close(self, t: float) -> None:
         if self._open is not None:
-            self._cells.append(replace(_with_peaks(self._open), end=round(t, 1)))
+            self._cells.append(replace(_with_peaks(self._open), end=round(t, 2)))
             self._open = None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nbguard.frontend.sidebar.memory_line import CELLS, EPOCHS, AllocatorPeak, MarkStore
+from nbguard.frontend.sidebar.memory_line import CELLS, EPOCHS, AllocatorPeak, MarkStore, MemoryLine
 from nbguard.frontend.sidebar.protocol.state import DevicePeak, LinePoint, TimeMark
+from nbguard.memory.core.facts import TickReading
 from nbguard.units import GiB
 
 NOW = 1_790_000_000.0
@@ -34,6 +35,19 @@ def test_a_cells_peak_is_the_counters_once_that_has_risen_in_it() -> None:
     assert running.peaks == (DevicePeak(GPU, 12, is_exact=False),)
     (ended,) = cells(store)
     assert (ended.end, ended.peaks) == (NOW + 3, (DevicePeak(GPU, 31, is_exact=True),))
+
+
+def test_a_short_cell_ends_within_the_line_that_begins_at_the_reading_before_it() -> None:
+    line = MemoryLine()
+    line.add(NOW + 0.03, {}, TickReading())
+    line.begin_cell(NOW + 0.035, 3, "", {})
+    line.end_cell(NOW + 0.04, counters(0, 3 * GiB), None)
+    line.add(NOW + 0.28, reading(NOW + 0.28, 0), TickReading())
+    (mark,) = line.newest_marks()
+    points = line.history(0, 2).lines[0].points
+    assert mark.t >= points[0].since
+    assert mark.end is not None
+    assert mark.end >= points[0].since
 
 
 def test_a_lower_peak_than_before_is_the_most_that_was_read() -> None:

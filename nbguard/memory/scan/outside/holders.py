@@ -62,7 +62,7 @@ class Holders:
         yield from list(self._found.values())
 
     def callers(self, new: int) -> list[Any]:
-        """Return the frames and tracebacks found that hold those of the walk from number `new` on, all the way up.
+        """Return the frames and tracebacks found that hold one of the walk's from number `new` on, all the way up.
 
         Chains of dozens are usual: a finished frame is held by the frames it called (`f_back`), as long as any traceback
         keeps one of them.
@@ -89,7 +89,7 @@ def referrers_of(asked: list[Any]) -> list[Any]:
 
 
 def _upwards(objects: list[Any], asked: list[Any], ends: set[int], passes: int) -> tuple[list[Any], list[Any], int]:
-    """Return the holders of `asked` and theirs in turn, those of them that were followed, and the number of passes left.
+    """Return the holders of `asked` and theirs in turn, the ones that were followed, and the number of passes left.
 
     A class is not followed, nor an object with one of the ids `ends`.
     """
@@ -132,7 +132,7 @@ def _referrers(objects: list[Any], asked: list[Any]) -> list[Any]:
 
 
 def _frames_above(met: list[Any], frames: list[Any]) -> list[Any]:
-    """Return those of `frames` and tracebacks that hold any of `met`, in however many steps."""
+    """Return the frames and tracebacks among `frames` that hold any of `met`, in however many steps."""
     above: dict[int, list[Any]] = {}
     for obj in frames:
         for ref in gc.get_referents(obj):
