@@ -7,6 +7,7 @@ fires the two events of a cell for:
   empty hook       two functions that do nothing
   nothing changed  `%gpumem cells on` and `%nbguard on --auto-clean-errors`, after a cell that changed no memory
   memory changed   the same after a cell that allocated: a look at the whole heap
+  after errors     a look where the former of two errors still waits for the collector, beside one before them
   notices          after `%load_ext nbguard` alone: an idle cell, cells that bind or delete tensors, and one that deletes a
                    tensor which a list still holds (a look at the whole heap)
   collect          gc.collect() and, on a GPU, torch.cuda.empty_cache(): what per-cell monitors do to get exact figures
@@ -27,6 +28,7 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 
 import nbguard.memory.cells.name_watch
 from nbguard.frontend.notebook.session import session_of
+from nbguard.memory.scan.scan import Notebook, scan
 
 
 def median(rounds: int, act: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
@@ -118,6 +120,22 @@ def collect() -> None:
         torch.cuda.empty_cache()
 
 
+def of_errors(shell: InteractiveShell) -> tuple[float, float]:
+    """Return the median times of a look before any error and after two."""
+    shell._showtraceback = lambda *_: None  # type: ignore[method-assign]
+    shell.user_ns["fail"] = lambda batch: batch.missing
+
+    def look() -> None:
+        scan(Notebook(shell, shell.user_ns))
+
+    def fail_twice() -> None:
+        for _ in range(2):
+            shell.run_cell("import torch; fail(torch.ones(2 << 20))")
+
+    gc.collect()
+    return median(5, look), median(5, look, fail_twice)
+
+
 def main() -> None:
     """Print the times side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,6 +170,7 @@ def main() -> None:
 
     changed = median(5, cell.end, grow)
     session.turn_off()
+    before_errors, after_errors = of_errors(shell)
     forced = median(5, collect)
     rows = {
         "no hook": bare,
@@ -159,6 +178,8 @@ def main() -> None:
         **of_notices,
         "nbguard, nothing changed (goal: < 2 ms)": same,
         "nbguard, memory changed: a look": changed,
+        "nbguard, a look before errors": before_errors,
+        "nbguard, a look after two errors": after_errors,
         "gc.collect() + empty_cache() after every cell": forced,
     }
     print(f"  {len(gc.get_objects()):,} objects, device {shell.user_ns['device']}")
