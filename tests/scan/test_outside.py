@@ -303,3 +303,47 @@ def test_in_a_heap_of_millions_holders_are_followed_less_far_and_nothing_else_ch
     assert {label: nbytes for label, nbytes in rows.items() if nbytes >= 200_000} == {
         "library_of_this_test.kept" if most > 1 else "libraries (list)": 200_000
     }
+
+
+_WEIGHT = "w = torch.randn(512, 5, requires_grad=True)"
+OF_A_LIBRARY = {
+    "a tensor that a graph saved": (f"{_WEIGHT}; y = library.x @ w", ("y",)),
+    "a tensor that two graphs saved": (f"{_WEIGHT}; y, z = library.x @ w, library.x @ w", ("y", "z")),
+    "the base of a view": ("y = library.x[None]", ("y",)),
+    "the base of two views": ("y, z = library.x[None], library.x[1:]", ("y", "z")),
+    "the base of a view that a graph saved": (f"{_WEIGHT}; y = library.x[None] @ w", ("y",)),
+    "an element of a list": (f"{_WEIGHT}; y = library.list[0] @ w", ("y",)),
+    "parameters that a graph leads to": ("y = library.model(torch.randn(64, 512))", ("y",)),
+    "parameters and the input that a graph saved": ("y = library.model(library.x)", ("y",)),
+    "a gradient": ("library.model(library.x).sum().backward(); g = library.model[0].weight.grad", ("g",)),
+}
+
+
+@pytest.mark.parametrize(("code", "names"), OF_A_LIBRARY.values(), ids=OF_A_LIBRARY)
+def test_memory_that_a_library_has_is_not_promised_with_a_graph_or_a_view_of_it(
+    code: str, names: tuple[str, ...], library: _Library
+) -> None:
+    """C++'s references, which are none of Python's, hid the library's own."""
+    library.x, library.list = torch.randn(64, 512), [torch.randn(64, 512)]
+    library.model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 5))
+    space: dict[str, Any] = {"torch": torch}
+    exec(code, {"torch": torch, "library": library}, space)
+    gc.collect()
+    outcome = nbguard.release(*names, namespace=space)
+
+    assert outcome.realised == outcome.plan.promised
+    assert outcome.extra == 0
+
+
+def test_tensors_that_hooks_packed_for_a_graph_go_with_it() -> None:
+    """C++ holds such a tensor as it holds any object of Python's."""
+    first, second = (torch.randn(512, 512, requires_grad=True) for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        y = first @ second
+    space: dict[str, Any] = {"first": first, "second": second, "y": y}
+    del first, second, y
+    gc.collect()
+    outcome = nbguard.release("first", "second", "y", namespace=space)
+
+    assert outcome.realised == outcome.plan.promised == 5 * 2**20
+    assert outcome.extra == 0

@@ -7,6 +7,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Set
+from functools import cache
 
 from nbguard.memory.core.references.graph import upwards
 from nbguard.memory.scan.heap.kinds import Types
@@ -45,11 +46,22 @@ class Region:
             self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in _FRAMES}
         else:
             self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
-        goals = [n for n in range(self.first, self._added) if is_goal(walk, n)]
+        goals = {n for n in range(self.first, self._added) if is_goal(walk, n)}
+        self._ways_in: set[int] = set() if named else self._leading_to_names() - goals
+        goals |= self._ways_in
         self._leading = walk.leading_to(goals, self.first)
         blocked = () if named else self._frames
         self._wanted = self._leading if named else walk.leading_to(goals, self.first, blocked)
         self._blocked: Collection[int] = blocked
+
+    def _leading_to_names(self) -> set[int]:
+        """Return the objects that refer to memory of the user's names: a model of a library whose parameters a graph has."""
+        walk = self.walk
+        referring = [n for n in range(walk.only_stale.stop, self._added) if any(c < self.first for c in walk.children[n])]
+        if not referring:
+            return set()
+        of_names = walk.leading_to(n for n in range(self.first) if is_goal(walk, n))
+        return {n for n in referring if any(child < self.first and child in of_names for child in walk.children[n])}
 
     def extend(self) -> None:
         """Take in objects newly added to the walk that lead to something of the region."""
@@ -76,7 +88,8 @@ class Region:
             extra -= has_values_of_an_object(objects[n])  # the owner has its dict out of the collector's sight
             if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
                 references = walk.referents.autograd.cpp_references(objects[n])
-                extra -= references > 0  # C++ keeps the Python object, too
+                # a reference of C++'s own is none of Python's; an object of a saved tensor's hooks is held as any other
+                extra += min(in_cpp[n], references) - (references_of_cpp() if references > 0 else 0)
                 if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
                     extra += 1
             if extra > 0:
@@ -104,7 +117,7 @@ class Region:
         return self._points_among(below(self.walk, self.first, tops, self._leading))
 
     def _points_among(self, reached: Set[int]) -> set[int]:
-        return {n for n in reached if n in self.walk.only_stale or is_goal(self.walk, n)}
+        return {n for n in reached if n in self.walk.only_stale or n in self._ways_in or is_goal(self.walk, n)}
 
     def pointing(self, tops: Iterable[int], named: Set[int], in_use: Set[int] = frozenset()) -> set[int]:
         """Return those of `tops` that lead to points not `in_use` past the `named` objects: in one pass, however many they are.
@@ -148,3 +161,17 @@ def below(
 def is_goal(walk: Walk, number: int) -> bool:
     """Say whether an object matters by itself: it holds a storage or a pool, or is a Learner."""
     return number in walk.holds or walk.kind[number] in ("learner", "pool")
+
+
+@cache
+def references_of_cpp() -> int:
+    """Return by how many references C++ keeps a tensor's Python object, 1 in PyTorch 2.13 and 0 in 2.8, however many it has.
+
+    In 2.8 the Python object keeps the tensor instead.
+    """
+    tensor = sys.modules["torch"].empty(1, device="cpu")
+    alone = sys.getrefcount(tensor)
+    view = tensor.view(1)
+    by_cpp = sys.getrefcount(tensor) - alone
+    del view
+    return by_cpp

@@ -12,7 +12,6 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache
 from typing import Any
 
 from nbguard.memory.core.references.owner_sets import components
@@ -21,7 +20,7 @@ from nbguard.memory.scan.heap.unwalked import fill_rest
 from nbguard.memory.scan.heap.walk import MORE_TENSORS, Walk, references_by_asking
 from nbguard.memory.scan.outside.graph_hooks import dicts_of_hooks, lead_to_hooks
 from nbguard.memory.scan.outside.referrers import entered_by, name_by_referrers, unnamed_roots
-from nbguard.memory.scan.outside.region import Region, below
+from nbguard.memory.scan.outside.region import Region, below, references_of_cpp
 from nbguard.memory.scan.roots.frames import LiveRoot
 from nbguard.units import counted
 
@@ -38,27 +37,13 @@ def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
     tensors = [n for n in range(len(objects)) if walk.kinds.of(type(objects[n])) == "tensor"]
     if autograd is None or not tensors:
         return []
-    by_cpp = _references_of_cpp()
+    by_cpp = references_of_cpp()
     return [
         objects[n]
         for n in tensors
         if sys.getrefcount(objects[n]) == ours + 1  # the reference of C++ that keeps the object
         and autograd.cpp_references(objects[n]) == by_cpp
     ]
-
-
-@cache
-def _references_of_cpp() -> int:
-    """Return `cpp_references` of a tensor that one holder in C++ has, 1 in PyTorch 2.13 and 0 in 2.8.
-
-    In 2.8 such a tensor has its Python object, and the object does not count as a holder of the tensor.
-    """
-    tensor = sys.modules["torch"].empty(1, device="cpu")
-    alone = sys.getrefcount(tensor)
-    view = tensor.view(1)
-    by_cpp = sys.getrefcount(tensor) - alone
-    del view
-    return by_cpp
 
 
 def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
@@ -294,7 +279,7 @@ def _tie(walk: Walk, cycle: Iterable[int]) -> str:
 
 def _is_worth_it(region: Region, held: list[int], name_above: int) -> bool:
     walk, points = region.walk, region.points(held)
-    storages = {storage for n in points for storage in walk.holds.get(n, ())}
+    storages = {storage for n in below(walk, 0, points) for storage in walk.holds.get(n, ())}
     nbytes = sum(walk.storages[storage].nbytes for storage in storages)
     return nbytes > name_above or any(walk.kind[n] == "learner" or n in walk.only_stale for n in points)
 
