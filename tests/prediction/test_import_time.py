@@ -1,9 +1,11 @@
-"""The time of first imports is told apart from that of a prediction."""
+"""The time of first imports is told apart from that of a prediction, and is no longer than it must be."""
 
 from __future__ import annotations
 
 import builtins
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,16 @@ def test_an_import_that_fails_leaves_imports_as_they_were() -> None:
     with pytest.raises(ImportError), import_time():
         import no_such_module_of_anybody  # type: ignore[import-not-found] # noqa: F401
     assert builtins.__import__ is former
+
+
+@pytest.mark.usefixtures("torch_process")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nbguard.training.prediction.code.script",
+        'import nbguard, torch\nwith nbguard.simulate("T4"): torch.nn.Linear(2, 2)(torch.ones(1, 2))',
+    ],
+    ids=["prediction", "simulation"],
+)
+def test_no_mode_of_ours_imports_the_compiler(code: str) -> None:
+    subprocess.run([sys.executable, "-c", f"{code}\nimport sys; assert 'torch._dynamo' not in sys.modules"], check=True)
