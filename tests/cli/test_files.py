@@ -167,10 +167,24 @@ for line in sys.argv[1:]:
 
 def test_arguments_are_checked_before_pytorch_is_imported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("x = 1\n")
+    script.write_text("learn = 1\n")
+    (tmp_path / "broken.py").write_text("for")
+    (tmp_path / "data.pickle").write_bytes(b"\x80\x04}.")
+    (tmp_path / "empty").mkdir()
     lines = [
         "doctor foo",
         "doctor trian:learn",
+        "doctor train:lern",
+        "doctor train:",
+        "doctor broken:learn",
+        "doctor empty:learn",
+        "doctor --golden outputs.pt",
+        "doctor --golden train.py train:learn",
+        "doctor --golden nowhere/outputs.pt train:learn",
+        "predict broken.py",
+        "predict data.pickle",
+        f"predict {script} --time nowhere.json",
+        f"predict {script} --gpu T4 --price V100=1",
         "predict nofile.py",
         f"predict {script} --gpu foo",
         f"predict {script} --gpu 16",
@@ -186,7 +200,8 @@ def test_arguments_are_checked_before_pytorch_is_imported(tmp_path: Path) -> Non
     said = done.stderr.splitlines()
     assert len(said) == len(lines)
     assert "did you mean train?" in said[1]
-    assert said[3].endswith("None of these? Give a size, as in 16GiB (nbguard predict --help says more)")
+    assert said[2].endswith("train.py has no lern: did you mean learn?")
+    assert said[-5].endswith("None of these? Give a size, as in 16GiB (nbguard predict --help says more)")
     assert "did you mean --largest?" in said[-1]
 
 
