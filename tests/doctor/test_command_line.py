@@ -179,3 +179,18 @@ def test_a_module_that_exits_is_no_finding_of_the_doctor(
 
     assert main(["doctor", "exits_at_once:model"]) == 2
     assert capsys.readouterr().err == "nbguard: exits_at_once:model cannot be made: SystemExit: 3\n"
+
+
+_ENDS = "sys.stderr.write(str('torch.nn' in sys.modules))"
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_a_target_the_compiled_part_of_pytorch_tells_the_same_as_the_whole() -> None:
+    lines = [
+        f"import sys{also}; from nbguard.frontend.cli import main; main(['doctor', '--json']); {_ENDS}"
+        for also in ("", ", torch")
+    ]
+    part, whole = (subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True) for line in lines)
+
+    assert (part.stderr, whole.stderr) == ("False", "True")
+    assert json.loads(part.stdout)["checks"] == json.loads(whole.stdout)["checks"]
