@@ -30,6 +30,7 @@ from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.reports.report import build_report
+from nbguard.memory.scan.pause import keep_garbage
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.benchmarks.replay import speed, synthetic
@@ -54,7 +55,12 @@ def _of_heap(names: dict[str, Any]) -> Ways:
 
 
 def _of_facts(facts: Facts) -> Ways:
-    return {"plan": lambda: plan_cleanup(facts, Request()), "report": lambda: build_report(Analysis(facts))}
+    return {"plan": lambda: plan_cleanup(facts, Request()), "report": lambda: _report(facts)}
+
+
+def _report(facts: Facts) -> None:
+    with keep_garbage():  # as `nbguard.report` does
+        build_report(Analysis(facts))
 
 
 def plain_objects(count: int) -> Ways:
