@@ -109,7 +109,7 @@ SUBJECTS: dict[str, tuple[Callable[[int], Ways], tuple[int, ...], bool]] = {
     "objects with a tensor": (objects_with_a_tensor, (10_000, 30_000, 100_000, 300_000), False),
     "tensors": (tensors, (100, 1_000, 10_000, 100_000), False),
     "holders": (holders, (100, 1_000, 10_000), False),
-    "streams": (streams, (10, 100, 1_000), False),
+    "streams": (streams, (100, 300, 1_000, 3_000, 10_000), False),
     "events": (events, (10_000, 30_000, 100_000), True),
 }
 """The maker of each case, its sizes, and whether --large adds ten times the largest."""
