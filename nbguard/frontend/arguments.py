@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from nbguard.errors import SettingsError
+from nbguard.errors import NbguardError
 
 Value = TypeVar("Value")
 Options = argparse._ActionsContainer
@@ -68,6 +68,23 @@ def golden(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{name} holds no golden outputs: name a new file, and it is written")
 
 
+def writable(text: str) -> str:
+    """Read the name of a file that is to be written, empty for none; it is returned as typed, without its quotes."""
+    from nbguard.files import check_path
+
+    if name := unquoted(text):  # the default is read, too
+        _read(check_path, name)
+    return name
+
+
+def log(text: str) -> str:
+    """Read the name of a log of experiments, such as csv:FILE; it is returned as typed, without its quotes."""
+    from nbguard.training.profiler.sinks import opener_of
+
+    _read(opener_of, unquoted(text))
+    return unquoted(text)
+
+
 def version(text: str) -> str:
     """Read a version of PyTorch; it is returned as typed."""
     from nbguard.memory.allocator.model.settings import parse_version
@@ -122,7 +139,7 @@ def fraction(text: str) -> float:
 def _read(read: Callable[[str], Value], text: str) -> Value:
     try:
         return read(text)
-    except (ValueError, SettingsError) as error:
+    except (ValueError, NbguardError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
