@@ -68,7 +68,7 @@ demo: $(STAMPS)/extra-demo ## run the example notebook without a browser, print 
 	@$(IN_VENV) $(VENV)/bin/python notebooks/run_demo.py \
 	  || $(call stop,The demo failed: the lines above say where. To start afresh: make distclean demo)
 
-lab: $(STAMPS)/extra-demo ## open the example notebook in JupyterLab
+lab: $(STAMPS)/extra-lab ## open the example notebook in JupyterLab
 	@$(IN_VENV) $(VENV)/bin/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(NOTEBOOK) \
 	  || $(call stop,JupyterLab did not start. To start afresh: make distclean lab)
 
@@ -230,14 +230,14 @@ $(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
 	@wc -c nbguard/labextension/static/*.js nbguard/frontend/notebook/static/*
 	@touch $@
 
-# Without the browser's side, which needs npm's packages, and without PyTorch.
-$(STAMPS)/extra-unit $(STAMPS)/extra-docs: $(STAMPS)/extra-%: pyproject.toml $(CONSTRAINTS) | $(STAMPS)/tools
-	@$(call say,nbguard with its $* packages: neither PyTorch nor npm)
+# Without the browser's side, which needs npm's packages.
+$(STAMPS)/extra-unit $(STAMPS)/extra-docs $(STAMPS)/extra-demo: $(STAMPS)/extra-%: pyproject.toml $(CONSTRAINTS) | $(STAMPS)/tools
+	@$(call say,nbguard with its $* packages$(if $(filter demo,$*), (the first time this fetches PyTorch: minutes),: neither PyTorch nor npm))
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[$*]' || $(call stop,$(REGISTRIES))
 	@touch $@
 
 # nbguard as an editable install with one of the extras of pyproject.toml.
 $(STAMPS)/extra-%: pyproject.toml $(CONSTRAINTS) $(LABEXTENSION) | $(STAMPS)/tools
-	@$(call say,nbguard with its $* packages (the first time this fetches PyTorch for demo and test: minutes))
+	@$(call say,nbguard with its $* packages (the first time this fetches PyTorch for lab and test: minutes))
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[$*]' || $(call stop,$(REGISTRIES))
 	@touch $@

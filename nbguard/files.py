@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from nbguard.errors import NbguardError
 from nbguard.units import format_bytes
 
 _ALWAYS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -255,6 +256,26 @@ def target_of(path: str | Path) -> tuple[Folder, str]:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         stack.pop_all()
     return folder, place.name
+
+
+def check_path(path: str | Path) -> Path:
+    """Return the path in full; NbguardError unless a file can be written there. Asked before a fit, which may take hours."""
+    target = Path.cwd() / path
+    try:
+        target = Path.cwd() / Path(path).expanduser()
+        folder, _ = target_of(target)
+    except FileNotFoundError:
+        raise NbguardError(
+            f"cannot write {target}: there is no folder {target.parent}; make it, or name another file"
+        ) from None
+    except RuntimeError:
+        raise NbguardError(f"cannot write {path}: there is no such home folder; name another file") from None
+    except OSError as error:
+        raise NbguardError(f"cannot write {target}: {error.strerror}; name another file") from None
+    with folder:
+        if not os.access(folder.path, os.W_OK):
+            raise NbguardError(f"cannot write {target}: no permission; name another file")
+    return target
 
 
 def _beside(folder: Folder, name: str, data: bytes, stack: ExitStack) -> str:

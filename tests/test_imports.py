@@ -57,3 +57,32 @@ def test_a_profile_is_imported_while_its_clock_runs() -> None:
     )
 
     assert {name for name in loaded if name.startswith("nbguard.training.profiler.")} == {"nbguard.training.profiler.options"}
+
+
+_WRONG = [
+    "gpumem bogus",
+    "gpumem why",
+    "gpumem -n 0",
+    "reset_gpu --bogus",
+    "reset_gpu --park",
+    "nbguard bogus",
+    "profile_fit --save",
+]
+_WRONG_NAMES = ["gpumem predict nothing --gpu T4", "reset_gpu nothing", "nbguard doctor nothing", "nbguard fix export"]
+
+
+@pytest.mark.parametrize(("lines", "light"), [(_WRONG, True), (_WRONG_NAMES, False)], ids=["lines", "names"])
+def test_a_wrong_line_is_told_without_what_it_would_have_needed(lines: list[str], light: bool) -> None:
+    loaded = _modules_after(
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "from IPython.core.error import UsageError\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'nbguard')\n"
+        f"for line in {lines}:\n"
+        "    try: shell.run_line_magic(*line.split(None, 1))\n"
+        "    except UsageError: continue\n"
+        "    raise SystemExit(line)"
+    )
+
+    assert "torch" not in loaded
+    assert not (light and any(name.startswith("nbguard.memory.scan") for name in loaded))

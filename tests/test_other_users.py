@@ -361,7 +361,7 @@ def test_the_link_of_a_job_that_was_killed_is_swept(tmp_path: Path, runtime: Pat
 
 # --- files that are written -------------------------------------------------------------------------------------------------
 
-_SINKS = "import prometheus_client\nfrom nbguard.training.profiler.sinks import open_sink, prometheus"
+_SINKS = "import importlib.metadata, prometheus_client\nfrom nbguard.training.profiler.sinks import open_sink, prometheus"
 _WRITERS = {
     "a run record": (
         "from nbguard.training.runs.comparing import save_record\nfrom tests.runs.records import run",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-from nbguard.errors import SettingsError
+from nbguard.errors import NbguardError
 
 Value = TypeVar("Value")
 Options = argparse._ActionsContainer
@@ -45,6 +46,43 @@ def time(text: str) -> str:
 
     _read(parse_time, text)
     return text
+
+
+def golden(text: str) -> str:
+    """Read the name of a file with golden outputs, or of one to be written; it is returned as typed, without its quotes."""
+    from zipfile import is_zipfile
+
+    from nbguard.files import open_file, unreadable
+
+    name = unquoted(text)
+    try:
+        with open_file(name) as file:
+            if is_zipfile(file):  # as PyTorch saves
+                return name
+    except FileNotFoundError as error:
+        if Path(name).expanduser().parent.is_dir():
+            return name
+        raise argparse.ArgumentTypeError(f"{name} cannot be written: {error.strerror}") from None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(unreadable(name, error)) from None
+    raise argparse.ArgumentTypeError(f"{name} holds no golden outputs: name a new file, and it is written")
+
+
+def writable(text: str) -> str:
+    """Read the name of a file that is to be written, empty for none; it is returned as typed, without its quotes."""
+    from nbguard.files import check_path
+
+    if name := unquoted(text):  # the default is read, too
+        _read(check_path, name)
+    return name
+
+
+def log(text: str) -> str:
+    """Read the name of a log of experiments, such as csv:FILE; it is returned as typed, without its quotes."""
+    from nbguard.training.profiler.sinks import opener_of
+
+    _read(opener_of, unquoted(text))
+    return unquoted(text)
 
 
 def version(text: str) -> str:
@@ -101,7 +139,7 @@ def fraction(text: str) -> float:
 def _read(read: Callable[[str], Value], text: str) -> Value:
     try:
         return read(text)
-    except (ValueError, SettingsError) as error:
+    except (ValueError, NbguardError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
@@ -169,8 +207,8 @@ def add_diagnosis(options: Options) -> None:
         options.add_argument(
             f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
         )
-    golden = "compare the model's outputs with those in FILE, or write it"
-    options.add_argument("--golden", type=unquoted, metavar="FILE", help=golden)
+    compare = "compare the model's outputs with those in FILE, or write it"
+    options.add_argument("--golden", type=golden, metavar="FILE", help=compare)
     options.add_argument("--max-latency", type=time, metavar="TIME", help="the p95 that an exported model may have: 20ms")
     options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
     options.add_argument("--self-test", action="store_true", help="with --ranks: run an all-reduce in two processes")

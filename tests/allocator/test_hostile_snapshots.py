@@ -19,7 +19,7 @@ from nbguard.errors import NbguardError, SnapshotError
 from nbguard.memory.allocator.replay.replay import replay
 from nbguard.memory.allocator.replay.whatif import what_if
 from nbguard.memory.allocator.snapshot.read import load_snapshot
-from nbguard.memory.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle
+from nbguard.memory.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle, unpickle_before
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 from tests.allocator.test_snapshot import FRAME, Json, loads, reader, small
@@ -323,6 +323,21 @@ def test_the_unpickler_reads_what_pythons_reads() -> None:
             found = unpickle(content)
             assert found == made
             assert (found[0] is found[2]) or type(found[0]) not in (list, dict)
+
+
+@pytest.mark.parametrize("protocol", range(1, pickle.HIGHEST_PROTOCOL + 1))
+def test_the_entries_before_a_key_are_read_from_the_beginning_of_a_pickle(protocol: int) -> None:
+    first = {"segments": [{"blocks": [1, 2]}] * 3, "settings": "none"}
+    content = pickle.dumps(first | {"traces": [{"n": n} for n in range(40_000)]}, protocol)
+
+    assert unpickle_before(content[: len(content) * 9 // 10], "traces") == first
+    assert unpickle_before(content, "another") is None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_before_a_key_is_read_of_a_hostile_file(name: str) -> None:
+    found = unpickle_before(HOSTILE[name], "device_traces")
+    assert found is None if name != "streams" else found == {"segments": small()["segments"]}
 
 
 def test_messages_name_the_file_only(tmp_path: Path) -> None:

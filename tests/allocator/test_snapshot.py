@@ -55,6 +55,33 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 # --- what is read -----------------------------------------------------------------------------------------------------------
 
 
+def test_stacks_that_differ_in_one_frame_are_told_apart(tmp_path: Path) -> None:
+    frames = [FRAME | {"line": line} for line in range(9)]
+    stacks = [[*frames[:at], frames[(at + 1) % 9], *frames[at + 1 :]] for at in range(9)]
+    raw = small()
+    (event,) = (entry for entry in raw["device_traces"][0] if entry["action"] == "alloc")
+    raw["device_traces"] = [[event | {"frames": [*stacks[n % 9]]} for n in range(90)]]
+
+    found = loads(tmp_path, pickle.dumps(raw))
+
+    lines = [[line for _, line, _ in found.stacks[number]] for number in found.traces[0].stacks]
+    assert lines == [[frame["line"] for frame in stacks[n % 9]] for n in range(90)]
+
+
+def test_frames_that_take_forever_to_compare_are_not_compared(tmp_path: Path) -> None:
+    raw = small()
+    event = raw["device_traces"][0][0]
+    events = []
+    for _ in range(2):
+        deep: list[object] = []
+        for _ in range(60):
+            deep = [deep, deep]
+        events.append(event | {"frames": [FRAME, FRAME, FRAME, FRAME | {"deep": deep}]})
+    raw["device_traces"] = [events]
+
+    assert len(loads(tmp_path, pickle.dumps(raw)).traces[0].events) == 2
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_of_every_protocol(protocol: int, tmp_path: Path) -> None:
     found = loads(tmp_path, pickle.dumps(small(), protocol))

@@ -30,6 +30,7 @@ from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.reports.report import build_report
+from nbguard.memory.scan.pause import keep_garbage
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.benchmarks.replay import speed, synthetic
@@ -54,7 +55,12 @@ def _of_heap(names: dict[str, Any]) -> Ways:
 
 
 def _of_facts(facts: Facts) -> Ways:
-    return {"plan": lambda: plan_cleanup(facts, Request()), "report": lambda: build_report(Analysis(facts))}
+    return {"plan": lambda: plan_cleanup(facts, Request()), "report": lambda: _report(facts)}
+
+
+def _report(facts: Facts) -> None:
+    with keep_garbage():  # as `nbguard.report` does
+        build_report(Analysis(facts))
 
 
 def plain_objects(count: int) -> Ways:
@@ -103,7 +109,7 @@ SUBJECTS: dict[str, tuple[Callable[[int], Ways], tuple[int, ...], bool]] = {
     "objects with a tensor": (objects_with_a_tensor, (10_000, 30_000, 100_000, 300_000), False),
     "tensors": (tensors, (100, 1_000, 10_000, 100_000), False),
     "holders": (holders, (100, 1_000, 10_000), False),
-    "streams": (streams, (10, 100, 1_000), False),
+    "streams": (streams, (100, 300, 1_000, 3_000, 10_000), False),
     "events": (events, (10_000, 30_000, 100_000), True),
 }
 """The maker of each case, its sizes, and whether --large adds ten times the largest."""

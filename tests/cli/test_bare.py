@@ -30,7 +30,7 @@ sys.exit(main(sys.argv[1:]))
         (["whatif", "FILE", "--set", ""], 0, "defaults"),
         (["gpus"], 1, "nvidia-ml-py is not installed"),
         (["status"], 0, "nbguard is not loaded automatically"),
-        (["predict", "FILE"], 2, "PyTorch is not installed here"),
+        (["predict", __file__], 2, "PyTorch is not installed here"),
     ],
 )
 def test_a_command_needs_none_of_them(arguments: list[str], status: int, shown: str, tmp_path: Path) -> None:

@@ -13,13 +13,16 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
-from nbguard.frontend.cli import main
+from nbguard.errors import SnapshotError
+from nbguard.frontend.cli import files, main
 from nbguard.frontend.cli.arguments import TERMINAL
+from nbguard.memory.allocator.snapshot import reader_process
 from nbguard.memory.allocator.snapshot.read import sidecar_data, sidecar_path
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar
 from nbguard.training.runs.analysis.comparison import compare_records
@@ -158,7 +161,8 @@ def test_all_commands_say_the_same_of_a_file_that_does_not_exist(command: str, c
 
 _WITHOUT_TORCH = """
 import sys
-from nbguard.frontend.cli import main
+from nbguard.errors import SnapshotError
+from nbguard.frontend.cli import files, main
 for line in sys.argv[1:]:
     assert main(line.split()) == 2, line
     assert "torch" not in sys.modules, line
@@ -167,10 +171,24 @@ for line in sys.argv[1:]:
 
 def test_arguments_are_checked_before_pytorch_is_imported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("x = 1\n")
+    script.write_text("learn = 1\n")
+    (tmp_path / "broken.py").write_text("for")
+    (tmp_path / "data.pickle").write_bytes(b"\x80\x04}.")
+    (tmp_path / "empty").mkdir()
     lines = [
         "doctor foo",
         "doctor trian:learn",
+        "doctor train:lern",
+        "doctor train:",
+        "doctor broken:learn",
+        "doctor empty:learn",
+        "doctor --golden outputs.pt",
+        "doctor --golden train.py train:learn",
+        "doctor --golden nowhere/outputs.pt train:learn",
+        "predict broken.py",
+        "predict data.pickle",
+        f"predict {script} --time nowhere.json",
+        f"predict {script} --gpu T4 --price V100=1",
         "predict nofile.py",
         f"predict {script} --gpu foo",
         f"predict {script} --gpu 16",
@@ -186,7 +204,8 @@ def test_arguments_are_checked_before_pytorch_is_imported(tmp_path: Path) -> Non
     said = done.stderr.splitlines()
     assert len(said) == len(lines)
     assert "did you mean train?" in said[1]
-    assert said[3].endswith("None of these? Give a size, as in 16GiB (nbguard predict --help says more)")
+    assert said[2].endswith("train.py has no lern: did you mean learn?")
+    assert said[-5].endswith("None of these? Give a size, as in 16GiB (nbguard predict --help says more)")
     assert "did you mean --largest?" in said[-1]
 
 
@@ -341,6 +360,28 @@ def test_the_snapshot_of_the_readme_is_diagnosed(capsys: pytest.CaptureFixture[s
     assert main(["diagnose", str(sample)]) == 1
     assert "max_split_size_mb:128" in capsys.readouterr().out
     assert sample.stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("command", ["map", "replay", "whatif", "diagnose"])
+def test_of_a_large_file_the_state_at_its_end_is_said_before_its_history_is_read(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = {"size": 2 << 20, "requested_size": 2 << 20, "address": 1 << 30, "state": "active_allocated", "frames": []}
+    rest = block | {"size": 18 << 20, "address": (1 << 30) + (2 << 20), "state": "inactive"}
+    segment = {"device": 1, "address": 1 << 30, "total_size": 20 << 20, "stream": 0, "segment_type": "large"}
+    alloc = {"action": "alloc", "addr": 1 << 30, "size": 2 << 20, "stream": 0}
+    trace = [alloc | {"time_us": 1 << 50 | number} for number in range(40_000)]
+    file = tmp_path / "long.pickle"
+    file.write_bytes(pickle.dumps({"segments": [segment | {"blocks": [block, rest]}], "device_traces": [[], trace]}))
+    monkeypatch.setattr(files, "_LARGE", 1 << 20)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(reader_process, "read_pickle", Mock(side_effect=SnapshotError("its history")))
+
+    assert main([command, str(file)]) == 2
+
+    said, history = capsys.readouterr().err.splitlines()
+    assert said == "nbguard: long.pickle: cuda:1 had 20 MiB reserved, 2 MiB of it in use, at the end"
+    assert history.endswith("long.pickle: its history")
 
 
 def test_gz_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from nbguard.frontend.cli import main
 _SCRIPT = """
 import torch
 model = torch.nn.Linear(3, 2)
-def make():
+def make():  # and no dir
     return model, (torch.ones(4, 3), torch.zeros(4, 2))
 def broken():
     raise OSError("no data here")
@@ -106,7 +106,7 @@ def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ("train", "nbguard: train is not a target; name a module and an object in it, as in  nbguard doctor train:learn"),
         ("absent:learn", "nbguard: there is no module absent, in this folder or installed"),
-        ("train:absent", "nbguard: train:absent cannot be made: AttributeError: module 'train' has no attribute 'absent'"),
+        ("train:dir", "nbguard: train:dir cannot be made: AttributeError: module 'train' has no attribute 'dir'"),
         ("train:broken", "nbguard: train:broken cannot be made: OSError: no data here"),
     ],
 )
@@ -173,9 +173,24 @@ def test_a_module_that_exits_is_no_finding_of_the_doctor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Status 3 says that `--strict` has found a problem; a module may exit with any."""
-    (tmp_path / "exits_at_once.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "exits_at_once.py").write_text("import sys\nsys.exit(3)\nmodel = 1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     assert main(["doctor", "exits_at_once:model"]) == 2
     assert capsys.readouterr().err == "nbguard: exits_at_once:model cannot be made: SystemExit: 3\n"
+
+
+_ENDS = "sys.stderr.write(str('torch.nn' in sys.modules))"
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_a_target_the_compiled_part_of_pytorch_tells_the_same_as_the_whole() -> None:
+    lines = [
+        f"import sys{also}; from nbguard.frontend.cli import main; main(['doctor', '--json']); {_ENDS}"
+        for also in ("", ", torch")
+    ]
+    part, whole = (subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True) for line in lines)
+
+    assert (part.stderr, whole.stderr) == ("False", "True")
+    assert json.loads(part.stdout)["checks"] == json.loads(whole.stdout)["checks"]

@@ -1,9 +1,10 @@
-"""The time of first imports is told apart from that of a prediction."""
+"""The time of first imports is told apart from that of a prediction, and is no longer than it must be."""
 
 from __future__ import annotations
 
-import builtins
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def test_only_imports_that_load_a_module_count(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "imported_once.py").write_text("import json\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
-    former = builtins.__import__
+    former = importlib._bootstrap._find_and_load  # type: ignore[attr-defined]
 
     with import_time() as first:
         import imported_once  # type: ignore[import-not-found]
@@ -24,11 +25,24 @@ def test_only_imports_that_load_a_module_count(tmp_path: Path, monkeypatch: pyte
 
     assert first.seconds > 0
     assert second.seconds == 0
-    assert builtins.__import__ is former
+    assert importlib._bootstrap._find_and_load is former  # type: ignore[attr-defined]
 
 
 def test_an_import_that_fails_leaves_imports_as_they_were() -> None:
-    former = builtins.__import__
+    former = importlib._bootstrap._find_and_load  # type: ignore[attr-defined]
     with pytest.raises(ImportError), import_time():
         import no_such_module_of_anybody  # type: ignore[import-not-found] # noqa: F401
-    assert builtins.__import__ is former
+    assert importlib._bootstrap._find_and_load is former  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("torch_process")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nbguard.training.prediction.code.script",
+        'import nbguard, torch\nwith nbguard.simulate("T4"): torch.nn.Linear(2, 2)(torch.ones(1, 2))',
+    ],
+    ids=["prediction", "simulation"],
+)
+def test_no_mode_of_ours_imports_the_compiler(code: str) -> None:
+    subprocess.run([sys.executable, "-c", f"{code}\nimport sys; assert 'torch._dynamo' not in sys.modules"], check=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from nbguard.errors import NbguardError
+from nbguard.files import check_path
 from nbguard.training.profiler import profile as kept
 from nbguard.training.profiler.analysis.compare import FitSamples
-from nbguard.training.profiler.files import check_path, write_json, write_text
+from nbguard.training.profiler.files import write_json, write_text
 
 
 def test_json_is_written_whole_and_nothing_else(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.files import open_file, unreadable
 from nbguard.frontend.cli.terminal import show, show_blocks, show_json, show_result, shown_stages
 from nbguard.spelling import did_you_mean
 
@@ -36,20 +33,23 @@ def startup(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Predict the first fit of a script; return 0 where it fits or no GPU was named, 1 where it may not fit on one."""
-    try:
-        open_file(options.script).close()  # before PyTorch is imported, which takes seconds
-    except OSError as error:
-        raise NbguardError(unreadable(options.script, error)) from None
-    try:
-        from nbguard.training.prediction.code.script import predict_script
-    except ImportError:
-        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
+    from nbguard.training.prediction.code.source import parsed
+    from nbguard.training.prediction.speed import prices_of
 
+    parsed(Path(options.script))
+    try:
+        prices_of(options.price, options.gpu or [price.rpartition("=")[0] for price in options.price])
+    except ValueError as error:
+        raise NbguardError(str(error)) from None
     report = None
     if options.time:
         from nbguard.frontend.cli.files import fit_report_of
 
         report = fit_report_of(options.time)
+    try:  # all that can be wrong in the line is known by now: this takes seconds
+        from nbguard.training.prediction.code.script import predict_script
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here, so there is no fit to predict") from None
     with shown_stages():
         predicted = predict_script(
             options.script, options.gpu or [None], options.settings, options.bs, options.arguments, largest=options.largest
@@ -65,18 +65,18 @@ def predict(options: argparse.Namespace) -> int:
 def doctor(options: argparse.Namespace) -> int:
     """Diagnose this environment, and a script's model. PyTorch is imported, unless that would end the process."""
     from nbguard.training.doctor.analysis.diagnosis import chosen
-    from nbguard.training.doctor.analysis.serving import is_asked
+    from nbguard.training.doctor.analysis.serving import OF_A_MODEL, is_asked
+    from nbguard.training.prediction.code.source import refuse_wrong_target
+
+    if options.target:
+        refuse_wrong_target(options.target)
+    elif options.golden or options.max_latency:
+        raise NbguardError(OF_A_MODEL)
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.launch import diagnose_launch
     from nbguard.training.doctor.subject import import_torch
 
-    if options.target and ":" not in options.target:
-        raise NbguardError(
-            f"{options.target} is not a target; name a module and an object in it, as in  nbguard doctor train:learn"
-        )
-    if options.target:
-        _refuse_without_module(options.target)
-    import_torch()
+    import_torch(whole=bool(options.target))
     if options.ranks or options.self_test:
         diagnosis = diagnose_launch(self_test=options.self_test)
     else:
@@ -94,19 +94,6 @@ def doctor(options: argparse.Namespace) -> int:
         show_blocks(diagnosis.blocks(whole=options.all), where="terminal")
     diagnosed = tuple(each for each in diagnosis.checks if options.strict or is_asked(each))
     return _STATUS.get(replace(diagnosis, checks=diagnosed).worst or "", 0)
-
-
-def _refuse_without_module(target: str) -> None:
-    """Raise NbguardError where the module of a target is not there, before PyTorch is imported, which takes seconds."""
-    name = target.partition(":")[0].removesuffix(".py")
-    package = name.partition(".")[0]
-    if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, folder)
-    if not package.isidentifier():
-        raise NbguardError(f"{name} is not the name of a module: write it as in  nbguard doctor train:learn")
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
-        question = did_you_mean(package, (file.stem for file in Path.cwd().glob("*.py")))
-        raise NbguardError(f"there is no module {package}, in this folder or installed" + (f": {question}" if question else ""))
 
 
 def _made(target: str | None) -> Made | None:

@@ -13,6 +13,7 @@ from nbguard.files import write_file
 from nbguard.frontend.cli.terminal import progress, say, show_blocks, show_json, show_result
 from nbguard.render.markup import Html, join, style_sheet, tag
 from nbguard.render.result import Result
+from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
     from nbguard.memory.reports.memory_map import MemoryMap
@@ -33,7 +34,7 @@ def diagnose(options: argparse.Namespace) -> int:
             torch_version=options.torch,
             capacity=options.capacity,
             fraction=options.fraction,
-            progress=progress("read", _LARGE),
+            progress=_reading(name),
             trial_progress=progress("runs"),
         )
         _show(diagnosis, options, diagnosis.map)
@@ -49,10 +50,10 @@ def show_map(options: argparse.Namespace) -> int:
 
     def each(name: str) -> int:
         if options.at_event is not None:
-            moment = snapshot_moment(name, options.at_event, options.device, progress("read", _LARGE))
+            moment = snapshot_moment(name, options.at_event, options.device, _reading(name))
             _show(moment, options, moment.map)
             return 0
-        the_map = snapshot_map(name, progress("read", _LARGE))
+        the_map = snapshot_map(name, _reading(name))
         if options.device is not None:
             the_map = the_map.only(str(options.device))
             if not the_map.names:
@@ -79,7 +80,7 @@ def replay(options: argparse.Namespace) -> int:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
 
     def each(name: str) -> int:
-        snapshot = load_snapshot(name, progress("read", _LARGE))
+        snapshot = load_snapshot(name, _reading(name))
         with _about(name):
             replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
         show_result(replay, as_json=options.json)
@@ -95,7 +96,7 @@ def whatif(options: argparse.Namespace) -> int:
     from nbguard.memory.allocator.snapshot.read import load_snapshot
 
     def each(name: str) -> int:
-        snapshot = load_snapshot(name, progress("read", _LARGE))
+        snapshot = load_snapshot(name, _reading(name))
         if not snapshot.devices:
             raise SnapshotError(f"{name}: it holds no device, so there is nothing to run again.")
         for device in snapshot.devices:
@@ -147,6 +148,23 @@ def fit_report_of(name: str) -> FitReport:
     observations = read_observations(name)
     with _consistent(name):
         return build_fit_report(observations)
+
+
+def _reading(name: str) -> Callable[[int, int], None] | None:
+    """Return the progress of reading a snapshot in a terminal; of a large one say first how full the device was."""
+    shown = progress("read", _LARGE)
+    if shown is not None:
+        from nbguard.memory.allocator.snapshot.read import read_segments
+
+        if (head := read_segments(name, _LARGE)) is not None:
+            for device in head.devices:
+                segments = [segment for segment in head.segments if segment.device == device]
+                in_use = sum(block.size for segment in segments for block in segment.blocks if block.state != "inactive")
+                reserved = format_bytes(sum(segment.total_size for segment in segments))
+                say(
+                    f"{Path(name).name}: cuda:{device} had {reserved} reserved, {format_bytes(in_use)} of it in use, at the end"
+                )
+    return shown
 
 
 @contextmanager

@@ -49,9 +49,10 @@ def prediction_of(
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be predicted; the message says why.
     """
+    learn = _named(namespace, name)
     with _needing_torch():
         from nbguard.training.prediction.predict import predict
-    return predict(_named(namespace, name), batch_size=size, gpu=gpu, settings=settings or "", largest=largest, savings=savings)
+    return predict(learn, batch_size=size, gpu=gpu, settings=settings or "", largest=largest, savings=savings)
 
 
 def prediction_on(
@@ -75,9 +76,10 @@ def prediction_on(
         return prediction_of(namespace, name, size, gpu, settings, largest=largest, savings=savings)
     if savings:
         raise NbguardError("--savings is about one GPU; name only one, as in  --gpu T4 --savings")
+    learn = _named(namespace, name)
     with _needing_torch():
         from nbguard.training.prediction.predict import compare_gpus
-    return compare_gpus(_named(namespace, name), named, batch_size=size, settings=settings or "", largest=largest)
+    return compare_gpus(learn, named, batch_size=size, settings=settings or "", largest=largest)
 
 
 @contextmanager

@@ -172,9 +172,11 @@ class SessionMemory:
     def _report(self, analysis: Analysis) -> Report:
         """Return the report, whose findings know the batch that was predicted for the card."""
         from nbguard.memory.reports.report import build_report
+        from nbguard.memory.scan.pause import keep_garbage
 
         self.recall_card(analysis)
-        return build_report(analysis)
+        with keep_garbage():
+            return build_report(analysis)
 
     def memory_map(self, request: int | str | None) -> MemoryMap:
         """Return the map of the memory. NbguardError for a size that is none."""

@@ -30,8 +30,15 @@ from nbguard.memory.scan.devices.allocation_sites import Sites, stack_of
 # --- Subclasses of tensors while a mode is entered.
 
 
-class _Nothing(TorchDispatchMode):  # type: ignore[misc]
-    """Changes nothing."""
+class LightMode(TorchDispatchMode):  # type: ignore[misc]
+    """A dispatch mode that runs each operator as it is, and that torch does not guard against its compiler.
+
+    Torch wraps the method of any other mode, and the first call of the wrapper imports the whole compiler: 1.1 s.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -46,7 +53,7 @@ def _mend_as_subclass() -> None:
             return former(tensor, cls)
 
     try:
-        with _disable_current_modes(), _Nothing():
+        with _disable_current_modes(), LightMode():
             former(torch.empty(0, device="cpu"), torch.nn.Parameter)
     except RuntimeError:
         if torch.Tensor.as_subclass is former:
@@ -68,7 +75,7 @@ _DEEPEST = 50
 """Frames that are looked through for one of the user's."""
 
 
-class AllocationLines(TorchDispatchMode):  # type: ignore[misc]
+class AllocationLines(LightMode):
     """Notes, while entered, the line that made each storage, by (device, address). It keeps no tensor alive."""
 
     def __init__(self) -> None:
@@ -165,7 +172,7 @@ def _is_mutable(op: Any) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
-class StorageMode(TorchDispatchMode):  # type: ignore[misc]
+class StorageMode(LightMode):
     """Tells `observer`, while entered, of the storages of one kind of device that this thread's operations use.
 
     `unseen` counts tensors without a storage of their own (sparse ones, and wrappers). May be entered again after it was left;
@@ -183,10 +190,6 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
         self._failure: BaseException | None = None
 
     supports_higher_order_operators = True  # else torch refuses them while a mode is entered
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the method, and its first call imports the whole compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = None

@@ -19,6 +19,7 @@ from nbguard.training.doctor.analysis.export import export_checks, no_export
 from nbguard.training.doctor.analysis.gpu_checks import gpu_checks, machine_checks, toolkit_checks
 from nbguard.training.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts, learner_checks
 from nbguard.training.doctor.analysis.seed_checks import seed_checks
+from nbguard.training.doctor.analysis.serving import OF_A_MODEL
 from nbguard.training.doctor.analysis.step_trace import no_step, step_checks
 from nbguard.training.doctor.environment import environment_facts, toolkit_facts
 from nbguard.training.doctor.subject import TrialSubject, fit_device, subject_of
@@ -139,7 +140,7 @@ def diagnose(  # noqa: PLR0913 - a public function with keywords
     limit = None if max_latency is None else _nanoseconds(max_latency)
     subject = None if learn is None else subject_of(learn, batch, loss_func, optimizer)
     if subject is None and (golden is not None or limit is not None):
-        raise UndiagnosableError("golden outputs and a limit are of a model: name one, as in  " + advice.diagnose().command)
+        raise UndiagnosableError(OF_A_MODEL)
     checks: list[Check] = []
     notes: list[str] = []
     has_gpu = None

@@ -36,7 +36,8 @@ def lock_of(sources: Iterable[str] = (), *, conda: bool = False) -> str:
         NbguardError: a file cannot be read, or imports something that is not installed here.
     """
     files = [Path(source) for source in sources]
-    named = {name for file in files for name in _packages_of(file)} if files else {_name(each) for each in distributions()}
+    modules = {module for file in files for module in _modules_of(file)}
+    named = set(_packages_of(modules)) if files else {_name(each) for each in distributions()}
     needed = sorted(_with_needs(named))
     builds = sorted({version.partition("+")[2] for _, version in needed if "+" in version} - {""})
     made = f"# Made by nbguard lock, with Python {platform.python_version()}" + (
@@ -76,16 +77,19 @@ def _name(found: Distribution) -> str:
     return canonicalize_name(found.metadata["Name"])
 
 
-def _packages_of(file: Path) -> Iterator[str]:
-    """Yield the packages that a notebook or a script imports."""
-    known = _packages_by_module()
+def _modules_of(file: Path) -> set[str]:
+    """Return the modules that a notebook or a script imports."""
     try:
-        modules = _imports(_source(file))
+        return _imports(_source(file))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NbguardError(f"{file} cannot be read: {in_one_line(error)}") from None
-    for module in sorted(modules):
-        if module in known:
-            yield from map(canonicalize_name, known[module])
+
+
+def _packages_of(modules: Iterable[str]) -> Iterator[str]:
+    """Yield the installed packages that have these modules."""
+    known = _packages_by_module()
+    for module in modules:
+        yield from map(canonicalize_name, known.get(module, ()))
 
 
 def _packages_by_module() -> Mapping[str, Iterable[str]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from nbguard.errors import UndiagnosableError
@@ -19,13 +21,43 @@ from nbguard.training.doctor.environment import environment_facts
 # --- PyTorch, imported for a diagnosis in a shell.
 
 
-def import_torch() -> None:
-    """Import PyTorch if it is installed; not where the checks name a setting that aborts the process at its import."""
+def import_torch(*, whole: bool) -> None:
+    """Import PyTorch if it is installed; not where the checks name a setting that aborts the process at its import.
+
+    Args:
+        whole: whether more than the facts of the environment is asked. Its compiled part has these, in a third of the time.
+    """
     checks = variable_checks(environment_facts())
     if any(finding.severity == "problem" for check in checks for finding in check.findings):
         return
     with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("torch")
+        if whole or "torch" in sys.modules or not _import_compiled_part():
+            importlib.import_module("torch")
+
+
+def _import_compiled_part() -> bool:
+    """Import a `torch` of nothing but its versions and its compiled part; say whether that could be done.
+
+    Raises:
+        ModuleNotFoundError: PyTorch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        raise ModuleNotFoundError
+    torch: Any = importlib.util.module_from_spec(spec)
+    sys.modules["torch"] = torch
+    try:
+        torch.version = importlib.import_module("torch.version")
+        torch._C = compiled = importlib.import_module("torch._C")
+        torch.__version__ = torch.version.__version__
+        torch.get_num_threads = compiled.get_num_threads
+        torch.get_float32_matmul_precision = compiled._get_float32_matmul_precision
+        torch.cuda = SimpleNamespace(is_initialized=bool, _is_in_bad_fork=getattr(compiled, "_cuda_isInBadFork", bool))
+    except (ImportError, AttributeError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+            del sys.modules[name]
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from nbguard.errors import NbguardError, ProfileFileError
-from nbguard.files import read_file, target_of, unreadable, write_file
+from nbguard.files import read_file, unreadable, write_file
 from nbguard.training.profiler.analysis.observations import FitObservations
 
 _LARGEST = 256 * 1024**2
 """Bytes of a saved profile; a larger file is refused."""
-
-
-def check_path(path: str | Path) -> Path:
-    """Return the path in full; NbguardError unless a file can be written there. Asked before a fit, which may take hours."""
-    target = Path.cwd() / path
-    try:
-        target = Path.cwd() / Path(path).expanduser()
-        folder, _ = target_of(target)
-    except FileNotFoundError:
-        raise NbguardError(
-            f"cannot write {target}: there is no folder {target.parent}; make it, or name another file"
-        ) from None
-    except RuntimeError:
-        raise NbguardError(f"cannot write {path}: there is no such home folder; name another file") from None
-    except OSError as error:
-        raise NbguardError(f"cannot write {target}: {error.strerror}; name another file") from None
-    with folder:
-        if not os.access(folder.path, os.W_OK):
-            raise NbguardError(f"cannot write {target}: no permission; name another file")
-    return target
 
 
 def read_observations(path: str | Path) -> FitObservations:

@@ -13,6 +13,7 @@ from time import process_time_ns, thread_time_ns
 from typing import Any, TypeVar
 
 from nbguard.errors import NbguardError, StoppedAtNaN
+from nbguard.files import check_path
 from nbguard.memory.scan.pause import keep_garbage
 from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
@@ -23,7 +24,7 @@ from nbguard.training.profiler.analysis.report import Ending, FitReport, MemoryR
 from nbguard.training.profiler.analysis.time import phase_log as phases
 from nbguard.training.profiler.analysis.time.gpu import trace_events
 from nbguard.training.profiler.analysis.time.phase_log import PhaseLog, joined
-from nbguard.training.profiler.files import check_path, write_json, write_text
+from nbguard.training.profiler.files import write_json, write_text
 from nbguard.training.profiler.instruments.instruments import Instruments
 from nbguard.training.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.training.profiler.instruments.memory.growth import kept_graphs, operations_so_far

@@ -15,7 +15,8 @@ from nbguard.memory.scan.devices.counters import Counters
 from nbguard.memory.scan.devices.cuda import device_facts, tracked_device
 from nbguard.training.profiler.analysis.compare import Figure
 from nbguard.training.profiler.analysis.memory.cell_log import MemoryLogState, cell_figures, reading_figures
-from nbguard.training.profiler.sinks import Sink, open_sink
+from nbguard.training.profiler.sinks import open_sink
+from nbguard.training.profiler.sinks.sink import Sink
 
 
 class MemoryLog:

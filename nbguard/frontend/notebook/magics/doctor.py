@@ -86,13 +86,14 @@ def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Determin
 
 def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
     """Put a copy of a model that exports into the variable of `-o`, and return the replacements in it."""
+    if options.name is None:
+        raise UndiagnosableError("name the Learner or model to repair, as in  %nbguard fix export learn -o exportable")
+    learn, batch = named(shell, options.name), named(shell, options.batch)
     from nbguard.training.doctor.analysis.serving import RepairedModel
     from nbguard.training.doctor.export.repair import repaired
     from nbguard.training.doctor.subject import subject_of
 
-    if options.name is None:
-        raise UndiagnosableError("name the Learner or model to repair, as in  %nbguard fix export learn -o exportable")
-    model, replaced = repaired(subject_of(named(shell, options.name), named(shell, options.batch)))
+    model, replaced = repaired(subject_of(learn, batch))
     target, options.output = options.output or "exportable", None
     shell.user_ns[target] = model
     return RepairedModel(name=target, replaced=replaced)

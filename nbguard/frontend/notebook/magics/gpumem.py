@@ -253,13 +253,13 @@ class GpuMemMagics(Magics):
         engines of an ipyparallel cluster, if a variable of the notebook is its client: in one table what each engine holds,
         and which of them share a GPU; an engine that is busy for ten seconds has a row that says so.
         """
-        from nbguard import api
-
         if line.split(None, 1)[:1] != ["leak"]:  # its code is Python's as it stands
             line = with_names_expanded(self.shell, line)
         options = GRAMMAR.parse(line, getattr(self.shell, "user_ns", {}))
         if options is None:
             return None
+        from nbguard import api
+
         session = session_of(self.shell)
         match options.word:
             case "" if options.engines:

@@ -14,7 +14,7 @@ from IPython.core.inputtransformer2 import cell_magic, leading_indent
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic import line_cell_magic as line_and_cell_magic
 
-from nbguard.frontend.arguments import gpu, number, unquoted
+from nbguard.frontend.arguments import gpu, log, number, writable
 from nbguard.frontend.grammar import Word
 from nbguard.frontend.notebook.display import display_bundle
 from nbguard.frontend.notebook.magics.command_line import guarded, keep, split
@@ -47,13 +47,13 @@ def _add(options: argparse.ArgumentParser) -> None:
     options.add_argument("--check-ranks", type=steps, metavar="N", default=0, help=ranks)
     options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
     options.add_argument(
-        "--trace", type=unquoted, metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
+        "--trace", type=writable, metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
     )
     options.add_argument(
-        "--json", type=unquoted, metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
+        "--json", type=writable, metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
     )
     saved = "save the profile; `nbguard profile FILE` shows its report again"
-    options.add_argument("--save", type=unquoted, metavar="FILE", default="", help=saved)
+    options.add_argument("--save", type=writable, metavar="FILE", default="", help=saved)
     options.add_argument(
         "--predict", action="store_true", help="do not run the cell; predict the memory that its fits will take"
     )
@@ -62,7 +62,7 @@ def _add(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--log",
         action="append",
-        type=unquoted,
+        type=log,
         metavar="LOG",
         default=[],
         help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",

@@ -186,9 +186,6 @@ class ResetGpuMagics(Magics):
         Processes are ended only on request, each identified by its pid and start time, and nbguard verifies that they are
         gone. It never ends workers that running code uses, a live kernel, or another user's process.
         """
-        from nbguard import api
-        from nbguard.memory.cleanup.plan.plan import Outcome
-
         names = getattr(self.shell, "user_ns", {})
         options = GRAMMAR.parse(line, names)
         if options is None:
@@ -197,6 +194,9 @@ class ResetGpuMagics(Magics):
             choices = {**_choices(options), "everything": options.all}
             call = partial(engines_cleanup, names, options.targets, choices, dry_run=options.dry_run)
             return show(self.shell, options, guarded(f"{_NAME} --engines", call))
+        from nbguard import api
+        from nbguard.memory.cleanup.plan.plan import Outcome
+
         session = session_of(self.shell)
         session.notices.expect_cleanup()
         done = self._done(api, options)

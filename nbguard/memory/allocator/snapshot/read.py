@@ -20,7 +20,7 @@ from nbguard.files import open_file, read_file, unreadable
 from nbguard.memory.allocator.model.settings import parse_version
 from nbguard.memory.allocator.snapshot import reader_process
 from nbguard.memory.allocator.snapshot.snapshot import Sidecar, Snapshot, parse_snapshot
-from nbguard.memory.allocator.snapshot.unpickle import Progress, unpickle
+from nbguard.memory.allocator.snapshot.unpickle import Progress, unpickle, unpickle_before
 from nbguard.plain_data import from_plain, to_plain
 from nbguard.units import format_bytes
 
@@ -117,6 +117,24 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
         raise SnapshotError(unreadable(path, error)) from None
     except MemoryError:
         raise SnapshotError(f"{path.name}: there is not enough memory to read it.") from None
+
+
+_HEAD = 1 << 26
+"""Bytes of a file in which segments are looked for; those of some ten thousand blocks take 10 MB."""
+
+
+def read_segments(path: str | Path, least: int) -> Snapshot | None:
+    """Return the snapshot in a pickle without its history, which follows the segments, so that it takes only a moment.
+
+    None for a file of fewer than `least` bytes, one in another order or form, and one that cannot be read.
+    """
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            raw = unpickle_before(file.read(_HEAD), "device_traces") if size >= least else None
+        return None if raw is None else parse_snapshot(raw, _HEAD)
+    except (OSError, SnapshotError):
+        return None
 
 
 def _content(path: Path, max_bytes: int) -> BinaryIO:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import Annotated, Any, NoReturn, TypeAlias, overload
 
 from nbguard.errors import SnapshotError
@@ -203,6 +204,10 @@ _AT_ONCE = 1 << 14
 _LONG = 256
 """Least number of frames of a stack that is known by its list."""
 
+_ATOMS = {str, int, float, bool, type(None)}
+_NONE: tuple[list[object], int] = ([], -1)
+"""A stack that no other equals."""
+
 _HINTS = ("time_us", "compile_context", "user_metadata", "pool_id", "internal_metadata", "forward_frames")
 """Fields of an entry that tell the version of torch."""
 
@@ -234,24 +239,31 @@ class _StackNumbers:
         self._frames: dict[Frame, int] = {}
         self._by_frames: dict[tuple[int, ...], int] = {}  # number of a stack by the numbers of its frames
         self._by_ids: dict[tuple[int, ...], int] = {}  # number of a stack by the ids of the file's dicts, which it shares
+        self._alike: dict[tuple[int, ...], tuple[list[object], int]] = {}  # the last stack, by the ids of a few of its frames
+        self._flat: set[int] = set()  # ids of frames that hold no containers: comparing them comes to an end at once
         self._long: dict[int, int] = {}  # number of a long stack by the id of its list: it may stand in a million places
 
     def of(self, column: Iterable[object]) -> list[int]:
         """Return the numbers of lists of frames; -1 for none."""
-        numbers, by_ids = [], self._by_ids
+        numbers, by_ids, alike, flat = list[int](), self._by_ids, self._alike, self._flat
         for raw in column:
             if type(raw) is not list or not raw:
                 numbers.append(-1)
                 continue
-            if len(raw) > _LONG:
+            if (length := len(raw)) > _LONG:
                 number = self._long.get(id(raw))
                 if number is None:
                     number = self._long[id(raw)] = self._number(raw)
-            else:
-                ids = tuple(map(id, raw))
-                number = by_ids.get(ids)
-                if number is None:
-                    number = by_ids[ids] = self._number(raw)
+            else:  # a comparison takes a fifth of the time of a look-up by all ids
+                key = id(raw[0]), id(raw[length // 3]), id(raw[2 * length // 3])  # the outermost is the same in most
+                last, number = alike.get(key, _NONE)
+                if last != raw:
+                    ids = tuple(map(id, raw))
+                    number = by_ids.get(ids)
+                    if number is None:
+                        number = by_ids[ids] = self._number(raw)
+                    if flat.issuperset(ids):
+                        alike[key] = raw, number
             numbers.append(number)
         return numbers
 
@@ -275,6 +287,8 @@ class _StackNumbers:
         file, line, name = raw.get("filename", ""), raw.get("line", 0), raw.get("name", "")
         if type(file) is not str or type(name) is not str or type(line) is not int:
             _reject("a frame has no file, line and name")
+        if {*map(type, raw.values())} <= _ATOMS:
+            self._flat.add(id(raw))
         return self._frames.setdefault((file, line, name), len(self._frames))
 
 
@@ -389,9 +403,9 @@ def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str],
     same_pool: dict[PoolId, PoolId] = {}
     for start in range(0, len(raw), _AT_ONCE):
         part = raw[start : start + _AT_ONCE]
-        if {*map(type, part)} - {dict} or {type(entry.get("action")) for entry in part} - {str}:
+        if {*map(type, part)} - {dict} or {*map(type, actions := _column(part, "action"))} - {str}:
             _reject("an entry of the trace has no action")
-        others = {entry["action"] for entry in part} - CODES.keys()
+        others = {*actions} - CODES.keys()
         hints |= {f"action {action[:20]}" for action in others}
         entries = [entry for entry in part if entry["action"] not in others] if others else part
         left_out += len(part) - len(entries)
@@ -399,23 +413,29 @@ def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str],
         pools.extend(map(same_pool.setdefault, named, named))
         hints |= {key for key in _HINTS if key in part[-1]}
         _read_events(entries, events)
-        numbers.extend(stacks.of([entry.get("frames") for entry in entries]))
+        numbers.extend(stacks.of(_column(entries, "frames")))
         if consume:
             raw[start : start + len(part)] = [None] * len(part)
     has_pools = bool(pools) and len(pools) == len(events)
     return Trace(events, tuple(pools) if has_pools else None, numbers, left_out), set(events.streams)
 
 
+def _column(entries: list[dict[str, Any]], key: str, default: Any = None) -> list[Any]:
+    """Return the values of a key, which nearly always all entries have."""
+    try:
+        return list(map(itemgetter(key), entries))
+    except KeyError:
+        return [entry.get(key, default) for entry in entries]
+
+
 def _read_events(entries: list[dict[str, Any]], events: Events) -> None:
     """Append the events of entries."""
-    actions = [entry["action"] for entry in entries]
-    addresses: list[Any] = [entry.get("addr") for entry in entries]
+    actions, addresses = _column(entries, "action"), _column(entries, "addr")
     if "oom" in actions:
         for at, action in enumerate(actions):
             if action == "oom" and "addr" not in entries[at]:
                 addresses[at] = entries[at].get("device_free", -1)
-    sizes: list[Any] = [entry.get("size") for entry in entries]
-    streams = [entry.get("stream", 0) for entry in entries]
+    sizes, streams = _column(entries, "size"), _column(entries, "stream", 0)
     _check(actions, addresses, -1, _LARGEST)
     _check(actions, sizes, 0, _LARGEST)
     _check(actions, streams, 0, 1 << 64)

@@ -68,6 +68,25 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
         raise SnapshotError("not a readable snapshot: the pickle is damaged.") from None
 
 
+def unpickle_before(data: bytes, key: str) -> dict[str, Any] | None:
+    """Return the entries of a pickled dict before one key, from the first bytes of the pickle.
+
+    None where the bytes end before that key, or are no pickle that `unpickle` reads.
+    """
+    reader, position = _Reader(data), 0
+    try:
+        while True:
+            position = reader.some(position)
+            reader.weigh()
+            entries = reader.below[1] if len(reader.below) > 1 else reader.stack
+            if key in entries[::2]:
+                before: dict[str, Any] = {}
+                reader.fill(before, entries[: 2 * entries[::2].index(key)])
+                return before
+    except (_End, UnreadablePickle, struct.error, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
 def unreadable(why: UnreadablePickle) -> str:
     """Return the message of the error for a pickle that is not read."""
     return f"not a readable snapshot: {why}."

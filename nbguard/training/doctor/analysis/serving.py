@@ -9,12 +9,15 @@ from math import ceil
 from statistics import fmean
 from typing import ClassVar
 
+from nbguard.memory.core import advice
 from nbguard.render.html import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.texts import Text
 from nbguard.training.doctor.analysis.diagnosis import Check, CheckFinding, checked
 from nbguard.training.doctor.analysis.step_trace import module_name
 from nbguard.units import counted, format_time
+
+OF_A_MODEL = "golden outputs and a limit are of a model: name one, as in  " + advice.diagnose().command
 
 TOLERANCE = 1e-4
 """Difference, as a share of the largest output, up to which outputs of an exported or a later model count as the same."""

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from nbguard.errors import NbguardError, ReachedError, UndiagnosableError, UnpredictableError, in_one_line
-from nbguard.files import unreadable
 from nbguard.libraries import experiments, learner_packages
 from nbguard.training.prediction.code.cell import FEW, GOES_ON, REACHED, CellFit, Loops, MarkedLoop, as_function
+from nbguard.training.prediction.code.source import is_installed, is_script, parsed
 from nbguard.training.prediction.fits.first_batch import first_batch
 from nbguard.training.prediction.fits.loop_fit import LoopSource, few, goes_on, is_tracing
 from nbguard.training.prediction.fits.sources import source_of
@@ -33,7 +33,6 @@ from nbguard.training.prediction.prediction import CellPrediction, GpuComparison
 _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
 _AFTER = "the script's work after this fit is not counted"
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def predict_script(
@@ -80,22 +79,6 @@ def predict_script(
         PredictedFit(text=fit.text, prediction=found) for fit, found in zip([*fits] * len(gpus), predictions, strict=True)
     ]
     return of_fits("the script ran up to its fit; the fit itself did not run", predicted, gpus)
-
-
-def parsed(path: Path) -> ast.Module:
-    """Return the tree of a script.
-
-    Raises:
-        NbguardError: the file cannot be read, or is no Python.
-    """
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NbguardError(unreadable(path, error)) from None
-    except UnicodeDecodeError:
-        raise NbguardError(f"{path} cannot be read because it is not UTF-8 text") from None
-    except SyntaxError as error:
-        raise NbguardError(f"{path} is not valid Python: {error.msg}, line {error.lineno}") from None
 
 
 class Script:
@@ -197,11 +180,6 @@ class Script:
             return former(process)
 
         return start
-
-
-def is_installed(file: Path) -> bool:
-    """Say whether a file is an installed package's."""
-    return any(part in file.parts for part in _INSTALLED)
 
 
 def _is_beside(folder: Path, file: Path) -> bool:
@@ -357,7 +335,7 @@ def made_by(target: str) -> Made:
         sys.path.insert(0, folder)
     try:
         spec = importlib.util.find_spec(name)
-        if spec is None or not str(spec.origin).endswith(".py") or is_installed(Path(str(spec.origin))):
+        if spec is None or not is_script(spec):
             return _made(importlib.import_module(name), attribute, "")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module

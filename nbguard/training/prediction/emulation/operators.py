@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.libraries import calling_modules, learner_packages
 from nbguard.memory.scan.devices.kept_memory import cublaslt_workspace
-from nbguard.memory.scan.storage_events import is_autograds
+from nbguard.memory.scan.storage_events import LightMode, is_autograds
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.training.prediction.prediction import MemoryCategory
@@ -233,7 +232,7 @@ _PADDED = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils"
 """Modules that ask whether a batch has padding. The answer is that it has: its mask takes memory, so the figure is a bound."""
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
+class OperatorMode(LightMode):
     """Runs operators on meta tensors with the memory of CUDA's kernels. Enter it above the mode that follows storages.
 
     Args:
@@ -262,10 +261,6 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         self._workspaces: list[int] = []
         self._with_cublas, self._with_cublaslt = (set((False, True)[:number]) for number in workspaces)  # is it autograd's?
         self._lt_workspace = cublaslt_workspace(torch)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the method, and its first call imports the whole compiler
 
     def temporaries(self, *sizes: int) -> None:
         """Allocate buffers of these bytes one after the other, then free them."""

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nbguard.errors import NbguardError
-from nbguard.training.profiler.sinks.sink import Sink
 
-__all__ = ["Sink", "open_sink"]
+if TYPE_CHECKING:
+    from nbguard.training.profiler.sinks.sink import Sink
 
 _USAGE = "csv:FILE, tensorboard:DIR, wandb, wandb:PROJECT, mlflow, mlflow:EXPERIMENT or prometheus:FILE"
 
 
 def open_sink(spec: str) -> Sink:
     """Return the log that `spec` names. NbguardError, in one line, if it could not be written to: ask before the fit."""
+    opener, where = opener_of(spec)
+    return opener(where)
+
+
+def opener_of(spec: str) -> tuple[Callable[[str], Sink], str]:
+    """Return the function that opens the log that `spec` names, and the place. NbguardError, in one line, if it names none."""
     kind, _, where = spec.partition(":")
     opener = _OPENERS.get(kind)
     if opener is None:
         raise NbguardError(f"no log is called {kind!r}; write {_USAGE}")
     if not where and kind in ("csv", "tensorboard", "prometheus"):
         raise NbguardError(f"a {kind} log needs a place to write to; write {kind}:{'DIR' if kind == 'tensorboard' else 'FILE'}")
-    return opener(where)
+    return opener, where
 
 
 def _csv(where: str) -> Sink:

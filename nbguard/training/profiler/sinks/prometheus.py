@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.files import write_file
+from nbguard.files import check_path, write_file
 from nbguard.memory.core.processes import Identity, session_name
 from nbguard.memory.scan.devices.processes import identity_of
 from nbguard.training.profiler.analysis.compare import Figure, figures
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.files import check_path
 from nbguard.training.profiler.sinks.sink import library
 
 

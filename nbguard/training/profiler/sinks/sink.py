@@ -12,11 +12,10 @@ from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from nbguard.errors import NbguardError
-from nbguard.files import append_to_file, open_file
+from nbguard.files import append_to_file, check_path, open_file
 from nbguard.memory.scan.devices.generators import kept_generators
 from nbguard.training.profiler.analysis.compare import Figure, figures
 from nbguard.training.profiler.analysis.report import FitReport
-from nbguard.training.profiler.files import check_path
 
 # --- A CSV file, with a row per figure, later fits below earlier ones.
 
