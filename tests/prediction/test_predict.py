@@ -181,7 +181,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
 def test_a_loader_without_items_by_number_needs_a_batch() -> None:
     learn = make("mlp", "cpu", 8)
     learn.dls.loaders = [torch.utils.data.DataLoader(Endless(), 8)]
-    with pytest.raises(UnpredictableError, match=r"give a batch, as in predict\(learn, batch\)"):
+    with pytest.raises(UnpredictableError, match=r"give one, as in nbguard.predict\(learn, batch\)"):
         predict(learn)
 
 
@@ -362,6 +362,20 @@ def test_bad_input_is_one_clear_line(options: dict[str, Any], match: str) -> Non
 def test_what_is_not_fitted_is_not_taken() -> None:
     with pytest.raises(NbguardError, match=r"takes a fastai Learner, a Trainer .* not int"):
         predict(5)
+
+
+@pytest.mark.parametrize(("package", "name"), [("lightning.pytorch", "LightningModule"), ("pytorch_lightning", "Trainer")])
+def test_of_lightning_the_line_is_told_that_its_users_have(package: str, name: str) -> None:
+    """They write no step and no loop: `predict(step, batch)` was no help."""
+    fitted = type("Lit", (type(name, (), {"__module__": package}),), {})()
+
+    with pytest.raises(UnpredictableError, match=r"`%%profile_fit --predict` above the cell with trainer.fit\("):
+        prediction_of({"lit": fitted}, "lit", None, None, None)
+
+
+def test_a_step_needs_a_batch() -> None:
+    with pytest.raises(UnpredictableError, match=r"as in nbguard.predict\(step, batch\)"):
+        prediction_of({"step": lambda batch: batch}, "step", None, None, None)
 
 
 def test_the_magic_takes_a_learner_by_its_name() -> None:

@@ -208,7 +208,7 @@ def predict_source(
             raise UnpredictableError("the loop makes its batches itself, so the largest batch was not searched for")
         if largest and device.capacity is None:
             raise NbguardError(
-                "the largest batch depends on the GPU; name one, as in predict(learn, gpu='16GiB', largest=True)"
+                "the largest batch depends on the GPU; name one, as in nbguard.predict(learn, gpu='16GiB', largest=True)"
             )
         endless = tracer.endless(batch_size)
         fits, why = tracer.answer(batch_size, endless)
