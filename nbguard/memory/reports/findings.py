@@ -217,6 +217,9 @@ def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]
         if frees:
             how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
             yield Finding("rest", f"{words}: " + release.code + f" {how}", replace(release, frees=frees))
+        elif (largest := contents.places[0]).is_container and advice.is_python(largest.path):
+            why = advice.why(largest.path)
+            yield Finding("rest", f"{words}; " + why.code + " names the line that empties it", why)
         else:
             yield Finding("rest", words)
 
