@@ -174,6 +174,48 @@ def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole
         targets_of([text], notebook)
 
 
+def _tensors(count: int) -> list[Any]:
+    return [torch.ones(1 << 18) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("alone['x']", 3),
+        ("pair['x']", 0),  # pandas keeps both columns in one block, which `pair['y']` needs
+        ("series[1]", 1),
+        ("named['b']", 1),
+        ("seen[1]", 0),  # its array has another holder, so that it stays with the element
+        ("twice[0]", 0),
+    ],
+)
+def test_of_a_part_of_a_table_as_many_bytes_come_back_as_were_promised(text: str, mib: int) -> None:
+    """Each was promised 0 bytes, and gave what it had."""
+    one = torch.ones(1 << 18)
+    names: dict[str, Any] = {
+        "alone": pandas.DataFrame({"x": _tensors(3), "n": range(3)}),
+        "pair": pandas.DataFrame({"x": _tensors(2), "y": _tensors(2)}),
+        "series": pandas.Series(_tensors(3)),
+        "named": pandas.Series(_tensors(3), index=list("abc")),
+        "seen": pandas.Series(_tensors(3)),
+        "twice": pandas.Series([one, one]),
+    }
+    names["view"] = names["seen"].array
+    del one
+
+    promised = nbguard.plan(text, namespace=names).promised
+    outcome = nbguard.release(text, namespace=names)
+
+    assert (promised, outcome.realised, outcome.extra) == (mib << 20, mib << 20, 0)
+
+
+def test_a_column_is_explained_with_its_table() -> None:
+    names = {"table": pandas.DataFrame({"x": _tensors(2)})}
+
+    with pytest.raises(TargetError, match=r"is made when it is asked for, .*nbguard.why\(\"table\"\)"):
+        nbguard.why("table['x']", namespace=names)
+
+
 def test_no_line_takes_a_librarys_object_apart() -> None:
     table = pandas.DataFrame({"losses": [torch.ones(1000), torch.ones(1000)]})
     own = _Box([])
