@@ -216,6 +216,11 @@ def detach(name: str, container: str, cut: frozenset[tuple[int, int]]) -> Advice
     return Advice(command=command, effect="keeps the values without their graphs", cut=cut)
 
 
+def detach_in_place(code: str, cut: frozenset[tuple[int, int]]) -> Advice:
+    """Return the line that takes tensors off their graphs where they are; IPython neither shows nor keeps its result."""
+    return Advice(command=f"{code};", effect="keeps the values without their graphs", cut=cut)
+
+
 def without_graph(container: str, kind: str) -> Advice:
     """Return the line that puts a loss into a container without its autograd graph.
 

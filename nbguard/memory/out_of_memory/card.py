@@ -107,7 +107,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
 
 
 def _is_over(analysis: Analysis, oom: OomFact) -> bool:
-    """Say whether an error is a thing of the past: its cell has run through, or another has, and it keeps no stale memory."""
+    """Say whether its cell has run through since, or another has that got memory, and the error keeps nothing stale."""
     graph = analysis.facts.graph
     errors = (number for number, root in enumerate(graph.roots) if root.kind == "error")
     kept = storages_of(graph, reach_of_roots(graph, errors)) & analysis.once(default_plan).storages

@@ -197,7 +197,7 @@ def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
 
 
 def _lines_of(facts: Facts, names: tuple[str, ...], freed: Set[int]) -> tuple[Advice, ...]:
-    """Return the lines that free these storages with the names: the cleanup, which costs nothing, first where it can be."""
+    """Return the lines that free these storages with the names, the cleanup, which costs nothing, first where it can be."""
     request = Request(targets=tuple(Target(text=name, root=name) for name in names))
     if plan_cleanup(facts, request).storages == freed:
         return (release_names(names),)
