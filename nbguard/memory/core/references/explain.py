@@ -93,8 +93,9 @@ def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_
         more += [(root.label, len(ways_of_root) - per_root)] if len(ways_of_root) > per_root else []
     if name:
         paths = [_of_its_parts(graph, path) for path in paths]
-    shortest = {path.advice.cut: path.advice for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
-    paths = [replace(path, advice=shortest[path.advice.cut]) if path.advice.cut else path for path in paths]
+    by_length = sorted((path for path in paths if not path.advice.ends), key=lambda path: len(path.text), reverse=True)
+    shortest = {path.advice.cut: path.advice for path in by_length}
+    paths = [replace(path, advice=shortest.get(path.advice.cut, path.advice)) if path.advice.cut else path for path in paths]
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
     paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
     return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))
