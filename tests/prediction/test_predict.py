@@ -7,6 +7,7 @@ import random
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from fastai.callback.training import GradientAccumulation
 from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import nbguard
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.frontend.notebook.predictions import prediction_of
+from nbguard.frontend.notebook.predictions import prediction_of, with_epoch_times
 from nbguard.training.prediction.predict import predict
+from nbguard.training.profiler.analysis.fit_report import build_fit_report
+from nbguard.training.profiler.files import read_observations
 from tests.prediction.fits import fit, make
 
 MIB = 2**20
@@ -371,6 +375,20 @@ def test_of_lightning_the_line_is_told_that_its_users_have(package: str, name: s
 
     with pytest.raises(UnpredictableError, match=r"`%%profile_fit --predict` above the cell with trainer.fit\("):
         prediction_of({"lit": fitted}, "lit", None, None, None)
+
+
+def test_the_function_has_the_time_and_the_price_that_the_magic_has() -> None:
+    """`%gpumem predict --time --price` had them, and `nbguard.predict` had no way to ask."""
+    report = build_fit_report(read_observations(Path(__file__).parents[1] / "data" / "profile" / "fastai.json"))
+    report = replace(report, timing=replace(report.timing, gpu="Tesla T4", busy=0.9, step=50_000_000), loader=None)
+    learn = make("mlp", "cpu", 8)
+
+    timed = nbguard.predict(learn, gpu="T4", profile=report, price=0.5)
+
+    assert timed.epoch == with_epoch_times(prediction_of({"learn": learn}, "learn", None, "T4", None), report, ["0.5"]).epoch
+    assert timed.epoch.least_price == pytest.approx(timed.epoch.least / 3600e9 * 0.5)
+    assert nbguard.predict(learn, gpu="T4").epoch is None
+    assert "no fit was profiled" in nbguard.predict(learn, gpu="T4", price=0.5).epoch.note
 
 
 def test_a_step_needs_a_batch() -> None:
