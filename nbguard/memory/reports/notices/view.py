@@ -115,14 +115,15 @@ def _advice(notice: Notice) -> str:
     if notice.kind == "growth" and notice.keeps_graph:
         later = f"{'append' if '[' in notice.holders[0] else 'keep'} `loss.item()` or `t.detach()`"
     elif notice.kind == "growth" and notice.holder_kind == "name" and "[" in notice.holders[0]:
-        later = "append `t.cpu()`, or keep less"
+        later = "append `t.detach().cpu()`, or keep less"
     if notice.advice:
         lines = joined(" and ", (line.code for line in notice.advice))
         return lines + f", and from now on {later}" if later and notice.keeps_graph else lines
     if notice.is_for_good:
         return f"{'they go' if len(notice.holders) > 1 else 'it goes'} only with the kernel"
+    if notice.kind == "deleted" and is_python(notice.name):  # a deleted name is remembered, with all that is left of it
+        return "see " + why(notice.name).code
     first = notice.holders[0].partition(GRAPH)[0]
-    is_of_many = len(notice.holders) > 2 or (notice.keeps_graph and notice.kind != "growth")
-    if is_of_many and notice.holder_kind == "name" and is_python(first) and " " not in first:
+    if (len(notice.holders) > 2 or notice.kind != "growth") and notice.holder_kind == "name" and is_python(first):
         return "see " + why(first).code
     return later
