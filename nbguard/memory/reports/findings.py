@@ -163,7 +163,8 @@ def _handles(analysis: Analysis) -> Iterator[Finding]:
     """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
     least = _least(analysis.facts)
     for handle in analysis.once(handles):
-        if handle.nbytes < least:
+        of_it = handle.nbytes if handle.advice.frees is None else handle.advice.frees
+        if handle.nbytes < least or (handle.advice.command and of_it < least):  # most of it is no experiment
             continue
         root, release = analysis.facts.graph.roots[handle.root], handle.advice
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(handle.nbytes)} alive"
