@@ -3,6 +3,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+import weakref
 from typing import Any
 
 import numpy
@@ -202,11 +203,25 @@ def test_of_a_part_of_a_table_as_many_bytes_come_back_as_were_promised(text: str
     }
     names["view"] = names["seen"].array
     del one
+    tensors = [names[name][part] for name, part in (("alone", "x"), ("pair", "x"), ("pair", "y"))]
+    tensors += [names[name] for name in ("series", "named", "seen", "twice")]
+    alive = [weakref.ref(tensor) for part in tensors for tensor in part]
+    del tensors
 
     promised = nbguard.plan(text, namespace=names).promised
-    outcome = nbguard.release(text, namespace=names)
+    nbguard.release(text, namespace=names)
 
-    assert (promised, outcome.realised, outcome.extra) == (mib << 20, mib << 20, 0)
+    assert (promised, sum(tensor() is None for tensor in alive)) == (mib << 20, mib)
+
+
+def test_an_element_of_a_named_tuple_is_written_by_its_field_and_goes_with_the_tuple() -> None:
+    """`buf.memory[0] → Tensor` of a replay buffer was no expression, and so its graphs had no line."""
+    names: dict[str, Any] = {"memory": [Pair(torch.ones(9), torch.ones(1 << 18)), Pair(torch.ones(9), torch.ones(1 << 18))]}
+    names["alias"] = names["memory"][1].right
+
+    lines = {path.text: path.advice.command for path in nbguard.why("alias", namespace=names).paths}
+
+    assert lines == {"alias": "%reset_gpu alias", "memory[1].right": "%reset_gpu memory[1]"}
 
 
 def test_a_column_is_explained_with_its_table() -> None:
