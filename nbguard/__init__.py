@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbguard.frontend.jobs.folder import job_report
     from nbguard.frontend.jobs.install import install
     from nbguard.frontend.notebook.fit_monitor import FitMonitor as FitMonitor
+    from nbguard.frontend.notebook.predictions import predict
     from nbguard.frontend.notebook.profile import last_fit, profile_fit
     from nbguard.frontend.notebook.session import history, notices
     from nbguard.frontend.notebook.widget import Sidebar as Sidebar
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from nbguard.training.doctor.diagnose import diagnose
     from nbguard.training.doctor.export.repair import exportable
     from nbguard.training.doctor.launch import diagnose_launch
-    from nbguard.training.prediction.predict import predict
     from nbguard.training.profiler.nonfinite.float32_layers import in_float32
     from nbguard.training.ranks.errors import launch_errors
     from nbguard.training.ranks.load import load_ranks
@@ -96,7 +96,7 @@ _HOMES = {
     "load_ranks": "nbguard.training.ranks.load",
     "load_snapshot": "nbguard.memory.allocator.snapshot.read",
     "notices": "nbguard.frontend.notebook.session",
-    "predict": "nbguard.training.prediction.predict",
+    "predict": "nbguard.frontend.notebook.predictions",
     "profile_fit": "nbguard.frontend.notebook.profile",
     "record": "nbguard.memory.snapshots.save",
     "replay": "nbguard.memory.allocator.replay.replay",

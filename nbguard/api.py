@@ -128,12 +128,21 @@ def why_in(notebook: Notebook, name: str) -> Why:
             return with_release(facts, why_path)
     if is_computed_value and isinstance(target, ast.Attribute):
         refuse_unknown_attribute(target, lookup(target.value, notebook.namespace), name)
+    if is_computed_value:
+        raise _only_as_a_whole(target, name)
     explained = explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
     figure = figure_of(analysis, resolve_targets((name,), notebook.namespace, notebook.out, notebook.hidden))
     explained = replace(explained, frees=figure.frees, together=figure.together)
     if figure.together.command:
         return replace(explained, release=(figure.together,), released=figure.together.frees)
     return with_release(facts, explained)
+
+
+def _only_as_a_whole(target: ast.expr, name: str) -> TargetError:
+    """Return the error for a part that an object's own code makes when it is asked for, such as a column of a table."""
+    whole = next(each.id for each in ast.walk(target) if isinstance(each, ast.Name))
+    made = f"{name} is made when it is asked for, which runs code; "
+    return TargetError(made + advice.why(whole).command + " is about the whole")
 
 
 def _why_shown(facts: Facts, text: str) -> Why | None:

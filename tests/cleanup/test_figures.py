@@ -80,6 +80,21 @@ def test_the_line_for_shared_memory_includes_the_displayed_results_that_keep_it(
     assert row.together.frees == 24 * MiB + 4
 
 
+def test_stale_memory_that_leads_to_a_name_is_no_memory_of_the_name() -> None:
+    """Of an earlier error with the batch in its frame: the batch's row would be larger than the batch."""
+    graph = make_graph(
+        {"data": ["data"], "unreachable cycles": ["earlier"]},
+        {"earlier": {" → kept": "kept", " → x": "data"}},
+        {"data": 200 * MiB, "kept": 250 * MiB},
+    )
+    analysis = Analysis(make_facts(graph))
+
+    rows = {row.label: row.retained // MiB for row, _ in analysis.once(holdings_of)}
+
+    assert rows == {"unreachable cycles": 250, "data": 200}
+    assert figure_of(analysis, (Target(text="data", root="data"),)).frees == 450 * MiB, "the collector takes all of a cycle"
+
+
 def _agree(analysis: Analysis, graph: Graph, row: Holder) -> None:
     plan = _promised(graph, *row.names)
     assert row.frees == plan

@@ -116,6 +116,29 @@ def test_stale_memory_of_others_than_the_run_is_enough(notebook: Notebook) -> No
     kernel.run("x = mib(600)").ok()
 
 
+def test_after_two_errors_a_row_has_its_own_bytes_alone_and_the_cleanup_comes_before_a_name(notebook: Notebook) -> None:
+    """The frames of both errors have `old`: its row had their memory, too, and the card freed it before it cleaned up."""
+    kernel = _start(notebook, hook=True)
+    kernel.run("def step(x):\n    keep = [x, mib(200)]\n    return mib(700)\ndata, old = mib(150), mib(200)").ok()
+    kernel.run("import gc; gc.disable()").ok()  # an earlier error waits for the collector
+    _fails(kernel.run("step(old)"))
+    _fails(kernel.run("mib(600)"))
+
+    best = _card(kernel)["fixes"][0]
+    (device,) = json.loads(kernel.run("%gpumem --json").ok().text)["devices"]
+
+    assert {row["label"]: row["retained"] // MIB for row in device["holders"]} == {
+        "unreachable cycles": 200,
+        "old": 200,
+        "data": 150,
+    }
+    assert (best["commands"], best["nbytes"], best["enough"]) == (["%reset_gpu", "%reset_gpu data"], 350 * MIB, True)
+    allocated = kernel.value("torch.cuda.memory_allocated()")
+    _run(kernel, best)
+    assert allocated - kernel.value("torch.cuda.memory_allocated()") == 350 * MIB
+    kernel.run("x = mib(600)").ok()
+
+
 @pytest.mark.parametrize(
     ("cell", "verdict", "enough"),
     [

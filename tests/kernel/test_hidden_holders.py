@@ -58,8 +58,8 @@ def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
     code = "w = torch.ones(3, requires_grad=True); y = w * 2\ny.grad_fn.register_hook(lambda *a, m=model: None)"
     text = _after_deletion(notebook, code)
     assert "held by `y → graph[0] → default ['m']`" in text
-    assert text.endswith(" · `%reset_gpu y`")
-    assert follow(notebook, "%reset_gpu y") == _NBYTES + 20  # and `y`, with the number that its graph saved
+    assert text.endswith(" · `y = y.detach()`")
+    assert follow(notebook, "y = y.detach()") == _NBYTES + 8  # and the number that its graph saved; y keeps its value
 
 
 @pytest.mark.slow
@@ -84,6 +84,38 @@ def test_records_that_a_logging_handler_keeps_back(notebook: Kernel) -> None:
     assert text.endswith(f" · `{line}`")
     assert follow(notebook, line) == _NBYTES
     assert notebook.value("logging.getLogger('a.b') is log")
+
+
+def test_an_attribute_of_a_logger_is_deleted_and_no_other_logger_has_part_in_it(notebook: Kernel) -> None:
+    """It was freed only with the kernel, and with a frame that led to a logger all 150 of a notebook were in one row."""
+    notebook.run("for n in range(9): logging.getLogger(f'many.{n}')\nlog = logging.getLogger('exp'); log.history = [1]").ok()
+    text = _after_deletion(notebook, "logging.getLogger('train').data = model")
+    line = "import logging; del logging.getLogger('train').data"
+    assert text.endswith(f" · `{line}`")
+    notebook.run("def f(): logger = logging.getLogger('many.3'); raise KeyError\nf()", stop_on_error=False)
+
+    rows = notebook.value("[row.label for row in __import__('nbguard').report().devices[0].holders if row.retained]")
+
+    assert rows == ["logging.getLogger('train')"]
+    assert follow(notebook, line) == _NBYTES
+    assert notebook.value("log.history") == [1]
+
+
+@pytest.mark.whole_heap
+def test_no_line_empties_a_register_of_the_standard_library(notebook: Kernel) -> None:
+    """`sys.modules.clear()` was printed of a tensor in it."""
+    code = "import re, json\nsys.modules['kept'] = model.weight.detach(); re.kept = {1: sys.modules['kept']}; json.kept = [re.kept[1]]"
+    notebook.run("import sys").ok()
+    _after_deletion(notebook, code)
+
+    lines = notebook.value(
+        "[one.command for one in __import__('nbguard').report().findings] + [one.command for one in __import__('nbguard').notices()]"
+    )
+    text = notebook.run("%gpumem --all").ok().text + notebook.run("%gpumem why sys.modules['kept']").ok().text
+
+    assert not [line for line in lines if ".clear()" in line]
+    assert ".clear()" not in text
+    assert notebook.value("len(sys.modules)") > 100
 
 
 def test_work_that_waits_in_an_executor(notebook: Kernel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.advice import follow
 from tests.kernels import Cell, Kernel
 
 _NEW = "__import__('nbguard').notices()"
@@ -56,8 +57,40 @@ def test_the_sentences_and_that_their_commands_free_it(notebook: Kernel) -> None
 
     notebook.run("hist = []").ok()
     lines = [notebook.run("hist.append((torch.ones(1 << 20, requires_grad=True) * 2).sum())").ok().text for _ in range(4)]
-    expected = "In[16] leaves 4 MiB more; `hist[2]` (In[13]) keeps its graph · append `loss.item()` or `t.detach()`"
+    expected = "In[16] leaves 4 MiB more; `hist[2]` (In[13]) keeps its graph · `hist[:] = [each.detach() for each in hist]`"
+    expected += ", and from now on append `loss.item()` or `t.detach()`"
     assert lines == ["", "", f"each run of {expected}", ""]
+
+
+_NETS = """
+def net(): return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+class Log: pass
+log, hist, queue, total, batch = Log(), (), collections.deque(maxlen=99), 0, torch.ones(256, 512)
+log.rows = []; model = net()
+def loss(): return model(batch).square().mean()
+"""
+_KEEPERS = {
+    "log.rows": ("log.rows.append({'loss': loss(), 'n': 1})", "[log.rows[n]['loss'].detach_() for n in range(6)];"),
+    "hist": ("hist += (loss(),)", "[hist[n].detach_() for n in range(6)];"),
+    "queue": ("queue.append((1, loss()))", "[queue[n][1].detach_() for n in range(6)];"),
+    "total": ("total = total + loss()", "total = total.detach()"),
+}
+
+
+@pytest.mark.parametrize("holder", _KEEPERS)
+def test_each_holder_of_graphs_has_a_way_out(notebook: Kernel, holder: str) -> None:
+    """A list of dicts, a tuple and a deque had none, and a cell that is run again had only a hint for the next time."""
+    code, line = _KEEPERS[holder]
+    notebook.run("import collections\n" + _NETS).ok()
+
+    grown = [notebook.run(f"for _ in range(2): {code}").ok() for _ in range(3)][-1]
+    assert f"`{line}`, and from now on" in _line(grown)
+    cell = notebook.run("model = net()")
+
+    assert _line(cell).endswith(f" · `{line}`")
+    promised = notebook.value("__import__('nbguard').notices()[-1].frees")
+    assert follow(notebook, line) == promised >= 4 << 20
+    assert notebook.value("len(Out)") == 0, "a result that is shown would be kept"
 
 
 def test_what_is_no_notice(notebook: Kernel) -> None:

@@ -154,6 +154,26 @@ def test_once_the_cell_has_run_through_nothing_is_said_of_its_error(notebook: Ke
     assert "has run through since" in notebook.run("%gpumem oom").ok().text
 
 
+def test_once_its_memory_is_free_and_another_cell_got_some_nothing_is_said_of_the_error(notebook: Kernel) -> None:
+    """A notebook went on with something else: each report began with the old error, to the session's end."""
+    notebook.run("%gpumem simulate 1GiB").ok()
+    notebook.run("def step():\n    kept = torch.empty(150 * 2**20)\n    return torch.empty(150 * 2**20)").ok()
+    assert notebook.run("step()").error is not None
+    notebook.run("small = torch.ones(2**20)").ok()
+    assert "oom" in _findings(notebook), "the error still holds memory"
+
+    notebook.run("%reset_gpu").ok()
+    assert "oom" not in _findings(notebook)
+    assert "it asked" in notebook.run("%gpumem oom").ok().text, "who asks is told"
+
+    assert notebook.run("step()").error is not None
+    notebook.run("%reset_gpu").ok()
+    notebook.run("n = 3").ok()
+    assert "oom" in _findings(notebook), "nothing has got memory since"
+    notebook.run("other = torch.ones(2**20)").ok()
+    assert "oom" not in _findings(notebook)
+
+
 def _findings(kernel: Kernel) -> set[str]:
     found = json.loads(kernel.run("%gpumem --json").ok().text)["findings"]
     return {each["kind"] for each in found}

@@ -189,6 +189,7 @@ CASES = {
         "log.error('oh', made())",
         "logging.getLogger('a.b').handlers[0].buffer",
     ),
+    "attribute of a logger": Case("logging.getLogger('c.d').kept = made()", "logging.getLogger('c.d')"),
     "mode of torch": Case("mode = Mode(); mode.model = made(); mode.__enter__(); del mode", "torch mode Mode"),
     "hooks on saved tensors": Case(
         "torch.autograd.graph.saved_tensors_hooks(keep(), print).__enter__()", "saved_tensors_hooks"
@@ -207,7 +208,7 @@ ROOTS = {
     "_garbage": ("list of garbage",),
     "_interpreter": ("signal handler", "profile function", "hook for errors nobody handles", "callback of the collector"),
     "_at_exit": ("method that runs at exit",),
-    "_log_buffers": ("records of a log",),
+    "logger_roots": ("records of a log", "attribute of a logger"),
     "_context_values": ("value of a context variable",),
     "_torch": ("mode of torch", "hooks on saved tensors"),
     "_figures": ("figure",),

@@ -52,6 +52,34 @@ def test_the_first_line_says_who_keeps_it_and_how_it_goes(notebook: Kernel, name
     assert before - notebook.value("__import__('nbguard').report().devices[0].allocated") == frees > 0
 
 
+_FILLED = """
+class Filled(nn.Module):
+    def __init__(self): super().__init__(); self.net, self.outs = nn.Linear(512, 512), []
+filled, trainer = Filled(), type("Trainer", (), {})()
+trainer.model = filled
+for _ in range(4): filled.outs.append(filled.net(torch.ones(512, 512)).square()%s)
+"""
+
+
+@pytest.mark.parametrize("detach", ["", ".detach()"], ids=["with graphs", "without"])
+def test_of_a_list_that_a_model_fills_why_has_the_line_that_empties_it(notebook: Kernel, detach: str) -> None:
+    """It said `%reset_gpu filled`, which costs the model, where a report had the line."""
+    notebook.run(_FILLED % detach).ok()
+    commands = notebook.value("[f.command for f in __import__('nbguard').report().findings if f.kind == 'rest']")
+
+    notebook.run("%gpumem why filled.outs -o found").ok()
+
+    lines, frees = notebook.value("([line.command for line in found.release], found.released)")
+    assert lines == ["filled.outs.clear()"]
+    assert commands == (["%gpumem why filled.outs"] if detach else lines)
+    notebook.run("%gpumem why filled.outs[1] -o one").ok()
+    assert notebook.value("[line.command for line in one.release]") == ["%reset_gpu filled.outs[1]"]
+    before = notebook.value("__import__('nbguard').report().devices[0].allocated")
+    notebook.run(lines[0]).ok()
+    assert before - notebook.value("__import__('nbguard').report().devices[0].allocated") == frees >= 4 * 2**20
+    notebook.run("del filled, trainer").ok()
+
+
 def test_a_deleted_name_is_remembered_with_what_is_left_of_it(notebook: Kernel) -> None:
     """All that still leads to it counts: a result, a graph, and a part that had a name of its own."""
     notebook.run("model = nn.Linear(300, 300); kept = [model(torch.ones(300)).sum()]; model").ok()

@@ -307,7 +307,7 @@ def test_a_name_with_the_cleanup_where_neither_alone_is_enough() -> None:
 
     assert (parking.commands, parking.nbytes) == (("%reset_gpu --park a", "%reset_gpu"), 5 * GiB)
     assert parking.verdict is RerunVerdict.REQUEST, "what something outside Python shares would stay"
-    assert (releasing.commands, releasing.nbytes, releasing.enough) == (("%reset_gpu a", "%reset_gpu"), 5 * GiB, True)
+    assert (releasing.commands, releasing.nbytes, releasing.enough) == (("%reset_gpu", "%reset_gpu a"), 5 * GiB, True)
     assert _cleanup(_case(5 * GiB + 1, names={"a": 3 * GiB}, out=2 * GiB, free=0)).enough is False
 
 
@@ -324,6 +324,25 @@ def test_a_name_that_gives_less_than_was_missing_is_not_named(small: int, is_nam
     assert _cleanup(facts).verdict is RerunVerdict.REQUEST
     named = [start for start in _starts(facts) if start.endswith(" small")]
     assert named == (["%reset_gpu --park small", "%reset_gpu small"] if is_named else [])
+
+
+def test_a_name_counts_without_the_stale_memory_that_goes_with_it() -> None:
+    """An earlier error has `small` in its frame: with the 2 GiB there the name stood below a larger one that loses more."""
+    graph = make_graph(
+        {"large": ["large"], "small": ["small"], "unreachable cycles": ["earlier"]},
+        {"earlier": {" → kept": "kept", " → x": "small"}},
+        {"large": 4 * GiB, "small": 3 * GiB, "kept": 2 * GiB},
+        device="cuda:0",
+    )
+    facts = make_facts(graph, device=make_cuda_device(_segments(graph), 40 * GiB, GiB))
+    facts = replace(facts, oom=OomFact(device="cuda:0", requested=5 * GiB))
+
+    names = [(fix.commands, fix.nbytes) for fix in _card(facts).fixes if fix.commands and fix.commands[0] != "%reset_gpu"]
+
+    assert [fix for fix in names if "--park" not in fix[0][0]] == [
+        (("%reset_gpu small",), 5 * GiB),
+        (("%reset_gpu large",), 4 * GiB),
+    ]
 
 
 def test_a_cleanup_is_preferred_to_a_name() -> None:
@@ -726,7 +745,7 @@ def _enough() -> Facts:
         (_enough(), "`%reset_gpu old` is enough: it frees 4 GiB"),
         (
             _case(5 * GiB, names={"a": 3 * GiB}, out=2 * GiB, free=0),
-            "`%reset_gpu a`, then `%reset_gpu` are enough: they free 5 GiB",
+            "`%reset_gpu`, then `%reset_gpu a` are enough: they free 5 GiB",
         ),
         (_fit(2 * GiB), "Nothing is known to be enough: after `%reset_gpu`, a batch of 32 instead of 64"),
         (_case(names={"learn": 4 * GiB}, free=0, total=GiB), "2 GiB is asked for, and PyTorch can have 1 GiB"),

@@ -60,7 +60,7 @@ def test_small_batches_that_change_no_peak_do_not_mislead_the_search() -> None:
 
 
 def test_without_a_gpu_there_is_no_largest_batch() -> None:
-    with pytest.raises(NbguardError, match=r"name one, as in predict\(learn, gpu='16GiB', largest=True\)"):
+    with pytest.raises(NbguardError, match=r"name one, as in nbguard.predict\(learn, gpu='16GiB', largest=True\)"):
         predict(make("mlp", "cpu", 8), largest=True)
 
 

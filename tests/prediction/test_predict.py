@@ -7,6 +7,7 @@ import random
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from fastai.callback.training import GradientAccumulation
 from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import nbguard
 from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.frontend.notebook.predictions import prediction_of
+from nbguard.frontend.notebook.predictions import prediction_of, with_epoch_times
 from nbguard.training.prediction.predict import predict
+from nbguard.training.profiler.analysis.fit_report import build_fit_report
+from nbguard.training.profiler.files import read_observations
 from tests.prediction.fits import fit, make
 
 MIB = 2**20
@@ -181,7 +185,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
 def test_a_loader_without_items_by_number_needs_a_batch() -> None:
     learn = make("mlp", "cpu", 8)
     learn.dls.loaders = [torch.utils.data.DataLoader(Endless(), 8)]
-    with pytest.raises(UnpredictableError, match=r"give a batch, as in predict\(learn, batch\)"):
+    with pytest.raises(UnpredictableError, match=r"give one, as in nbguard.predict\(learn, batch\)"):
         predict(learn)
 
 
@@ -362,6 +366,34 @@ def test_bad_input_is_one_clear_line(options: dict[str, Any], match: str) -> Non
 def test_what_is_not_fitted_is_not_taken() -> None:
     with pytest.raises(NbguardError, match=r"takes a fastai Learner, a Trainer .* not int"):
         predict(5)
+
+
+@pytest.mark.parametrize(("package", "name"), [("lightning.pytorch", "LightningModule"), ("pytorch_lightning", "Trainer")])
+def test_of_lightning_the_line_is_told_that_its_users_have(package: str, name: str) -> None:
+    """They write no step and no loop: `predict(step, batch)` was no help."""
+    fitted = type("Lit", (type(name, (), {"__module__": package}),), {})()
+
+    with pytest.raises(UnpredictableError, match=r"`%%profile_fit --predict` above the cell with trainer.fit\("):
+        prediction_of({"lit": fitted}, "lit", None, None, None)
+
+
+def test_the_function_has_the_time_and_the_price_that_the_magic_has() -> None:
+    """`%gpumem predict --time --price` had them, and `nbguard.predict` had no way to ask."""
+    report = build_fit_report(read_observations(Path(__file__).parents[1] / "data" / "profile" / "fastai.json"))
+    report = replace(report, timing=replace(report.timing, gpu="Tesla T4", busy=0.9, step=50_000_000), loader=None)
+    learn = make("mlp", "cpu", 8)
+
+    timed = nbguard.predict(learn, gpu="T4", profile=report, price=0.5)
+
+    assert timed.epoch == with_epoch_times(prediction_of({"learn": learn}, "learn", None, "T4", None), report, ["0.5"]).epoch
+    assert timed.epoch.least_price == pytest.approx(timed.epoch.least / 3600e9 * 0.5)
+    assert nbguard.predict(learn, gpu="T4").epoch is None
+    assert "no fit was profiled" in nbguard.predict(learn, gpu="T4", price=0.5).epoch.note
+
+
+def test_a_step_needs_a_batch() -> None:
+    with pytest.raises(UnpredictableError, match=r"as in nbguard.predict\(step, batch\)"):
+        prediction_of({"step": lambda batch: batch}, "step", None, None, None)
 
 
 def test_the_magic_takes_a_learner_by_its_name() -> None:

@@ -151,7 +151,10 @@ def test_memory_that_another_name_has_as_well_has_no_command() -> None:
     assert _diagnosed(graph, _gone(graph, _ref(graph, "code"), name="on")) is None
     notice = _diagnosed(graph, _gone(graph, _ref(graph, "model")))
     assert notice is not None
-    assert notice_line(notice) == "`model` was deleted, but its 4 MiB is still in memory, held by `registry → m` and `parts`"
+    assert (
+        notice_line(notice)
+        == "`model` was deleted, but its 4 MiB is still in memory, held by `registry → m` and `parts` · see `%gpumem why model`"
+    )
     assert (notice.command, notice.frees) == ("", None)
 
 
@@ -170,9 +173,11 @@ def test_a_line_that_frees_more_but_not_this_is_no_advice() -> None:
     notice = _diagnosed(graph, replace(gone, nbytes=4 * MiB))
 
     assert notice is not None
-    assert notice_line(notice) == "`model` was deleted, but its 4 MiB is still in memory, held by `trainer.model` and `outputs`"
+    assert notice_line(notice).endswith("is still in memory, held by `trainer.model` and `outputs` · see `%gpumem why model`")
     line = notice_line(replace(notice, holders=(*notice.holders, "losses")))
-    assert line.endswith("`trainer.model` and 2 more · see `%gpumem why trainer.model`")
+    assert line.endswith("`trainer.model` and 2 more · see `%gpumem why model`")
+    line = notice_line(replace(notice, kind="rebound"))
+    assert line.endswith("`trainer.model` and `outputs` · see `%gpumem why trainer.model`")
 
 
 def test_what_ends_by_itself_holds_nothing() -> None:

@@ -192,7 +192,7 @@ def test_stale_bytes_come_with_the_command_that_frees_them() -> None:
     ("what", "command", "frees"),
     [
         ("list of 2", "losses[:] = [each.detach() for each in losses]", 2 * MiB),
-        ("list of 3", "%gpumem why losses", None),  # one of them is no tensor
+        ("list of 3", "losses[0].detach_(); losses[1].detach_();", 2 * MiB),  # one of them is no tensor
     ],
 )
 def test_a_list_of_losses_with_graphs_is_a_finding(what: str, command: str, frees: int | None) -> None:
@@ -208,6 +208,22 @@ def test_a_list_of_losses_with_graphs_is_a_finding(what: str, command: str, free
     (finding,) = build_report(Analysis(make_facts(graph))).findings
 
     assert (finding.kind, finding.command, finding.advice.frees) == ("graph", command, frees)
+
+
+@pytest.mark.parametrize(("net", "is_told"), [(16 * 1024, False), (30 * MiB, True)])
+def test_an_object_with_a_small_model_beside_much_else_is_no_handle_of_it(net: int, is_told: bool) -> None:
+    """`store keeps an experiment of 30 MiB alive`, of which the model was 16 KiB and the rest a list of outputs."""
+    graph = make_graph(
+        {"store": ["store"]},
+        {"store": {".net": "net", ".outs": "list"}, "list": {"[0]": "out"}},
+        {"net": net, "out": 30 * MiB},
+        {"net": "model", "out": "tensor"},
+        types={"list": "list", "store": "Store"},
+    )
+
+    found = [finding.command for finding in build_report(Analysis(make_facts(graph))).findings if finding.kind == "handle"]
+
+    assert found == ["%reset_gpu store.net"] * is_told
 
 
 def test_only_one_device_can_be_asked_for() -> None:

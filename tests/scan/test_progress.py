@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 
 import pytest
 
+from nbguard.frontend.notebook.display import ProgressLine
 from nbguard.memory.scan import progress
 
 
@@ -38,3 +40,23 @@ def test_who_waits_within_is_told_and_then_who_waited_before(monkeypatch: pytest
     progress.stage("four")
 
     assert (inner, outer) == (["nbguard is one…"], ["nbguard is two…"])
+
+
+class _Stream(io.StringIO):
+    """Standard error as a terminal, or as a file."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_line_is_left_neither_in_a_terminal_nor_in_a_file(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a shell whose output was kept, `nbguard is scanning…` stood before the outcome."""
+    stream = _Stream(is_terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    line = ProgressLine()
+    line.say("nbguard is scanning…")
+    line.end()
+
+    assert stream.getvalue() == ("\rnbguard is scanning…\r" + " " * 20 + "\r" if is_terminal else "")

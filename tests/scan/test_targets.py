@@ -3,6 +3,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+import weakref
 from typing import Any
 
 import numpy
@@ -172,6 +173,62 @@ def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole
         return
     with pytest.raises(TargetError, match="cannot be deleted: .*" + re.escape(f'nbguard.release("{whole}")')):
         targets_of([text], notebook)
+
+
+def _tensors(count: int) -> list[Any]:
+    return [torch.ones(1 << 18) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("alone['x']", 3),
+        ("pair['x']", 0),  # pandas keeps both columns in one block, which `pair['y']` needs
+        ("series[1]", 1),
+        ("named['b']", 1),
+        ("seen[1]", 0),  # its array has another holder, so that it stays with the element
+        ("twice[0]", 0),
+    ],
+)
+def test_of_a_part_of_a_table_as_many_bytes_come_back_as_were_promised(text: str, mib: int) -> None:
+    """Each was promised 0 bytes, and gave what it had."""
+    one = torch.ones(1 << 18)
+    names: dict[str, Any] = {
+        "alone": pandas.DataFrame({"x": _tensors(3), "n": range(3)}),
+        "pair": pandas.DataFrame({"x": _tensors(2), "y": _tensors(2)}),
+        "series": pandas.Series(_tensors(3)),
+        "named": pandas.Series(_tensors(3), index=list("abc")),
+        "seen": pandas.Series(_tensors(3)),
+        "twice": pandas.Series([one, one]),
+    }
+    names["view"] = names["seen"].array
+    del one
+    tensors = [names[name][part] for name, part in (("alone", "x"), ("pair", "x"), ("pair", "y"))]
+    tensors += [names[name] for name in ("series", "named", "seen", "twice")]
+    alive = [weakref.ref(tensor) for part in tensors for tensor in part]
+    del tensors
+
+    promised = nbguard.plan(text, namespace=names).promised
+    nbguard.release(text, namespace=names)
+
+    assert (promised, sum(tensor() is None for tensor in alive)) == (mib << 20, mib)
+
+
+def test_an_element_of_a_named_tuple_is_written_by_its_field_and_goes_with_the_tuple() -> None:
+    """`buf.memory[0] → Tensor` of a replay buffer was no expression, and so its graphs had no line."""
+    names: dict[str, Any] = {"memory": [Pair(torch.ones(9), torch.ones(1 << 18)), Pair(torch.ones(9), torch.ones(1 << 18))]}
+    names["alias"] = names["memory"][1].right
+
+    lines = {path.text: path.advice.command for path in nbguard.why("alias", namespace=names).paths}
+
+    assert lines == {"alias": "%reset_gpu alias", "memory[1].right": "%reset_gpu memory[1]"}
+
+
+def test_a_column_is_explained_with_its_table() -> None:
+    names = {"table": pandas.DataFrame({"x": _tensors(2)})}
+
+    with pytest.raises(TargetError, match=r"is made when it is asked for, .*nbguard.why\(\"table\"\)"):
+        nbguard.why("table['x']", namespace=names)
 
 
 def test_no_line_takes_a_librarys_object_apart() -> None:

@@ -31,6 +31,7 @@ class ProgressLine:
     """A line under the running cell that says how far something is. A terminal writes over it; in a notebook a result follows.
 
     A notebook keeps each output of a cell: a line on standard error, though overwritten with blanks, would stay as a red bar.
+    So would it in a file that standard error goes to, where nothing can be written over.
     """
 
     free: tuple[int, Any] | None = None
@@ -44,6 +45,8 @@ class ProgressLine:
     def say(self, words: str) -> None:
         """Show the line, or show it again."""
         if not hasattr(self._shell, "kernel"):
+            if not sys.stderr.isatty():
+                return
             self._width = max(self._width, len(words))
             sys.stderr.write(f"\r{words}")
             sys.stderr.flush()

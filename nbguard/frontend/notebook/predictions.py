@@ -22,7 +22,63 @@ if TYPE_CHECKING:
     from nbguard.training.profiler.analysis.report import FitReport, Remedy, RemedyKind
 
 
-# --- Predictions by the name of a Learner, or by a cell.
+# --- Predictions by an object, by the name of a Learner, or by a cell.
+
+
+def predict(  # noqa: PLR0913 - a public function with keywords
+    learn: Any,
+    batch: Any = None,
+    *,
+    batch_size: int | None = None,
+    gpu: str | None = None,
+    settings: str | None = None,
+    precision: str | None = None,
+    largest: bool = False,
+    savings: bool = False,
+    profile: FitReport | None = None,
+    price: float | None = None,
+) -> Prediction:
+    """Return the memory that the next fit will take. Nothing runs on a GPU; nothing of the user's changes.
+
+    A copy of the fit runs on tensors that have shapes and no data: a few training batches, and of a Learner the smaller last
+    one and the validation. Their storages, and the buffers of CUDA's kernels, go through a model of PyTorch's allocator.
+
+    Args:
+        learn: the object to fit: a fastai Learner, Transformers' Trainer, a Lightning module, or a step of a loop over PyTorch,
+            as a function of a batch that runs forward, backward and the optimizer's step.
+        batch: a batch to go by, as the training loader yields it. Without, one is made from the first items of a Learner's or
+            Trainer's training set; the others need it.
+        batch_size: items of a batch; without, the loader's or the given batch's.
+        gpu: a name ("T4", "A100", …) or a size ("16GiB"), which is empty before the fit. Without, the device that this process
+            uses, with all that is there now, or the one that it would open; where there is none, nothing is said about whether
+            it fits.
+        settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
+        precision: "bf16" or "fp16": mixed precision besides the present settings, for a Learner or a Lightning module.
+        largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
+        savings: whether to try changes that would save memory: a trace more for each change, and with `largest` the batch after
+            each.
+        profile: of this fit on a GPU, such as `nbguard.last_fit()`: also the time of an epoch on `gpu`.
+        price: of an hour of that GPU: also the price of an epoch.
+
+    Raises:
+        UnpredictableError: the memory cannot be predicted; the message names the operator, module or object that prevents it.
+        NbguardError: an argument cannot be used.
+    """
+    with _needing_torch():
+        from nbguard.training.prediction.predict import predict as predict_memory
+    prediction = predict_memory(
+        learn,
+        batch,
+        batch_size=batch_size,
+        gpu=gpu,
+        settings=settings,
+        precision=precision,
+        largest=largest,
+        savings=savings,
+    )
+    if profile is None and price is None:
+        return prediction
+    return with_epoch_times(prediction, profile, [] if price is None else [str(price)])
 
 
 def prediction_of(

@@ -3,12 +3,12 @@
 The bytes of a row come back by its release, by the plan that the release carries out. They add up to the held bytes. Where a
 displayed result keeps memory of a name (a view of it, a loss with its graph), the name does not give it back: both hold it.
 Where a stale holder has to go with a name (the last error's `loss`, whose graph leads to the model), that holder's own bytes
-come back with the name, and are the name's.
+come back with the name, too, but stay in the stale holder's row: a plain cleanup frees them, and loses no name for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -139,7 +139,6 @@ def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...
     graph, freed = analysis.facts.graph, analysis.once(freed_with_stale)
     if not freed:
         return tuple(rows)
-    claims = _claims(freed)
     own: dict[tuple[int, ...], set[int]] = {row.roots: set() for row, _ in rows}
     common: dict[tuple[int, ...], set[int]] = {}
     for row, storages in rows:
@@ -149,7 +148,7 @@ def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...
                 of_all = common.setdefault((*row.roots, *keepers), set()) if keepers else own[row.roots]
                 of_all.add(storage)
             else:
-                own[_claimant(graph, row, claims.get(storage, ()), own)].add(storage)
+                own[row.roots].add(storage)
     by_roots = {row.roots: row for row, _ in rows}
     here = frozenset[int]().union(*(storages for _, storages in rows))
     found = [
@@ -161,27 +160,10 @@ def _by_plans(analysis: Analysis, rows: Sequence[Holding]) -> tuple[Holding, ...
     return tuple(sorted(found, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
 
 
-def _claims(freed: Mapping[tuple[int, ...], frozenset[int]]) -> dict[int, list[tuple[int, ...]]]:
-    """Return, by storage, the rows (by their roots) whose release frees it."""
-    claims: dict[int, list[tuple[int, ...]]] = {}
-    for roots, storages in freed.items():
-        for storage in storages:
-            claims.setdefault(storage, []).append(roots)
-    return claims
-
-
 def _shown_beside(analysis: Analysis, row: Holder, storage: int) -> list[int]:
     """Return the displayed results that keep a storage of a row when the row is released."""
     roots = analysis.facts.graph.roots
     return [root for root in bits_of(analysis.storage_owners[storage]) if root not in row.roots and roots[root].kind == "out"]
-
-
-def _claimant(
-    graph: Graph, row: Holder, claims: Sequence[tuple[int, ...]], known: Collection[tuple[int, ...]]
-) -> tuple[int, ...]:
-    """Return the roots of the row that a storage of `row` belongs to: the only one to free it, if `row` is stale."""
-    is_stale = graph.roots[row.roots[0]].kind in STALE_KINDS and row.kind != "out"
-    return claims[0] if is_stale and len(claims) == 1 and claims[0] in known else row.roots
 
 
 def _with_share(graph: Graph, row: Holder, share: Set[int], freed: Set[int] | None) -> Holder:

@@ -77,6 +77,7 @@ ONLY_WITH_KERNEL = Advice(
 )
 
 ONLY_WITH_CLASS = Advice(command="", effect="freed with the class, which was made while the code ran, and with its objects")
+ONLY_ITS_ATTRIBUTES = Advice(command="", effect="logging keeps each logger until the kernel ends, and lets its attributes go")
 ONLY_WITH_THREAD = Advice(command="", effect="freed when the thread ends")
 
 # --- what gives memory back -------------------------------------------------------------------------------------------------
@@ -216,6 +217,11 @@ def detach(name: str, container: str, cut: frozenset[tuple[int, int]]) -> Advice
     return Advice(command=command, effect="keeps the values without their graphs", cut=cut)
 
 
+def detach_in_place(code: str, cut: frozenset[tuple[int, int]]) -> Advice:
+    """Return the line that takes tensors off their graphs where they are; IPython neither shows nor keeps its result."""
+    return Advice(command=f"{code};", effect="keeps the values without their graphs", cut=cut)
+
+
 def without_graph(container: str, kind: str) -> Advice:
     """Return the line that puts a loss into a container without its autograd graph.
 
@@ -245,6 +251,11 @@ def empty_cache_of(module: str, function: str, frees: int | None = None) -> Advi
 def empty_container(module: str, container: str, frees: int | None = None) -> Advice:
     """Return the line that empties a container of a library or a class."""
     return Advice(command=f"{_imported(module)}{container}.clear()", effect=f"empties {container}", frees=frees)
+
+
+def delete_attribute(module: str, path: str) -> Advice:
+    """Return the line that deletes an attribute of an object of a library."""
+    return Advice(command=f"{_imported(module)}del {path}", effect=f"deletes {path}")
 
 
 def call_own_end(module: str, owner: str, method: str, argument: str = "") -> Advice:

@@ -51,9 +51,9 @@ CacheKind = Literal["", "garbage", "run", "store", "figure", "cycle"]
 """The cache that a root of the kind `cache` stands for: gc.garbage, IPython's of `%run`'s scripts, its `%store` database's,
 pyplot's open figures; a cycle through C++ that nothing else leads to, and that Python's collector cannot see."""
 
-Registry = Literal["", "atexit", "task", "timer", "thread"]
+Registry = Literal["", "atexit", "task", "timer", "thread", "logger"]
 """The part of Python that a root of the kind `library` stands for: a function registered with `atexit`, a task or timer of an
-event loop, or the context of a thread."""
+event loop, the context of a thread, or an attribute of a logger or of its handler."""
 
 HolderSource = Literal["python", "workspaces", "graphs", "site", "unknown", "pending", "changed", "unrecorded"]
 """Source of a holder: a Python object; or, of blocks without one, cuBLAS as a workspace, a CUDA graph's pool, a known line of

@@ -139,5 +139,6 @@ class OomFact:
     was_released: bool = False  # a cleanup took the frames' variables since
     is_final: bool = False  # it ends its process: nothing can be run there any more, only the next run can do better
     has_passed: bool = False  # the cell has run through since
+    is_outlived: bool = False  # another cell, which a device gave memory, has run through since
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

@@ -13,6 +13,7 @@ from nbguard.memory.core.analysis import Analysis, DeviceAnalysis, DevicePart, P
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.core.finding import Finding, least_of_rows
 from nbguard.memory.core.oom_facts import HOST_KINDS, HostFacts, OomFact, OomNote
+from nbguard.memory.core.references.graph import reach_of_roots, storages_of
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.core.views.device import holder_row, holder_table, part_figures, total_row
 from nbguard.memory.out_of_memory.failed_request import (
@@ -56,6 +57,7 @@ class OomCard(Result):
     survival: Advice | None  # the line that lets such a training go on with smaller pieces of its batch, where that is possible
     airbag: Advice | None  # the command that lets such a cell go on in host memory, where that is possible
     notes: tuple[str, ...]  # sentences that must be known to read the figures
+    is_over: bool = False  # reports say no more of it: its cell has run through since, or nothing of it is left and others have
 
 
 def build_card(analysis: Analysis) -> OomCard | None:
@@ -99,8 +101,17 @@ def build_card(analysis: Analysis) -> OomCard | None:
         survival=survival_of(request),
         airbag=_airbag(request, rerun, every[0]),
         notes=tuple(_notes(facts, rerun, parts)),
+        is_over=_is_over(analysis, oom),
     )
     return _for_next_run(card) if oom.is_final else card
+
+
+def _is_over(analysis: Analysis, oom: OomFact) -> bool:
+    """Say whether its cell has run through since, or another has that got memory, and the error keeps nothing stale."""
+    graph = analysis.facts.graph
+    errors = (number for number, root in enumerate(graph.roots) if root.kind == "error")
+    kept = storages_of(graph, reach_of_roots(graph, errors)) & analysis.once(default_plan).storages
+    return oom.has_passed or (oom.is_outlived and not kept)
 
 
 def _for_next_run(card: OomCard) -> OomCard:
@@ -127,9 +138,9 @@ def _airbag(request: FailedRequest, rerun: Rerun, best: Fix) -> Advice | None:
 
 
 def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
-    """Yield the card in one sentence, with the request of the last error and the best remedy, until its cell runs through."""
+    """Yield the card in one sentence, with the request of the last error and the best remedy, until it is over."""
     card = analysis.once(build_card)
-    if card is None or (analysis.facts.oom is not None and analysis.facts.oom.has_passed):
+    if card is None or card.is_over:
         return
     words = f"the last error ran out of memory: {asked_words(card.asked, card.device)}"
     best = card.fixes[: 2 if card.fixes[0].verdict is RerunVerdict.NEVER else 1]  # besides things that never fit, one that may

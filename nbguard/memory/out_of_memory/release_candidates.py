@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -13,7 +13,16 @@ from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import Advice, park, release_names, release_stale
 from nbguard.memory.core.facts import Facts, Graph, Root, Target
-from nbguard.memory.core.references.graph import GRAPH, nbytes_of, path_text, reach, reach_of_roots, shortest_path, storages_of
+from nbguard.memory.core.references.graph import (
+    GRAPH,
+    nbytes_of,
+    path_text,
+    reach,
+    reach_of_roots,
+    shortest_path,
+    storages_of,
+    without,
+)
 from nbguard.memory.core.references.holders import Holder
 from nbguard.memory.out_of_memory.rerun import After, Rerun, RerunVerdict
 from nbguard.units import format_bytes
@@ -129,7 +138,7 @@ def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
         return ()
     for count in (1, 2):
         tried = [_released(rerun, chosen, leftovers) for chosen in combinations(groups, count)]
-        helpful = sorted((one for one in tried if _helps(rerun, one, base)), key=lambda one: _cost(rerun, one))
+        helpful = sorted((one for one in tried if _helps(rerun, one, base)), key=lambda one: _cost(rerun, one, base))
         if helpful:
             return tuple(helpful[: _ALTERNATIVES if count == 1 else 1])
     tried = [_released(rerun, groups[:count], leftovers) for count in range(3, len(groups) + 1)]
@@ -147,7 +156,7 @@ def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
     base = with_cleanup(rerun, leftovers)
     single = [one for group in groups if (one := _parked(rerun, (group,), base)) is not None and _helps(rerun, one, base)]
     if single:
-        return tuple(sorted(single, key=lambda one: _cost(rerun, one))[:2])
+        return tuple(sorted(single, key=lambda one: _cost(rerun, one, base))[:2])
     for count in range(2, len(groups) + 1):
         together = _parked(rerun, groups[:count], base)
         if together is not None and _helps(rerun, together, base):
@@ -183,9 +192,19 @@ def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
     after = After(freed=freed, pools=plan.pools, is_emptied=True)
     lines: tuple[Advice, ...] = (release_stale(),)
     if names:
-        alone = plan_cleanup(request.facts, Request(targets=tuple(Target(text=name, root=name) for name in names)))
-        lines = (release_names(names), *(() if alone.storages == freed else lines))
+        lines = _lines_of(request.facts, names, freed)
     return ReleaseCandidate(names=names, advice=lines, after=after, verdict=_verdict(rerun, after, names))
+
+
+def _lines_of(facts: Facts, names: tuple[str, ...], freed: Set[int]) -> tuple[Advice, ...]:
+    """Return the lines that free these storages with the names, the cleanup, which costs nothing, first where it can be."""
+    request = Request(targets=tuple(Target(text=name, root=name) for name in names))
+    if plan_cleanup(facts, request).storages == freed:
+        return (release_names(names),)
+    stale = plan_cleanup(facts, Request())
+    cleaned = replace(facts, graph=without(facts.graph, stale.gone, stale.cut))
+    is_same = stale.storages | plan_cleanup(cleaned, request).storages == freed
+    return (release_stale(), release_names(names)) if is_same else (release_names(names), release_stale())
 
 
 def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[str, ...]) -> ReleaseCandidate:
@@ -195,7 +214,8 @@ def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[
     targets = tuple(Target(text=label, root=label) for label in both.names)
     alone = plan_cleanup(facts, Request(targets=targets))
     after = After(freed=alone.storages, pools=alone.pools, is_emptied=True)
-    by_itself = replace(both, advice=both.advice[:1], after=after, verdict=_verdict(rerun, after, both.names))
+    lines = tuple(line for line in both.advice if line.targets)
+    by_itself = replace(both, advice=lines, after=after, verdict=_verdict(rerun, after, both.names))
     chosen = by_itself if by_itself.verdict is RerunVerdict.RERUN or _same_help(by_itself, both) else both
     return replace(chosen, names=names, has_learner=_has_learner(facts, names))
 
@@ -252,9 +272,10 @@ def _helps(rerun: Rerun, candidate: ReleaseCandidate, base: ReleaseCandidate) ->
     return rerun.request.nbytes_here(candidate.after.freed - base.after.freed) >= rerun.request.missing
 
 
-def _cost(rerun: Rerun, candidate: ReleaseCandidate) -> tuple[bool, bool, int]:
-    """Return the rank of a candidate among others: enough, without a Learner, the smallest."""
-    return candidate.verdict is not RerunVerdict.RERUN, candidate.has_learner, rerun.request.nbytes_here(candidate.after.freed)
+def _cost(rerun: Rerun, candidate: ReleaseCandidate, base: ReleaseCandidate) -> tuple[bool, bool, int]:
+    """Return the rank of a candidate among others: enough, without a Learner, the least of the memory that is not stale."""
+    lost = rerun.request.nbytes_here(candidate.after.freed - base.after.freed)
+    return candidate.verdict is not RerunVerdict.RERUN, candidate.has_learner, lost
 
 
 def _has_learner(facts: Facts, names: Iterable[str]) -> bool:

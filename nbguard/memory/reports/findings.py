@@ -163,7 +163,8 @@ def _handles(analysis: Analysis) -> Iterator[Finding]:
     """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
     least = _least(analysis.facts)
     for handle in analysis.once(handles):
-        if handle.nbytes < least:
+        of_it = handle.nbytes if handle.advice.frees is None else handle.advice.frees
+        if handle.nbytes < least or (handle.advice.command and of_it < least):  # most of it is no experiment
             continue
         root, release = analysis.facts.graph.roots[handle.root], handle.advice
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(handle.nbytes)} alive"
@@ -217,6 +218,9 @@ def _rest_of_models(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]
         if frees:
             how = "frees them" if frees >= contents.rest else f"frees {format_bytes(frees)} of them"
             yield Finding("rest", f"{words}: " + release.code + f" {how}", replace(release, frees=frees))
+        elif (largest := contents.places[0]).is_container and advice.is_python(largest.path):
+            why = advice.why(largest.path)
+            yield Finding("rest", f"{words}; " + why.code + " names the line that empties it", why)
         else:
             yield Finding("rest", words)
 

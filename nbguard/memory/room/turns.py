@@ -230,7 +230,11 @@ class TakenTurn:
 def budget_blocks(state: BudgetState) -> Iterator[Block]:
     """Yield the budget in one line, and its models."""
     if not state.device:
-        yield Line("there is no budget; " + advice.budget().code + " lets models that do not fit together take turns")
+        yield Line(
+            "no budget is set, so models stay where they are; "
+            + advice.budget().code
+            + " lets those that do not fit together take turns"
+        )
         return
     taken = f"{format_bytes(state.here)} of the {format_bytes(state.budget)} of models on {state.device}"
     yield Line(taken + " (" + advice.BUDGET_OFF.code + " ends it)")

@@ -17,6 +17,7 @@ from nbguard.errors import TargetError
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Target
 from nbguard.memory.scan.heap.kinds import Types, attributes_of, is_frozen, loaded_class, mro_of, name_of, namespace_of
+from nbguard.memory.scan.pandas_tables import part_of_table
 from nbguard.spelling import did_you_mean
 
 _MISSING: Any = object()
@@ -93,6 +94,8 @@ def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[i
         value, _ = _part(target, owner, namespace)
         return Target(text=text, root=f"{owner.__name__}.{target.attr}", value_kind=name_of(type(value)))
     value, containers = _part(target, owner, namespace)
+    if value is _MISSING and isinstance(target, ast.Subscript):
+        value, containers = part_of_table(owner, _key(target.slice, namespace)) or (_MISSING, ())
     if value is _MISSING:
         refuse_unknown_attribute(target, owner, text)
         return Target(text=text)

@@ -146,25 +146,7 @@ def predict(
     largest: bool = False,
     savings: bool = False,
 ) -> Prediction:
-    """Return the memory that the next fit will take. Nothing runs on a GPU; nothing of the user's changes.
-
-    A copy of the fit runs on tensors that have shapes and no data: a few training batches, and of a Learner the smaller last
-    one and the validation. Their storages, and the buffers of CUDA's kernels, go through a model of PyTorch's allocator.
-
-    Args:
-        learn: the object to fit: a fastai Learner, Transformers' Trainer, a Lightning module, or a step of a loop over PyTorch,
-            as a function of a batch that runs forward, backward and the optimizer's step.
-        batch: a batch to go by, as the training loader yields it. Without, one is made from the first items of a Learner's or
-            Trainer's training set; the others need it.
-        batch_size: items of a batch; without, the loader's or the given batch's.
-        gpu: a name ("T4", "A100", …) or a size ("16GiB"), which is empty before the fit. Without, the device that this process
-            uses, with all that is there now, or the one that it would open; where there is none, nothing is said about whether
-            it fits.
-        settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
-        precision: "bf16" or "fp16": mixed precision besides the present settings, for a Learner or a Lightning module.
-        largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
-        savings: whether to try changes that would save memory: a trace more for each change, and with `largest` the batch after
-        each.
+    """Return the memory that the next fit will take, as `nbguard.predict` does, which has the time of an epoch besides.
 
     Raises:
         UnpredictableError: the memory cannot be predicted; the message names the operator, module or object that prevents it.
@@ -212,7 +194,7 @@ def predict_source(
             raise UnpredictableError("the loop makes its batches itself, so the largest batch was not searched for")
         if largest and device.capacity is None:
             raise NbguardError(
-                "the largest batch depends on the GPU; name one, as in predict(learn, gpu='16GiB', largest=True)"
+                "the largest batch depends on the GPU; name one, as in nbguard.predict(learn, gpu='16GiB', largest=True)"
             )
         endless = tracer.endless(batch_size)
         fits, why = tracer.answer(batch_size, endless)

@@ -52,7 +52,8 @@ class OomWatch:
         from nbguard.memory.scan.oom.failed_runs import note_failure, note_success
 
         if not cell.raised:
-            note_success(cell.number, self._cell_id(), self._shell.history_manager.input_hist_parsed)
+            inputs = self._shell.history_manager.input_hist_parsed
+            note_success(cell.number, self._cell_id(), inputs, self._simulated())
             return
         from nbguard.memory.scan.oom.chain import ran_out
 

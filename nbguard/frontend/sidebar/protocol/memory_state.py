@@ -248,7 +248,7 @@ def _key(*parts: object) -> str:
 
 def _oom(card: OomCard | None, over: Collection[int | None]) -> OomView | None:
     """Return the card in the words of a sidebar: the request, the memory that can be allocated now, the remedies."""
-    if card is None or card.asked.has_passed or card.asked.cell in over:
+    if card is None or card.is_over or card.asked.cell in over:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
     sentence = asked_words(card.asked, card.device)

@@ -25,7 +25,7 @@ from nbguard.memory.cleanup.plan.optional_steps import (
 from nbguard.memory.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, Target
-from nbguard.memory.core.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.memory.core.references.graph import STALE_KINDS, Edge, leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.core.references.holders import workspace_blocks
 from nbguard.memory.core.references.partners import CleanupState, entries_of, kept_targets
 from nbguard.memory.core.segments.requests import doubtful_pools, given_back, pools_in_use
@@ -253,7 +253,9 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
     for target in sorted({target.text: target for target in targets}.values(), key=lambda target: target.turn):
         gone = by_label.get(target.root, set()) if target.root else set()
         value = by_ref.get(target.value)
-        cut = {(by_ref[c], value) for c in target.containers if c in by_ref} if value is not None else set()
+        cut = set[Edge]()
+        if value is not None:
+            cut = {_reference(graph, by_ref[c], value) for c in target.containers if c in by_ref}
         entries = {node for root in gone for node in graph.roots[root].nodes} | {child for _, child in cut}
         entries |= {value} if target.lets_go and value is not None else set()
         if target.is_known and not entries:
@@ -266,6 +268,12 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
         if not target.lets_go:
             builder.add(_action_on(graph, target, gone), gone, cut)
     return given_up
+
+
+def _reference(graph: Graph, owner: int, value: int) -> Edge:
+    """Return the reference from a container to a value; the elements of an array of objects are in a list of their own."""
+    lists = (child for child, label in graph.nodes[owner].references if not label and value in graph.nodes[child].children)
+    return (owner if value in graph.nodes[owner].children else next(lists, owner), value)
 
 
 def _action_on(graph: Graph, target: Target, gone: set[int]) -> Action:

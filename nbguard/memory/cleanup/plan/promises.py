@@ -77,7 +77,9 @@ def with_release(facts: Facts, why: Why) -> Why:
     graph, own = facts.graph, [path for path in why.paths if not path.storages_only]
     kinds = {root.label: root.kind for root in graph.roots}
     models = {root.label for root in graph.roots if any(graph.nodes[node].kind in _NEEDING for node in root.nodes)}
-    if len({path.steps[0] for path in own}) > 1 and any(path.steps[0] in models and len(path.steps) > 1 for path in own):
+    is_one_line = len({path.advice.command for path in own}) == 1
+    several = len({path.steps[0] for path in own}) > 1 and not is_one_line
+    if several and any(path.steps[0] in models and len(path.steps) > 1 for path in own):
         return why
     sharing = [path for path in why.paths if path.storages_only and GRAPH in path.text and path.steps[0] not in models]
     for paths in filter(None, (own, [*own, *sharing] if sharing else [])):

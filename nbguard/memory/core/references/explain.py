@@ -10,11 +10,13 @@ from operator import or_
 from types import MappingProxyType
 from typing import ClassVar
 
-from nbguard.memory.core.advice import HARD, NONE, RECORD_ON, Advice, release_errors
+from nbguard.memory.core.advice import HARD, NONE, RECORD_ON, Advice, empty_parts, is_python, release_errors, release_names
 from nbguard.memory.core.facts import Facts, Graph, HolderSource, Root
 from nbguard.memory.core.references.graph import (
+    GRADIENT,
     STALE_KINDS,
     nbytes_of,
+    path_text,
     reach,
     shortest_path,
     shortest_paths,
@@ -22,8 +24,8 @@ from nbguard.memory.core.references.graph import (
     storages_of,
 )
 from nbguard.memory.core.references.holders import Holder
-from nbguard.memory.core.references.owner_sets import bits_of, owners_of_nodes
-from nbguard.memory.core.references.releases import release_of_alike, release_of_way
+from nbguard.memory.core.references.owner_sets import CONTAINERS, bits_of, owners_of_nodes
+from nbguard.memory.core.references.releases import can_delete, release_of_alike, release_of_way
 from nbguard.memory.core.references.shown_paths import ways_written
 from nbguard.render.result import Result
 
@@ -83,7 +85,7 @@ def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_
     leading = owners_of_nodes(graph, [root.nodes for root in graph.roots])
     of_interest = reduce(or_, (leading[n] for n in carriers | {node}))
     for root in (graph.roots[number] for number in bits_of(of_interest)):
-        ways_of_root = [path_to(graph, root, way) for way in _ways(graph, root, node, parents)]
+        ways_of_root = [_in_model(graph, root, way, path_to(graph, root, way)) for way in _ways(graph, root, node, parents)]
         ways_of_root = list({path.text: path for path in reversed(ways_of_root)}.values())[::-1]
         if not ways_of_root and (way := shortest_path(graph, root, carriers)):
             ways_of_root = [path_to(graph, root, way, storages_only=True)]
@@ -91,9 +93,39 @@ def explain(facts: Facts, name: str, node: int, what: str, per_root: int = _PER_
         more += [(root.label, len(ways_of_root) - per_root)] if len(ways_of_root) > per_root else []
     if name:
         paths = [_of_its_parts(graph, path) for path in paths]
+    by_length = sorted((path for path in paths if not path.advice.ends), key=lambda path: len(path.text), reverse=True)
+    shortest = {path.advice.cut: path.advice for path in by_length}
+    paths = [replace(path, advice=shortest.get(path.advice.cut, path.advice)) if path.advice.cut else path for path in paths]
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
     paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
     return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))
+
+
+def _in_model(graph: Graph, root: Root, way: tuple[int, ...], path: Path) -> Path:
+    """Return a way through a container that a model's code fills, or to a tensor with a graph, with the line that empties it.
+
+    The model stays, and a report names the same line.
+    """
+    if root.kind not in ("name", "module") or path.advice.command == release_errors().command:
+        return path
+    for place, (owner, number) in enumerate(pairwise(way), start=1):
+        node, text = graph.nodes[number], path_text(graph, root, way[: place + 1])
+        label = dict(graph.nodes[owner].references).get(number, "")
+        is_of_model = any(graph.nodes[n].kind == "model" for n in (owner, *way[place - 2 : place - 1]))
+        is_no_rest = not is_of_model or graph.nodes[owner].module_part or node.module_part or label in ("", GRADIENT)
+        if is_no_rest or label.startswith("._") or not is_python(text):
+            continue
+        is_container = node.type_name in CONTAINERS
+        if is_container and number != way[-1] and can_delete(graph, root, way):
+            return replace(path, advice=replace(release_names((path.text,)), cut=frozenset({(way[-2], way[-1])})))
+        if is_container:
+            cut = frozenset((number, child) for child in node.children)
+        elif node.kind == "tensor" and any(graph.nodes[n].kind == "graph" for n in reach(graph, (number,))):
+            cut = frozenset({(owner, number)})
+        else:
+            continue
+        return replace(path, advice=empty_parts(root.module, [(text, is_container)], cut))
+    return path
 
 
 def _of_its_parts(graph: Graph, path: Path) -> Path:

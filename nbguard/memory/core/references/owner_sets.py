@@ -32,7 +32,8 @@ from nbguard.units import counted, format_bytes
 # --- Tensors that a model's code put on it, which are neither parameter nor buffer nor gradient.
 
 
-_CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict", "defaultdict"})
+CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict", "defaultdict"})
+"""Containers that a model's code fills, and that `clear()` empties."""
 _NAMED = 2
 """Places of the rest that a sentence names."""
 _SHARE = 0.05
@@ -110,7 +111,7 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
                 path=path,
                 nbytes=nbytes_of(graph, held),
                 has_graph=_has_graph(graph, edge[1], own.nodes),
-                is_container=node.type_name in _CONTAINERS,
+                is_container=node.type_name in CONTAINERS,
             )
         )
         if path.endswith("_hooks"):
@@ -120,8 +121,8 @@ def contents_of(graph: Graph, root: Root) -> ModelContents | None:
             metrics[reset.command] = reset
             collected += places[-1].nbytes
         elif places[-1].has_graph and "_hooks" not in path and is_python(f"{path} = None"):
-            lines.append((path, node.type_name in _CONTAINERS))
-            edges |= {(edge[1], child) for child in node.children} if node.type_name in _CONTAINERS else {edge}
+            lines.append((path, node.type_name in CONTAINERS))
+            edges |= {(edge[1], child) for child in node.children} if node.type_name in CONTAINERS else {edge}
     places.sort(key=lambda place: -place.nbytes)
     if not places:
         return None

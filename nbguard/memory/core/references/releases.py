@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from nbguard.memory.core import advice
 from nbguard.memory.core.advice import Advice, is_python
-from nbguard.memory.core.facts import Graph, Root
+from nbguard.memory.core.facts import EXPERIMENT_KINDS, Graph, Root
 from nbguard.memory.core.references.graph import CONTEXT, STALE_KINDS, Edge, path_text, reach, storages_of
 from nbguard.memory.core.references.shown_paths import (
     ANY,
@@ -93,6 +93,8 @@ The last is joblib's (loky).
 """
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
 """Containers of a library or a class that are emptied by `clear()`."""
+_OF_LOGGING = (".handlers", ".filters")
+"""Lists of a logger's own."""
 _NEVER_EMPTIED = frozenset(sys.stdlib_module_names) | {"IPython", "ipykernel", "matplotlib", "numpy", "torch", "traitlets"}
 """Libraries whose registries others live by: the loggers, the modules, the magics."""
 
@@ -111,6 +113,8 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
         return ending
     if root.ended_by:
         return replace(advice.end_registration(root.ended_by), ends=root.label)
+    if root.registry == "logger":
+        return _of_logger(graph, root, way)
     if root.registry == "atexit":
         return advice.unregister(root.label)
     if root.registry == "thread":
@@ -203,13 +207,27 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
             return replace(line, cut=queue) if queue else None
         is_of_class = any(graph.nodes[n].type_name == "type" for n in way[:place])
         is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
-        is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED and (place > 0 or root.is_class)
+        is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED
         is_private = root.kind == "library" and ("._" in text or is_needed)
         if node.type_name in _EMPTIED and is_written and cut and (is_of_class or root.kind == "library") and not is_private:
             if place == 0 and root.is_class:  # the attributes of the class itself
                 continue
             return replace(advice.empty_container(root.module, text), cut=cut)
     return None
+
+
+def _of_logger(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
+    """Return the line that takes away the things on a logger or its handler; the logger and its handlers stay."""
+    for place, number in enumerate(way):
+        text, node = path_text(graph, root, way[: place + 1]), graph.nodes[number]
+        is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
+        if not is_python(text) or not is_written or text.endswith(_OF_LOGGING):
+            continue
+        if node.type_name in _EMPTIED:
+            return replace(advice.empty_container(root.module, text), cut=frozenset((number, child) for child in node.children))
+        if place and number == way[place_to_cut(graph, way)] and can_delete(graph, root, way[: place + 1]):
+            return replace(advice.delete_attribute(root.module, text), cut=frozenset({(way[place - 1], number)}))
+    return advice.ONLY_ITS_ATTRIBUTES
 
 
 def _own_end(graph: Graph, root: Root, way: tuple[int, ...], place: int) -> Advice | None:
@@ -312,7 +330,9 @@ def _released(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     if edge is None:
         return advice.ONLY_WITH_KERNEL
     is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED
-    if is_needed and not is_callback(graph.nodes[edge[1]]):  # the objects that it lives by itself, such as the threads that run
+    last = graph.nodes[edge[1]]
+    is_users = last.kind in EXPERIMENT_KINDS or last.kind == "tensor"
+    if is_needed and not is_callback(last) and not is_users:  # the objects that it lives by itself, such as threads that run
         return advice.NONE
     text = path_text(graph, root, way[: way.index(edge[1]) + 1])
     if graph.nodes[edge[1]].type_name == _FINALIZER:

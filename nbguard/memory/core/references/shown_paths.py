@@ -125,7 +125,7 @@ def can_let_go(graph: Graph, root: Root, parent: int, child: int) -> bool:
     label = dict(node.references).get(child, "")
     if label.startswith(CONTEXT):  # the variable gets another value there
         return root.kind not in ("frame", "error")
-    if not label or node.type_name in _FIXED or node.kind in _LOCKED or root.kind in ("frame", "error"):
+    if not label or node.is_fixed or node.type_name in _FIXED or node.kind in _LOCKED or root.kind in ("frame", "error"):
         return False
     if label.startswith(".__") and label.endswith("__"):  # functions that Python calls by itself, as a class's `__init__`
         return False

@@ -294,7 +294,7 @@ def _notice(analysis: Analysis, found: Sequence[_Left]) -> Notice:
     is_shared = freed is not None and not left <= freed  # however much of something else these lines free
     if is_shared or (not is_whole and _deletes_what_is_in_use(analysis, lines)):
         lines = []
-    if not lines:  # a result that is needed keeps its value without its graph
+    if not lines or all(GRAPH in path.text for path in paths):  # a result that is needed keeps its value without its graph
         graphs = [detached(graph, roots[label]) for label in dict.fromkeys(path.steps[0] for path in paths)]
         if all(line.command for line in graphs) and left <= (freed_by(analysis.facts, graphs) or set()):
             lines, is_shared = graphs, False

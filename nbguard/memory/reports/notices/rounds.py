@@ -14,6 +14,7 @@ from nbguard.memory.cleanup.plan.promises import promised
 from nbguard.memory.core.advice import Advice, release_stale
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Root
+from nbguard.memory.core.references.detaching import detached
 from nbguard.memory.core.references.explain import Path
 from nbguard.memory.core.references.graph import GRAPH, STALE_KINDS, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.core.references.owner_sets import components
@@ -173,7 +174,8 @@ def diagnose_growth(
     roots = {n for storage in left for n in roots_of(analysis, storage) if graph.roots[n].label in growing}
     paths, _ = paths_to(analysis.facts, None, left, roots)
     paths.sort(key=lambda path: -grown[path.steps[0]])
-    lines = _lines(analysis, paths, nbytes)
+    graphs = _graph_lines(analysis, paths, nbytes)
+    lines = _lines(analysis, paths, nbytes) or graphs
     return Notice(
         kind="growth",
         name=paths[0].steps[0],
@@ -186,7 +188,7 @@ def diagnose_growth(
         frees=promised(analysis.facts, lines) if lines else None,
         shape=shape_of(graph, paths[0]),
         holder_cell=paths[0].cell,
-        keeps_graph=any(GRAPH in step for step in paths[0].steps),
+        keeps_graph=bool(graphs) or any(GRAPH in step for step in paths[0].steps),
         storages=frozenset(came),
         roots=frozenset(growing),
     )
@@ -202,6 +204,13 @@ def _lines(analysis: Analysis, paths: Iterable[Path], least: int) -> tuple[Advic
             if frees is not None and frees >= least:
                 return (line,)
     return ()
+
+
+def _graph_lines(analysis: Analysis, paths: Iterable[Path], least: int) -> tuple[Advice, ...]:
+    """Return the lines that keep the piled-up values without their graphs, where that frees as much as each run leaves."""
+    roots = {root.label: root for root in analysis.facts.graph.roots}
+    lines = [detached(analysis.facts.graph, roots[label]) for label in dict.fromkeys(path.steps[0] for path in paths)]
+    return tuple(lines) if all(line.command for line in lines) and (promised(analysis.facts, lines) or 0) >= least else ()
 
 
 def by_label(held: HeldStorages) -> Counter[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.memory.core.advice import NOTICES_ON, is_python, why
+from nbguard.memory.core.references.graph import GRAPH
 from nbguard.memory.reports.notices.notice import NOT_SHOWN, Notice, Notices
 from nbguard.render.html import Block, Table, TableRow, Title
 from nbguard.texts import joined
@@ -110,11 +111,19 @@ def _quoted(holder: str) -> str:
 
 def _advice(notice: Notice) -> str:
     """Return the lines that free it; where none do and many hold it, the line that shows all of them."""
+    later = ""
+    if notice.kind == "growth" and notice.keeps_graph:
+        later = f"{'append' if '[' in notice.holders[0] else 'keep'} `loss.item()` or `t.detach()`"
+    elif notice.kind == "growth" and notice.holder_kind == "name" and "[" in notice.holders[0]:
+        later = "append `t.detach().cpu()`, or keep less"
     if notice.advice:
-        return joined(" and ", (line.code for line in notice.advice))
+        lines = joined(" and ", (line.code for line in notice.advice))
+        return lines + f", and from now on {later}" if later and notice.keeps_graph else lines
     if notice.is_for_good:
         return f"{'they go' if len(notice.holders) > 1 else 'it goes'} only with the kernel"
-    first = notice.holders[0]
-    if len(notice.holders) > 2 and notice.holder_kind == "name" and is_python(first) and " " not in first:
+    if notice.kind == "deleted" and is_python(notice.name):  # a deleted name is remembered, with all that is left of it
+        return "see " + why(notice.name).code
+    first = notice.holders[0].partition(GRAPH)[0]
+    if (len(notice.holders) > 2 or notice.kind != "growth") and notice.holder_kind == "name" and is_python(first):
         return "see " + why(first).code
-    return "append `loss.item()` or `t.detach()`" if notice.kind == "growth" and notice.keeps_graph else ""
+    return later

@@ -106,6 +106,16 @@ def _has_items(cls: type) -> bool:
     return any("__getitem__" in namespace_of(base) for base in mro_of(cls))
 
 
+def _field_labels(obj: Any) -> dict[int, str]:
+    """Return how the elements of a named tuple are written; none of another class made from a tuple."""
+    fields, elements = namespace_of(type(obj)).get("_fields"), list(tuple.__iter__(obj))
+    if type(fields) is not tuple or len(fields) != len(elements):
+        return {}
+    return {
+        id(element): f".{name}" for name, element in reversed(list(zip(fields, elements, strict=True))) if type(name) is str
+    }
+
+
 class Labels:
     """Labels of the steps from objects to their referents. Remembers which dicts are attributes of something."""
 
@@ -157,6 +167,8 @@ class Labels:
         if kind in ("graph", "cell", "array", "part of an array") or cls is types.TracebackType:
             return {}
         known = self._slot_labels(obj) | self._attribute_labels(obj, wanted)
+        if tuple in mro_of(cls):
+            known |= _field_labels(obj)
         if kind == "tensor" and self._autograd is not None:
             known |= self._autograd.labels(obj)
         return known
@@ -329,12 +341,14 @@ def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePar
 
 
 def _fixed(walk: Walk, numbers: Iterable[int]) -> set[int]:
-    """Return the ids of the objects whose parts cannot be deleted: frozen ones, their attributes, and lists made of arrays."""
+    """Return the ids of the objects whose parts stay: frozen ones, their attributes, tuples, and lists made of arrays."""
     frozen, fixed = TypeTable(is_frozen), set[int]()
     for number in numbers:
         obj = walk.objects[number]
         if walk.kind[number] == "array":
             fixed.update(id(walk.objects[made]) for level in made_for_array(walk, number)[1:] for made in level)
+        elif walk.kind[number] == "object" and tuple in mro_of(type(obj)):
+            fixed.add(id(obj))
         elif walk.kind[number] == "object" and frozen.of(type(obj)):
             fixed |= {id(obj), id(attributes_of(obj))}
     return fixed

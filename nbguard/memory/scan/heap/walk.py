@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import sys
 import weakref
 from collections import Counter
@@ -330,8 +331,11 @@ class Walk:
 
 
 def never_walked(kinds: Kinds) -> set[int]:
-    """Return the ids of objects that no walk looks into: the globals of all modules, and asyncio's own."""
-    return {id(never_asked()), *map(id, kinds.modules.values())}
+    """Return the ids of objects that no walk looks into, that is, the globals of all modules, and asyncio's own.
+
+    So is the register of loggers, as each logger leads to it and by it to all others, whose things are not its own.
+    """
+    return {id(never_asked()), id(logging.root.manager), *map(id, kinds.modules.values())}
 
 
 def references_by_asking() -> int:

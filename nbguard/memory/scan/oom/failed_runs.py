@@ -41,6 +41,7 @@ class _Latest:
     failed: CellStart | None = None
     lacking: tuple[int, str] | None = None  # number and id of the last cell that ran out of memory
     passed: tuple[int, ...] = ()  # that number, and the number of the cell's successful run since
+    outlived: int | None = None  # that number, once another cell that got memory of a device has run through
 
 
 def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
@@ -70,13 +71,19 @@ def keep_start(namespace: dict[str, Any]) -> None:
 def note_failure(cell: int, cell_id: str) -> None:
     """Note that cell number `cell` ran out of memory. `cell_id` is its id in its notebook, empty where nothing tells it."""
     _Latest.lacking = (cell, cell_id)
+    _Latest.outlived = None
 
 
-def note_success(cell: int, cell_id: str, inputs: Sequence[str]) -> None:
-    """Note that cell number `cell` has run through: the last one that ran out of memory, edited or not, or its source again."""
+def note_success(cell: int, cell_id: str, inputs: Sequence[str], simulated: Mapping[str, AllocatorCounts]) -> None:
+    """Note that cell number `cell` has run through: the last one that ran out of memory, edited or not, or its source again.
+
+    Of any other it is noted whether a device gave it memory. `simulated` as of `note_start`.
+    """
     if _Latest.lacking is None:
         return
     failed, failed_id = _Latest.lacking
+    if _Latest.outlived is None and _has_got_memory(_read() | dict(simulated)):
+        _Latest.outlived = failed
     if (cell_id and cell_id == failed_id) or (max(failed, cell) < len(inputs) and inputs[failed] == inputs[cell]):
         _Latest.passed = (failed, cell)
 
@@ -86,9 +93,20 @@ def passed_run() -> tuple[int, ...]:
     return _Latest.passed
 
 
+def outlived_run() -> int | None:
+    """Return the number of the last cell that ran out of memory, if another that a device gave memory has run through since."""
+    return _Latest.outlived
+
+
+def _has_got_memory(now: Mapping[str, AllocatorCounts]) -> bool:
+    """Say whether a device has handed out blocks since the cell began."""
+    start = {} if _Latest.start is None else _Latest.start.devices
+    return any(device in start and counts.made_blocks > start[device].made_blocks for device, counts in now.items())
+
+
 def forget_start() -> None:
     """Keep no beginning any more, and no outcome."""
-    _Latest.start = _Latest.failed = _Latest.lacking = None
+    _Latest.start = _Latest.failed = _Latest.lacking = _Latest.outlived = None
     _Latest.passed = ()
 
 

@@ -18,7 +18,7 @@ from nbguard.memory.scan.devices.host import host_facts
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of, name_of, namespace_of
 from nbguard.memory.scan.learners import experiment_of
 from nbguard.memory.scan.oom.chain import find_in_chain, is_exception, note_of, slot
-from nbguard.memory.scan.oom.failed_runs import earlier_failures, passed_run, start_of
+from nbguard.memory.scan.oom.failed_runs import earlier_failures, outlived_run, passed_run, start_of
 from nbguard.memory.scan.oom.names import (
     counted_loop,
     filled_in_loops,
@@ -253,6 +253,7 @@ def oom_fact(shell: Any, inputs: Sequence[str], failed: BaseException | None) ->
         was_released=trace.was_released(),
         is_final=failed is not None,
         has_passed=cell in passed_run(),
+        is_outlived=cell is not None and cell == outlived_run(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )

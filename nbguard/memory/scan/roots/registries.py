@@ -10,7 +10,6 @@ import atexit
 import contextvars
 import functools
 import gc
-import logging
 import signal
 import sys
 import types
@@ -23,15 +22,14 @@ from nbguard.cell_names import cell_names
 from nbguard.memory.core.facts import RootKind
 from nbguard.memory.scan.heap.kinds import (
     Types,
-    attribute_of,
     module_namespace,
     module_namespaces,
-    mro_of,
     name_of,
     namespace_of,
 )
 from nbguard.memory.scan.heap.referents import Referents
 from nbguard.memory.scan.roots.frames import DISPATCH, LiveRoot, frame_locals
+from nbguard.memory.scan.roots.loggers import logger_roots
 from nbguard.memory.scan.roots.tracebacks import PDB_VARIABLES
 
 # --- The notebook's names and its output history, as roots.
@@ -143,7 +141,7 @@ def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment
 
     A library's own registrations (IPython's events, signal handlers) lead to half the process and explain nothing.
     """
-    roots = [*_garbage(), *_torch(), *_figures(), *_log_buffers(), *_context_values({} if shell is None else shell.user_ns)]
+    roots = [*_garbage(), *_torch(), *_figures(), *logger_roots(), *_context_values({} if shell is None else shell.user_ns)]
     if shell is not None:
         roots += [*_scripts(shell), *_stored(shell)]
     hooks = [*_interpreter(), *(() if shell is None else _ipython(shell))]
@@ -254,25 +252,6 @@ def _arguments(function: Any) -> Iterator[Any]:
     while type(function) is functools.partial:
         yield from (*function.args, *function.keywords.values())
         function = function.func
-
-
-def _log_buffers() -> Iterator[LiveRoot]:
-    """Yield the records that handlers of `logging` keep back until there are enough: each may keep the frames of an error."""
-    handlers = sys.modules.get("logging.handlers")
-    if handlers is None:
-        return
-    loggers = [("", logging.root), *list(logging.root.manager.loggerDict.items())]
-    for name, logger in loggers:
-        for place, handler in enumerate([] if isinstance(logger, logging.PlaceHolder) else logger.handlers):
-            buffer = attribute_of(handler, "buffer") if handlers.BufferingHandler in mro_of(type(handler)) else None
-            if type(buffer) is list and buffer:
-                yield LiveRoot(
-                    kind="library",
-                    label=f"logging.getLogger({name!r}).handlers[{place}].buffer",
-                    objects=(buffer,),
-                    what=f"records that a {name_of(type(handler))} keeps back",
-                    module="logging",
-                )
 
 
 def _context_values(namespace: dict[str, Any]) -> Iterator[LiveRoot]:

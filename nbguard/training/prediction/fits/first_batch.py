@@ -108,7 +108,7 @@ def _made(loader: Any, make: Any) -> Any:
     is_indexed = getattr(loader, "indexed", hasattr(loader, "collate_fn"))
     if not is_indexed or items_of(loader) is None:
         raise UnpredictableError(
-            f"{type(loader).__name__} has no indexed items to make a batch from; give a batch, as in predict(learn, batch)"
+            f"{type(loader).__name__} has no indexed items to make a batch from; give one, as in nbguard.predict(learn, batch)"
         )
     if not items_of(loader):
         raise UnpredictableError("the loader is empty because its data set has no items")
@@ -118,7 +118,7 @@ def _made(loader: Any, make: Any) -> Any:
         except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is the reason
             reason = in_one_line(error)
     raise UnpredictableError(
-        f"no batch could be made of the loader's first items ({reason}): give one, as in predict(learn, batch)"
+        f"no batch could be made of the loader's first items ({reason}): give one, as in nbguard.predict(learn, batch)"
     )
 
 

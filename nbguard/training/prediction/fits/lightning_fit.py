@@ -109,7 +109,7 @@ class LightningSource:
         """Return the fit of a module with the shapes of `batch`."""
         if not module.automatic_optimization:
             raise UnpredictableError(
-                f"{type(module).__name__} optimizes by hand: give its step as a function, as in predict(step, batch)"
+                f"{type(module).__name__} optimizes by hand: give its step as a function, as in nbguard.predict(step, batch)"
             )
         return cls(module, BatchShapes.of(batch), precision)
 

@@ -172,7 +172,9 @@ def _first_batch(trainer: Any, size: int) -> Any:
     """Return a batch of the first items of a Trainer's data set, of the columns that its model takes."""
     data = trainer.train_dataset
     if data is None or not hasattr(data, "__getitem__"):
-        raise UnpredictableError("the Trainer's data set has no indexed items; give a batch, as in predict(trainer, batch)")
+        raise UnpredictableError(
+            "the Trainer's data set has no items by index; give a batch, as in nbguard.predict(trainer, batch)"
+        )
     with kept_generators():
         try:
             items = [data[place] for place in range(min(size, len(data)))]
@@ -183,7 +185,7 @@ def _first_batch(trainer: Any, size: int) -> Any:
         except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is the reason
             reason = in_one_line(error)
     raise UnpredictableError(
-        f"no batch could be made of the data set's first items ({reason}): give one, as in predict(trainer, batch)"
+        f"no batch could be made of the data set's first items ({reason}): give one, as in nbguard.predict(trainer, batch)"
     )
 
 
