@@ -120,7 +120,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
 
 
 _HEAD = 1 << 26
-"""Bytes of a file in which segments are looked for; those of some ten thousand blocks take 10 MB."""
+"""The first bytes of a file, which are searched for segments. Some ten thousand blocks take 10 MB."""
 
 
 def read_segments(path: str | Path, least: int) -> Snapshot | None:

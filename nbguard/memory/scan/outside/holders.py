@@ -57,7 +57,7 @@ class Holders:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield all that was found, of which the walk has a part."""
+        """Yield all that was found, including the objects that the walk has."""
         yield from (self._walk.objects[self._walk.number[key]] for key in self._in_walk)
         yield from list(self._found.values())
 
