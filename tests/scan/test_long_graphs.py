@@ -296,8 +296,10 @@ print(json.dumps([mib("shared"), mib("alone"), mib("held"), mib("shared", "many"
 
 def test_a_look_of_more_than_a_second_says_how_far_it_is(run: Run) -> None:
     code = f"""{_PRELUDE}
+import sys
 import nbguard.memory.scan.progress as progress
 progress._PATIENCE = 0.0
+sys.stderr.isatty = lambda: True
 run("class A: pass")
 run("many = [A() for _ in range(20_000)]\\nfor n, each in enumerate(many): each.me = n\\nmany[0].t = torch.ones(5)")
 run("%gpumem")

@@ -76,7 +76,7 @@ def doctor(options: argparse.Namespace) -> int:
     from nbguard.training.doctor.launch import diagnose_launch
     from nbguard.training.doctor.subject import import_torch
 
-    import_torch(whole=bool(options.target))
+    import_torch(whole=bool(options.target or options.ranks or options.self_test))
     if options.ranks or options.self_test:
         diagnosis = diagnose_launch(self_test=options.self_test)
     else:

@@ -121,7 +121,7 @@ def _diagnosis(*, ranks: bool) -> ToolAnswer:
     from nbguard.training.doctor.launch import diagnose_launch
     from nbguard.training.doctor.subject import import_torch
 
-    import_torch(whole=False)
+    import_torch(whole=True)  # the server goes on, and later tools want all of it
     diagnosis = diagnose_launch(self_test=False) if ranks else diagnose().said("terminal")
     return _shown(diagnosis, "terminal")
 

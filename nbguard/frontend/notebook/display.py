@@ -45,7 +45,7 @@ class ProgressLine:
     def say(self, words: str) -> None:
         """Show the line, or show it again."""
         if not hasattr(self._shell, "kernel"):
-            if not sys.stderr.isatty():
+            if not getattr(sys.stderr, "isatty", bool)():
                 return
             self._width = max(self._width, len(words))
             sys.stderr.write(f"\r{words}")

@@ -38,6 +38,8 @@ def import_torch(*, whole: bool) -> None:
 def _import_compiled_part() -> bool:
     """Import a `torch` of nothing but its versions and its compiled part; say whether that could be done.
 
+    The process can do nothing else with PyTorch afterwards: a compiled part is imported once.
+
     Raises:
         ModuleNotFoundError: PyTorch is not installed.
     """
@@ -53,7 +55,7 @@ def _import_compiled_part() -> bool:
         torch.get_num_threads = compiled.get_num_threads
         torch.get_float32_matmul_precision = compiled._get_float32_matmul_precision
         torch.cuda = SimpleNamespace(is_initialized=bool, _is_in_bad_fork=getattr(compiled, "_cuda_isInBadFork", bool))
-    except (ImportError, AttributeError):
+    except ImportError:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
             del sys.modules[name]
         return False

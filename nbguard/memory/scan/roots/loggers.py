@@ -31,7 +31,8 @@ def logger_roots() -> Iterator[LiveRoot]:
             yield LiveRoot(label=label, objects=(logger,), what="attributes of a logger", **_OF_LOGGING)
             continue
         for parts in _PARTS:
-            for place, part in enumerate(attributes.get(parts, ())):
+            listed = attributes.get(parts)
+            for place, part in enumerate(listed if type(listed) is list else ()):
                 for key, value in (attributes_of(part) or {}).items():
                     if type(value) in _CONTAINERS and value:
                         path = f"{label}.{parts}[{place}].{key}"
