@@ -63,7 +63,7 @@ def test_the_graphs_of_a_name_are_a_finding_with_the_line_that_frees_them(notebo
         ("out = [net(x) for _ in range(7)]", "out[:] = [each.detach() for each in out]", 7),
         ("out = {key: net(x) for key in 'abc'}", "out.update({key: each.detach() for key, each in out.items()})", 3),
         ("out = [net(x) for _ in range(7)]; other = out[2]", "out[:] = [each.detach() for each in out]", 6),
-        ("out = [net(x), 3.0]", "%gpumem why out", 0),
+        ("out = [net(x), 3.0]", "out[0].detach_();", 1),
         ("out = net(x); alias = out", "%gpumem why out", 0),
     ):
         notebook.run(f"other = None; {made}").ok()

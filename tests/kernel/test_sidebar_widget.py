@@ -158,15 +158,18 @@ def test_without_ipython_it_names_calls_and_they_do_what_they_say(monkeypatch: p
     del weight
     shown = nbguard.Sidebar()
     shown.close()
-    calls = {html.unescape(call) for call in re.findall(r"<code>(nbguard[^<]+)</code>", shown.html)}
-    assert 'nbguard.why("losses")' in calls
+    lines = [html.unescape(line) for line in re.findall(r"<code>([^<]+)</code>", shown.html)]
     assert not re.search("%(gpumem|reset_gpu|nbguard)", _words(shown.html))
 
-    said = {call: str(eval(call, {"nbguard": nbguard})) for call in calls if "release" not in call}
-
-    assert "list of 4" in said['nbguard.why("losses")']
-    release = re.search(r'nbguard.release\("losses"\)', said['nbguard.why("losses")'])
+    (detaching,) = (line for line in lines if "detach_()" in line)
+    why = str(nbguard.why("losses"))
+    assert "list of 4" in why
+    release = re.search(r'nbguard.release\("losses"\)', why)
     assert release
+    exec(detaching, main)
+    assert [getattr(loss, "grad_fn", None) for loss in main["losses"]] == [None] * 4
+    assert nbguard.report().findings == ()
+    main["losses"].append(torch.ones(1 << 18))
     assert "1 MiB" in str(eval(release[0], {"nbguard": nbguard}))
     assert "losses" not in main
 

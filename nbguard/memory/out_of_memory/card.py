@@ -101,17 +101,22 @@ def build_card(analysis: Analysis) -> OomCard | None:
         survival=survival_of(request),
         airbag=_airbag(request, rerun, every[0]),
         notes=tuple(_notes(facts, rerun, parts)),
-        is_over=_is_over(analysis, oom),
+        is_over=_is_over(request, oom),
     )
     return _for_next_run(card) if oom.is_final else card
 
 
-def _is_over(analysis: Analysis, oom: OomFact) -> bool:
-    """Say whether its cell has run through since, or another has that got memory, and the error keeps nothing stale."""
-    graph = analysis.facts.graph
+def _is_over(request: FailedRequest, oom: OomFact) -> bool:
+    """Say whether its cell has run through since, or work goes on without it: another cell got memory, and nothing is lacking.
+
+    Nothing is lacking where the error keeps no stale memory, and the request has room.
+    """
+    analysis, graph = request.analysis, request.facts.graph
     errors = (number for number, root in enumerate(graph.roots) if root.kind == "error")
     kept = storages_of(graph, reach_of_roots(graph, errors)) & analysis.once(default_plan).storages
-    return oom.has_passed or (oom.is_outlived and not kept)
+    room, nbytes = request.largest_now(), request.nbytes
+    fits = room is None or nbytes is None or room >= nbytes
+    return oom.has_passed or (oom.is_outlived and not kept and fits)
 
 
 def _for_next_run(card: OomCard) -> OomCard:

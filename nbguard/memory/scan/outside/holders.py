@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-import types
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from nbguard.memory.scan.heap import native
-from nbguard.memory.scan.heap.kinds import Types, never_asked
+from nbguard.memory.scan.heap.kinds import never_asked
 from nbguard.memory.scan.heap.walk import Walk
+from nbguard.memory.scan.outside.region import FRAMES
 
 _MOST_PASSES = 24
 _FEWEST_PASSES = 4
@@ -22,7 +22,6 @@ _MOST_FOLLOWED = 500
 """Holders whose own holders are looked for before anybody asks for them."""
 _CHUNK = 512
 _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
-_OF_AN_ERROR = Types((types.FrameType, types.TracebackType))
 
 
 class Holders:
@@ -67,8 +66,8 @@ class Holders:
         Chains of dozens are usual: a finished frame is held by the frames it called (`f_back`), as long as any traceback
         keeps one of them.
         """
-        met = [obj for obj in self._walk.objects[new:] if type(obj) in _OF_AN_ERROR]
-        return _frames_above(met, [obj for obj in self._found.values() if type(obj) in _OF_AN_ERROR])
+        met = [obj for obj in self._walk.objects[new:] if type(obj) in FRAMES]
+        return _frames_above(met, [obj for obj in self._found.values() if type(obj) in FRAMES])
 
     def let_go(self) -> None:
         """Refer to nothing that the walk has: its references are counted."""
@@ -110,8 +109,9 @@ def _upwards_by_python(objects: list[Any], asked: list[Any], ends: set[int], pas
         own.add(id(new))
         holders = [obj for obj in _referrers(objects, new) if id(obj) not in own and id(obj) not in found]
         own.add(id(holders))  # the next step meets it
-        if any(type(obj) in _OF_AN_ERROR for obj in holders):
-            holders += _frames_above(holders, [obj for obj in objects if type(obj) in _OF_AN_ERROR])
+        if any(type(obj) in FRAMES for obj in holders):
+            kinds = set(map(id, FRAMES))  # a question to `FRAMES` for each object of the heap takes five times as long
+            holders += _frames_above(holders, [obj for obj in objects if id(type(obj)) in kinds])
         found |= {id(obj): obj for obj in holders}
         may_go_on = (obj for obj in holders if id(obj) not in ends and not issubclass(type(obj), type))
         new = list(islice(may_go_on, _MOST_FOLLOWED - len(followed))) if passes else []
@@ -136,11 +136,11 @@ def _frames_above(met: list[Any], frames: list[Any]) -> list[Any]:
     above: dict[int, list[Any]] = {}
     for obj in frames:
         for ref in gc.get_referents(obj):
-            if type(ref) in _OF_AN_ERROR:
+            if type(ref) in FRAMES:
                 above.setdefault(id(ref), []).append(obj)
     known = set(map(id, met))
     found: list[Any] = []
-    todo = [id(obj) for obj in met if type(obj) in _OF_AN_ERROR]
+    todo = [id(obj) for obj in met if type(obj) in FRAMES]
     while todo:
         for obj in above.get(todo.pop(), ()):
             if id(obj) not in known:

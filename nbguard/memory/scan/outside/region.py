@@ -19,7 +19,7 @@ _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its
 _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
 _HOLDS_IN_CPP = ("tensor", "graph", "script")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
-_FRAMES = Types((types.FrameType, types.TracebackType))
+FRAMES = Types((types.FrameType, types.TracebackType))
 
 
 Rooted = tuple[LiveRoot, list[int]]
@@ -43,7 +43,7 @@ class Region:
         """Number below which an object is in use itself: its own holders are not looked for."""
 
         if named:
-            self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in _FRAMES}
+            self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in FRAMES}
         else:
             self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
         goals = {n for n in range(self.first, self._added) if is_goal(walk, n)}
