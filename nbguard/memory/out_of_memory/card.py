@@ -107,9 +107,9 @@ def build_card(analysis: Analysis) -> OomCard | None:
 
 
 def _is_over(request: FailedRequest, oom: OomFact) -> bool:
-    """Say whether its cell has run through since, or work goes on without it: another cell got memory, and nothing is lacking.
+    """Say whether its cell has run through since, or another cell got memory and nothing is lacking any more.
 
-    Nothing is lacking where the error keeps no stale memory, and the request has room.
+    Nothing is lacking where the error keeps no stale memory and the request has room.
     """
     analysis, graph = request.analysis, request.facts.graph
     errors = (number for number, root in enumerate(graph.roots) if root.kind == "error")
