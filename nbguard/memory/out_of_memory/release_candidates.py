@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from nbguard.errors import TargetError
-from nbguard.memory.cleanup.plan.parking import plan_parking
+from nbguard.memory.cleanup.plan.parking import default_plan, plan_parking
 from nbguard.memory.cleanup.plan.plan import Request
 from nbguard.memory.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.core.advice import Advice, park, release_names, release_stale
+from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Facts, Graph, Root, Target
 from nbguard.memory.core.references.graph import (
     GRAPH,
@@ -192,19 +193,24 @@ def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
     after = After(freed=freed, pools=plan.pools, is_emptied=True)
     lines: tuple[Advice, ...] = (release_stale(),)
     if names:
-        lines = _lines_of(request.facts, names, freed)
+        lines = _lines_of(request.analysis, names, freed)
     return ReleaseCandidate(names=names, advice=lines, after=after, verdict=_verdict(rerun, after, names))
 
 
-def _lines_of(facts: Facts, names: tuple[str, ...], freed: Set[int]) -> tuple[Advice, ...]:
+def _lines_of(analysis: Analysis, names: tuple[str, ...], freed: Set[int]) -> tuple[Advice, ...]:
     """Return the lines that free these storages with the names, the cleanup, which costs nothing, first where it can be."""
     request = Request(targets=tuple(Target(text=name, root=name) for name in names))
-    if plan_cleanup(facts, request).storages == freed:
+    if plan_cleanup(analysis.facts, request).storages == freed:
         return (release_names(names),)
-    stale = plan_cleanup(facts, Request())
-    cleaned = replace(facts, graph=without(facts.graph, stale.gone, stale.cut))
-    is_same = stale.storages | plan_cleanup(cleaned, request).storages == freed
+    cleaned = analysis.once(_after_cleanup)
+    is_same = analysis.once(default_plan).storages | plan_cleanup(cleaned, request).storages == freed
     return (release_stale(), release_names(names)) if is_same else (release_names(names), release_stale())
+
+
+def _after_cleanup(analysis: Analysis) -> Facts:
+    """Return the facts as the default cleanup leaves them: each candidate's names are tried on these."""
+    stale = analysis.once(default_plan)
+    return replace(analysis.facts, graph=without(analysis.facts.graph, stale.gone, stale.cut))
 
 
 def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[str, ...]) -> ReleaseCandidate:

@@ -16,6 +16,7 @@ from nbguard.memory.core.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Modul
 from nbguard.memory.core.references.graph import CONTEXT, DEFAULT, FUNCTION, GRAPH, KEY, SOMEWHERE
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import (
+    FRAMES,
     TRANSPARENT,
     Types,
     TypeTable,
@@ -40,7 +41,6 @@ HAMT = "hamt"
 """The beginning of the names of the classes that make up a context's mapping from variables to values."""
 _WRITTEN = Types((dict, list, tuple))
 _UNWRITTEN = Types((Unwalked, contextvars.Context))
-_FRAMES = Types((types.FrameType, types.TracebackType))
 
 
 def _dict_labels(mapping: dict[Any, Any], writer: Writer | None, wanted: set[int]) -> dict[int, str]:
@@ -215,7 +215,7 @@ class Labels:
                 return SOMEWHERE
         if type(child) is types.FrameType:
             return f" → {child.f_code.co_name}" if kind == "traceback" else ""
-        if kind in ("graph", "traceback", "cell", "array", "part of an array", "script", "frame") or type(child) in _FRAMES:
+        if kind in ("graph", "traceback", "cell", "array", "part of an array", "script", "frame") or type(child) in FRAMES:
             return ""
         if type(obj) is types.MethodType:
             return ".__self__"

@@ -92,6 +92,9 @@ class Types(tuple[type, ...]):
         return id(cls) in map(id, self)
 
 
+FRAMES = Types((types.FrameType, types.TracebackType))
+
+
 class KeptTypes(list[type]):
     """Types that live as long as a table of ours, which is no holder of theirs."""
 

@@ -9,9 +9,8 @@ from itertools import islice
 from typing import Any
 
 from nbguard.memory.scan.heap import native
-from nbguard.memory.scan.heap.kinds import never_asked
+from nbguard.memory.scan.heap.kinds import FRAMES, never_asked
 from nbguard.memory.scan.heap.walk import Walk
-from nbguard.memory.scan.outside.region import FRAMES
 
 _MOST_PASSES = 24
 _FEWEST_PASSES = 4

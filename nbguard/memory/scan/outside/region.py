@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Set
 from functools import cache
 
 from nbguard.memory.core.references.graph import upwards
-from nbguard.memory.scan.heap.kinds import Types
+from nbguard.memory.scan.heap.kinds import FRAMES
 from nbguard.memory.scan.heap.referents import has_values_of_an_object
 from nbguard.memory.scan.heap.walk import Walk, made_for_array, references_by_asking
 from nbguard.memory.scan.roots.frames import LiveRoot
@@ -19,7 +18,6 @@ _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its
 _IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
 _HOLDS_IN_CPP = ("tensor", "graph", "script")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
-FRAMES = Types((types.FrameType, types.TracebackType))
 
 
 Rooted = tuple[LiveRoot, list[int]]
@@ -43,7 +41,8 @@ class Region:
         """Number below which an object is in use itself: its own holders are not looked for."""
 
         if named:
-            self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in FRAMES}
+            maybe = (n for n in range(self._stop) if walk.kind[n] in _OF_AN_ERROR)  # an exception is none of them
+            self._frames = {n for n in maybe if type(walk.objects[n]) in FRAMES}
         else:
             self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
         goals = {n for n in range(self.first, self._added) if is_goal(walk, n)}
