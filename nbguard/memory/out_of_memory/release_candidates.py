@@ -208,7 +208,7 @@ def _lines_of(analysis: Analysis, names: tuple[str, ...], freed: Set[int]) -> tu
 
 
 def _after_cleanup(analysis: Analysis) -> Facts:
-    """Return the facts as the default cleanup leaves them: each candidate's names are tried on these."""
+    """Return the facts as the default cleanup leaves them, on which each candidate's names are tried."""
     stale = analysis.once(default_plan)
     return replace(analysis.facts, graph=without(analysis.facts.graph, stale.gone, stale.cut))
 
