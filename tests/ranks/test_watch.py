@@ -13,6 +13,7 @@ from nbguard.errors import NbguardError
 from nbguard.training.ranks.analysis.facts import CollectiveCall
 from nbguard.training.ranks.call_hook import KEPT, NUMBERS
 from nbguard.training.ranks.job_board import open_board
+from nbguard.training.ranks.job_folder import leave
 from nbguard.training.ranks.rank import Rank
 from nbguard.training.ranks.rank_file import RankFile
 
@@ -105,3 +106,26 @@ def test_names_go_once_all_ranks_have_mapped_each_other(tmp_path: Path, monkeypa
     other.raise_alarm(9.0)
     assert board.alarm() == 9.0
     board.release()
+
+
+def test_a_rank_that_leaves_the_last_board_takes_no_folder_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    create = RankFile.create
+    left: list[Path] = []
+
+    def late(path: Path) -> RankFile:
+        if not left:
+            left.append(path.parent)
+            leave(path.parent)
+        return create(path)
+
+    monkeypatch.setattr(RankFile, "create", late)
+    board = open_board(Rank(rank=0, world=2))
+    try:
+        assert board.own.path.exists()
+        assert left
+    finally:
+        board.release()

@@ -97,6 +97,7 @@ class MainThread:
         return (*fields[11:13], *(line for line in status if line.startswith("voluntary_ctxt")))
 
 
+_TRIES = 10  # to make a file in the folder: each rank of a host may remove it once
 _boards = itertools.count(1)
 _open: JobBoard | None = None
 
@@ -111,13 +112,20 @@ class JobBoard:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self._number = next(_boards)
-        self._folder = job_folder()
         self._users = 1
         self._others: dict[int, RankFile] = {}
         self._nameless: set[int] = set()
-        self.own: RankFile = RankFile.create(self._path(rank.rank))
+        self._folder, self.own = self._made()
         self.own.seen_by(rank.rank)
         self.join()
+
+    def _made(self) -> tuple[Path, RankFile]:
+        """Make the file of this rank, and return its folder and it."""
+        for _ in range(_TRIES):
+            with suppress(FileNotFoundError):  # a rank that has just left the last board removed the empty folder
+                folder = job_folder()
+                return folder, RankFile.create(folder / self._name(self.rank.rank))
+        raise FileNotFoundError("other ranks remove the folder each time")
 
     def join(self) -> None:
         """Map the files of other ranks that have come, and take the names away of those that all ranks here have mapped."""
@@ -143,7 +151,7 @@ class JobBoard:
         if self._is_complete or (known is not None and known.is_alive):
             return known
         with suppress(OSError):  # a dead one may be of another job, which had the same name
-            fresh = RankFile(self._path(rank))
+            fresh = RankFile(self._folder / self._name(rank))
             fresh.seen_by(self.rank.rank)
             known = self._others[rank] = fresh
         return known
@@ -193,8 +201,8 @@ class JobBoard:
         self._users += 1
         return self
 
-    def _path(self, rank: int) -> Path:
-        return self._folder / f"{rank}-{self._number}{RANK}"
+    def _name(self, rank: int) -> str:
+        return f"{rank}-{self._number}{RANK}"
 
 
 def open_board(rank: Rank) -> JobBoard:
