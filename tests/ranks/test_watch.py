@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from array import array
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
+from nbguard.training.profiler.distributed.ranks import RankLiveness
+from nbguard.training.ranks import job_board
 from nbguard.training.ranks.analysis.facts import CollectiveCall
 from nbguard.training.ranks.call_hook import KEPT, NUMBERS
 from nbguard.training.ranks.job_board import open_board
@@ -129,3 +132,22 @@ def test_a_rank_that_leaves_the_last_board_takes_no_folder_from_the_next(
         assert left
     finally:
         board.release()
+
+
+def test_the_first_rank_that_has_ended_leaves_the_names_of_ranks_whose_fit_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(job_board, "_boards", itertools.repeat(1))
+    first, second = (job_board.JobBoard(Rank(rank=rank, world=4)) for rank in (0, 1))
+    fit = RankLiveness(first, 1)
+    for board in (first, second):
+        board.own.note_state("ended")  # the watch for hangs, which ends before the ranks exchange what they have seen
+
+    second.release()
+    assert first.own.path.exists()  # a third rank may not have mapped it yet
+
+    fit.close()
+    first.release()
+    assert list(tmp_path.iterdir()) == []

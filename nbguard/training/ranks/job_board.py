@@ -191,7 +191,7 @@ class JobBoard:
         """Remove names that no rank needs any more: names that all have mapped, and all names once this rank is the last."""
         self.join()
         others = self.others().values()
-        if all(file.state != "running" or not file.is_alive for file in others):
+        if not any(file.is_alive and (file.state == "running" or file.is_in_fit) for file in others):
             for file in (self.own, *others):
                 file.unlink()
         leave(self._folder)

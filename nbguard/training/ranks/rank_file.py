@@ -114,11 +114,17 @@ class RankFile:
 
     def write_pulse(self, fit: int, batch: int, code: int, at: int) -> None:
         """Note a sign of life: number of the fit, batch, code of a phase, nanoseconds of time.monotonic_ns."""
-        _PULSE.pack_into(self._map, _PULSE_AT, fit, batch, code, at)
+        # In one piece: `pack_into` writes zeros first, which another rank may read.
+        self._map[_PULSE_AT : _PULSE_AT + _PULSE.size] = _PULSE.pack(fit, batch, code, at)
 
     def read_pulse(self) -> tuple[int, int, int, int]:
         """Return the last sign of life, as it was written; zeros: there has been none."""
         return _PULSE.unpack_from(self._map, _PULSE_AT)
+
+    @property
+    def is_in_fit(self) -> bool:
+        """Say whether a profiled fit of the rank goes on, its exchange with the other ranks among it."""
+        return self.read_pulse()[0] != 0
 
     def write(self, kind: TextKind, text: str) -> None:
         """Let the other ranks read a text; one that is too long is none."""
