@@ -150,6 +150,8 @@ def test_a_folder_for_reports_is_made_only_for_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NbguardError, match="is no folder"):
         report_folder(tmp_path / "file")
+    with pytest.raises(NbguardError, match="is no folder"):  # one line at once, not at the end of a run of hours
+        report_folder(tmp_path / "file" / "reports")
 
 
 @pytest.mark.parametrize(

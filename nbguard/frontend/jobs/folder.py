@@ -36,14 +36,18 @@ def report_folder(folder: str | os.PathLike[str]) -> Path:
     """Return the full path of a folder for reports, which is made when there is something to report.
 
     Raises:
-        NbguardError: something else has its name.
+        NbguardError: something else has its name, or no folder can be made there.
     """
     try:
         path = Path(folder).expanduser().absolute()
     except RuntimeError:
         raise NbguardError(f"{folder}: there is no such home folder") from None
-    if path.exists() and not path.is_dir():
-        raise NbguardError(f"{folder} is no folder: name one for the reports, as in  nbguard run --report reports train.py")
+    nearest = next(place for place in (path, *path.parents) if os.access(place, os.F_OK))
+    if not nearest.is_dir():
+        name = folder if nearest == path else nearest
+        raise NbguardError(f"{name} is no folder: name one for the reports, as in  nbguard run --report reports train.py")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise NbguardError(f"{folder}: you may not write in {nearest}; name a folder of yours for the reports")
     return path
 
 
