@@ -15,6 +15,7 @@ from nbguard.memory.cleanup.plan.promises import freed_by
 from nbguard.memory.core.analysis import Analysis
 from nbguard.memory.core.facts import Graph, Target
 from nbguard.memory.core.references.holders import Holder
+from nbguard.memory.core.views.device import holder_row
 from nbguard.memory.reports.report import build_report
 from nbguard.testing import make_facts, make_graph
 from nbguard.units import MiB
@@ -93,6 +94,24 @@ def test_stale_memory_that_leads_to_a_name_is_no_memory_of_the_name() -> None:
 
     assert rows == {"unreachable cycles": 250, "data": 200}
     assert figure_of(analysis, (Target(text="data", root="data"),)).frees == 450 * MiB, "the collector takes all of a cycle"
+
+
+def test_a_name_that_a_functions_cache_keeps_frees_nothing_alone() -> None:
+    graph = make_graph(
+        {"kernel": ["cache"], "k": ["tensor"]},
+        {"cache": {" → Tensor": "tensor"}},
+        {"tensor": 2 * MiB},
+        types={"cache": "_lru_cache_wrapper"},
+    )
+    analysis = Analysis(make_facts(graph))
+    row = next(row for row, _ in analysis.once(holdings_of) if row.names == ("k",))
+    heap, panel = build_memory_state(analysis, "b00t", 1, t=0.0, seconds=0.0, cell=None)
+    (shown,) = [shown for shown in heap.holders if shown.label == "k"]
+
+    assert (row.frees, row.together.command, row.together.frees) == (0, "%reset_gpu k --caches", 2 * MiB)
+    assert panel.texts("release", [shown.id]) == ("k",)
+    assert shown.frees == 0, "the panel's release empties no cache"
+    assert holder_row(row, "0", (1, "B")).cells[-1].startswith("with the cache that keeps it: 2 MiB")
 
 
 def _agree(analysis: Analysis, graph: Graph, row: Holder) -> None:

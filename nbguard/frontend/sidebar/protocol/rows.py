@@ -213,8 +213,9 @@ def _released(row: Holder, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def frees_of(row: Holder) -> int:
-    """Return the bytes that the release of a row gives back, by its plan."""
-    return row.frees if row.together.frees is None else row.together.frees
+    """Return the bytes that the release of a row gives back, by its plan; no cache is emptied by it."""
+    is_with_others = row.is_shared or row.others
+    return row.together.frees if is_with_others and row.together.frees is not None else row.frees
 
 
 def abilities(rows: Rows, number: int) -> tuple[Ability, ...]:

@@ -119,11 +119,15 @@ def _without_release(why: Why) -> str:
 def _figures(why: Why) -> Iterator[str]:
     """Yield the figures of a name: those of its row in the report."""
     if why.together.command:
-        others = ", ".join(text for text in why.together.targets if text != why.name)
-        yield f"with {others}: {format_bytes(why.together.frees or 0)}"
+        yield _with_others(why.together, [text for text in why.together.targets if text != why.name])
     elif why.frees is not None:
         yield f"frees now {format_bytes(why.frees)}"
     yield f"reaches {format_bytes(why.nbytes)}"
+
+
+def _with_others(line: advice.Advice, names: Sequence[str]) -> str:
+    """Return the bytes that a line frees with these names, or with a function's cache where there are none."""
+    return f"with {', '.join(names) or 'the cache that keeps it'}: {format_bytes(line.frees or 0)}"
 
 
 def branches(why: Why) -> Iterator[TableRow]:
@@ -450,8 +454,8 @@ def _words_on(holder: Holder) -> str:
     if holder.is_shared:
         return f"shared, together {format_bytes(line.frees or 0)}  " + line.command if line.command else holder.what
     if line.command:
-        others = ", ".join(holder.others[:_NAMED]) + (", …" if len(holder.others) > _NAMED else "")
-        return f"with {others}: {format_bytes(line.frees or 0)} · {holder.what}"
+        others = [*holder.others[:_NAMED], *["…"] * (len(holder.others) > _NAMED)]
+        return f"{_with_others(line, others)} · {holder.what}"
     if line.effect:
         return f"{line.effect.replace('`', '')} · {holder.what}"
     if holder.frees > holder.retained:
