@@ -347,3 +347,47 @@ def test_tensors_that_hooks_packed_for_a_graph_go_with_it() -> None:
 
     assert outcome.realised == outcome.plan.promised == 5 * 2**20
     assert outcome.extra == 0
+
+
+_AT_WORK = "m = torch.nn.Sequential({}); opt = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9); z = m({})"
+TRAINED_SINCE = {
+    "a convolution": ("torch.nn.Conv2d(64, 64, 3)", "torch.randn(2, 64, 8, 8)"),
+    "a transposed weight": ("torch.nn.Linear(300, 300), torch.nn.Linear(300, 300)", "torch.randn(2, 300)"),
+    "norms": ("torch.nn.Linear(300, 300), torch.nn.LayerNorm(300), torch.nn.PReLU(300)", "torch.randn(2, 300)"),
+    "attention": ("torch.nn.TransformerEncoderLayer(200, 4)", "torch.randn(5, 2, 200)"),
+    "an embedding": ("torch.nn.Embedding(100, 300), torch.nn.Linear(300, 300)", "torch.ones(4, dtype=torch.long)"),
+}
+
+
+@pytest.mark.parametrize("names", [("m",), ("z", "m", "opt")], ids=["the model", "all"])
+@pytest.mark.parametrize(("model", "data"), TRAINED_SINCE.values(), ids=TRAINED_SINCE)
+def test_a_graph_is_no_library_once_an_optimizer_has_changed_what_it_saved(
+    model: str, data: str, names: tuple[str, ...]
+) -> None:
+    """PyTorch refuses to unpack such a tensor, also where an earlier scan did."""
+    space: dict[str, Any] = {"torch": torch}
+    exec(_AT_WORK.format(model, data), space)
+    scan(Notebook(None, space))
+    exec(f"y = m({data}).sum(); y.backward(); opt.step(); opt.zero_grad(); del y", space)
+    del space["torch"], space["__builtins__"]
+    gc.collect()
+    rows = [row.label for row in holders(scan(Notebook(None, space)).facts.graph)]
+    outcome = nbguard.release(*names, namespace=space)
+
+    assert not [label for label in rows if "libraries" in label]
+    assert outcome.realised == outcome.plan.promised
+    assert outcome.extra == 0
+
+
+def test_what_is_no_saved_tensor_of_a_graph_is_a_librarys_also_once_it_was_changed(library: _Library) -> None:
+    space: dict[str, Any] = {"torch": torch}
+    exec(_AT_WORK.format("torch.nn.Conv2d(64, 64, 3)", "torch.randn(2, 64, 8, 8)"), space)
+    exec("m(torch.randn(2, 64, 8, 8)).sum().backward(); opt.step(); opt.zero_grad()", space)
+    library.weight = space["m"][0].weight
+    del space["torch"], space["__builtins__"]
+    gc.collect()
+    outcome = nbguard.release("z", "m", "opt", namespace=space)
+
+    assert library.weight.untyped_storage().nbytes() > 100_000
+    assert outcome.realised == outcome.plan.promised
+    assert outcome.extra == 0

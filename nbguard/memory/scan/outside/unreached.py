@@ -47,7 +47,7 @@ def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
 
 
 def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
-    """Return those of `tensors`, each held by C++ alone, that are no copy of a result which a graph of the walk has saved."""
+    """Return those of `tensors`, each held by C++ alone, that are no copy or view which a graph of the walk has saved."""
     unpacked = Counter(_unpacked(walk))
     left = []
     for tensor in tensors:
@@ -62,8 +62,13 @@ def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
 
 
 def _unpacked(walk: Walk) -> Iterator[int]:
-    """Yield the storage of each tensor that a node unpacked when the walk asked it: one for each copy that graphs keep."""
+    """Yield the storage of each tensor that a node unpacked when the walk asked it: one for each copy that graphs keep.
+
+    An earlier walk may have unpacked a view that torch refuses to unpack since an optimizer's step.
+    """
     autograd, ours = walk.referents.autograd, references_by_asking()
+    for leaf, views in autograd.hidden_views.items() if autograd is not None else ():
+        yield from (storage for storage in walk.holds.get(walk.number.get(leaf, -1), ()) for _ in range(views))
     for node, kind in enumerate(walk.kind):
         for child in walk.children[node] if kind == "graph" else ():
             if walk.kind[child] == "tensor" and sys.getrefcount(walk.objects[child]) == ours:
