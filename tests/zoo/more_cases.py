@@ -86,7 +86,6 @@ MORE_CASES = (
         {"model": "freed"},
         "df['learn']",
         check="df.lr.sum()",
-        measured=True,
     ),
     Case("a: in list too", (TRAINED, "learns = [learn]"), _REPORTED, "learn", holder=r"\blearns\b", check="learns[0].fit(1)"),
     Case(

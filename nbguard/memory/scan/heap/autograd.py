@@ -56,7 +56,7 @@ class Autograd:
         self._saved_tensor: Any = torch._C._autograd.SavedTensor
         self.hidden_views: Counter[int] = (
             Counter()
-        )  # of each leaf, by its id: views that graphs saved, and torch does not unpack
+        )  # saved ones that torch does not unpack, by the id of their leaf
         self._packing: dict[int, Any] | None = None  # checkpoint's other hooks, by the id of the cell that both have
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
