@@ -391,3 +391,21 @@ def test_what_is_no_saved_tensor_of_a_graph_is_a_librarys_also_once_it_was_chang
     assert library.weight.untyped_storage().nbytes() > 100_000
     assert outcome.realised == outcome.plan.promised
     assert outcome.extra == 0
+
+
+@pytest.mark.usefixtures("library")
+def test_the_graph_of_a_backward_pass_that_failed_goes_with_its_frames() -> None:
+    """PyTorch keeps the nodes that were to come in a queue of the thread."""
+    space: dict[str, Any] = {"torch": torch}
+    exec(_AT_WORK.format("torch.nn.Linear(300, 300), torch.nn.Linear(300, 300)", "torch.randn(2, 300)"), space)
+    code = "m(torch.randn(2, 300)).sum().backward(); tot = sum(m(torch.randn(64, 300)).mean() for _ in range(4)); opt.step()"
+    exec(code, space)
+    try:
+        exec("tot.backward()", space)
+    except RuntimeError as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    del space["torch"], space["__builtins__"]
+    outcome = nbguard.release("tot", "z", "m", "opt", namespace=space)
+
+    assert outcome.realised == outcome.plan.promised > 700_000
+    assert not outcome.survivors

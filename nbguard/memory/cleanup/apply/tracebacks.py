@@ -83,10 +83,13 @@ class Placeholders:
         return copy
 
 
+_BACKWARD = "_engine_run_backward"  # PyTorch's function in which a backward pass runs
+
+
 def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]], placeholders: Placeholders) -> None:
     """Put a placeholder in place of each variable in `wanted`, pairs of (id of the frame, id of the object or its cell).
 
-    A frame that runs again by now (a generator resumed) is left alone.
+    A frame that runs again by now (a generator resumed) is left alone. With the frames of a backward pass goes its graph.
     """
     running = {id(frame) for _, frame in running_frames()}
     modules = {id(namespace) for namespace in module_namespaces().values()}
@@ -98,6 +101,18 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
             for function in [ref for ref in gc.get_referents(frame) if type(ref) is types.FunctionType]:
                 if function.__code__ is frame.f_code:
                     _empty(function, ids, placeholders)
+    if any(frame.f_code.co_name == _BACKWARD for frame in frames.values()):
+        _forget_failed_backward()
+
+
+def _forget_failed_backward() -> None:
+    """Have PyTorch let go of the graph of a backward pass that failed on the CPU.
+
+    The nodes that were to come stay in this thread's queue until another backward pass begins.
+    """
+    torch: Any = sys.modules["torch"]
+    with suppress(Exception), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        torch.zeros((), requires_grad=True, device="cpu").backward()
 
 
 def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], placeholders: Placeholders) -> None:

@@ -54,9 +54,7 @@ class Autograd:
         self.tensor_base = base
         self._saved_names = TypeTable(_names_of_saved)
         self._saved_tensor: Any = torch._C._autograd.SavedTensor
-        self.hidden_views: Counter[int] = (
-            Counter()
-        )  # saved ones that torch does not unpack, by the id of their leaf
+        self.hidden_views: Counter[int] = Counter()  # saved ones that torch does not unpack, by the id of their leaf
         self._packing: dict[int, Any] | None = None  # checkpoint's other hooks, by the id of the cell that both have
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
