@@ -38,6 +38,18 @@ def test_load_ext_loads_no_library() -> None:
     assert not any(name.startswith("nbguard.memory.scan") for name in loaded)
 
 
+def test_it_loads_in_a_browser_where_python_has_no_clock_of_a_thread() -> None:
+    loaded = _modules_after(
+        "import time\n"
+        "del time.thread_time, time.thread_time_ns\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'nbguard')\n"
+        "import nbguard; nbguard.snapshot_report"
+    )
+
+    assert "nbguard.memory.snapshots.report" in loaded
+
+
 def test_public_names_are_there() -> None:
     pytest.importorskip("torch")
     import nbguard
