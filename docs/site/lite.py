@@ -26,7 +26,7 @@ _DOCS = Path(__file__).resolve().parents[1]
 _ROOT = _DOCS.parent
 _SOURCES = _DOCS / "lite"
 _WHEELS = _SOURCES / "wheels.txt"
-_RECORDINGS = (_ROOT / "notebooks" / "out_of_memory.pickle",)
+_RECORDING = _ROOT / "notebooks" / "out_of_memory.pickle"
 _KEPT = _ROOT / "build" / "lite"
 """Where wheels stay for the next time."""
 _PYTHON = "snapshot-doctor/pyodide"
@@ -36,18 +36,17 @@ _LOCK = "pyodide-lock.json"
 _EXTENSIONS = ("@jupyterlite/pyodide-kernel-extension", "@jupyter-widgets/jupyterlab-manager", "anywidget")
 """Extensions of the page, of all that may be installed here."""
 _BUILD = {
-    "LiteBuildConfig": {
-        "apps": ["notebooks"],
-        "contents": ["contents"],
-        "ignore_sys_prefix": ["federated_extensions"],
-        "no_sourcemaps": True,
-        "no_unused_shared_packages": True,
-    }
+    "apps": ["notebooks"],
+    "contents": ["contents"],
+    "ignore_sys_prefix": ["federated_extensions"],
+    "no_sourcemaps": True,
+    "no_unused_shared_packages": True,
 }
 _KERNEL = {
+    # An address is relative to the page's folder only if it begins with a dot and a slash.
     "pyodideUrl": f"./../{_PYTHON}/pyodide.mjs",
     "disablePyPIFallback": True,
-    # Named here, they are there when the first cell runs: no cell installs anything.
+    # What is named here is there when the first cell runs, so no cell installs anything.
     "loadPyodideOptions": {"lockFileURL": f"./wheels/{_LOCK}", "packages": ["comm", "ipython", "jedi", "micropip", "nbguard"]},
 }
 _PAGE = {
@@ -82,13 +81,10 @@ def build(site: Path) -> Path:
 
 def _jupyterlite(work: Path, folder: Path) -> None:
     """Write JupyterLite with the notebook and the recordings."""
-    (work / "contents").mkdir()
-    for file in (*_SOURCES.iterdir(), *_RECORDINGS):
-        if file != _WHEELS:
-            shutil.copyfile(file, work / "contents" / file.name)
-    extensions = [str(_extension(name)) for name in _EXTENSIONS]
-    config = {"LiteBuildConfig": _BUILD["LiteBuildConfig"] | {"federated_extensions": extensions}}
-    (work / "jupyter_lite_config.json").write_text(json.dumps(config), encoding="utf-8")
+    contents = shutil.copytree(_SOURCES, work / "contents", ignore=shutil.ignore_patterns(".*", _WHEELS.name))
+    shutil.copy(_RECORDING, contents)
+    build = _BUILD | {"federated_extensions": [str(_extension(name)) for name in _EXTENSIONS]}
+    (work / "jupyter_lite_config.json").write_text(json.dumps({"LiteBuildConfig": build}), encoding="utf-8")
     (work / "jupyter-lite.json").write_text(json.dumps(_PAGE), encoding="utf-8")
     (work / "overrides.json").write_text(json.dumps(_SETTINGS), encoding="utf-8")
     _run(
