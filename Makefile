@@ -125,6 +125,7 @@ docs: $(STAMPS)/extra-docs $(JS_PACKAGES) ## the documentation as a site, in bui
 	@$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/site \
 	  || $(call stop,A page is wrong: the lines above say where.)
 	@$(VENV)/bin/python docs/site/snapshot_doctor.py build/site || $(call stop,The page that reads snapshots is not built: the line above says why.)
+	@$(VENV)/bin/python docs/site/lite.py build/site || $(call stop,The page on which nbguard can be tried is not built: the line above says why.)
 	@$(VENV)/bin/python docs/site/check_links.py build/site || $(call stop,Links are broken: the lines above say where.)
 	@printf '%s\n' 'Open build/site/index.html'
 

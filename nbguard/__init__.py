@@ -177,7 +177,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbguard' has no attribute {name!r}")
     from importlib import import_module
-    from time import thread_time_ns  # Python in a browser has none
+
+    from nbguard.processor_time import thread_time_ns
 
     begun = thread_time_ns()
     module: Any = import_module(_HOMES[name])

@@ -38,6 +38,35 @@ def test_load_ext_loads_no_library() -> None:
     assert not any(name.startswith("nbguard.memory.scan") for name in loaded)
 
 
+def test_it_loads_in_a_browser_where_python_has_no_clock_of_a_thread() -> None:
+    loaded = _modules_after(
+        "import time\n"
+        "del time.thread_time, time.thread_time_ns\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'nbguard')\n"
+        "import nbguard; nbguard.snapshot_report"
+    )
+
+    assert "nbguard.memory.snapshots.report" in loaded
+
+
+@pytest.mark.parametrize(("cell", "package"), [("%%profile_fit\\n1", "torch"), ("%nbguard doctor", "psutil")])
+def test_what_needs_a_package_that_is_not_there_says_so(cell: str, package: str) -> None:
+    """A browser has neither PyTorch nor psutil."""
+    code = (
+        "import sys, time\n"
+        "del time.thread_time, time.thread_time_ns\n"
+        "sys.modules |= {'psutil': None, 'torch': None}\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'nbguard')\n"
+        f"shell.run_cell('{cell}')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert run.stderr.endswith(f": {package} is not installed here, and this needs it\n")
+
+
 def test_public_names_are_there() -> None:
     pytest.importorskip("torch")
     import nbguard

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import zipfile
 from pathlib import Path
+
+from archives import write_archive
 
 from nbguard.frontend.browser import modules
 
@@ -14,7 +15,6 @@ _DOCS = Path(__file__).resolve().parents[1]
 _PACKAGE = _DOCS.parent / "nbguard"
 _PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """Files of npm's package `pyodide` that a browser fetches. None of its own packages is needed."""
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build(site: Path) -> Path:
@@ -30,11 +30,8 @@ def build(site: Path) -> Path:
     (folder / "pyodide").mkdir()
     for name in _PYTHON:
         shutil.copyfile(python / name, folder / "pyodide" / name)
-    with zipfile.ZipFile(folder / "nbguard.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in modules(_PACKAGE):
-            entry = zipfile.ZipInfo(file.relative_to(_PACKAGE.parent).as_posix(), _EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, file.read_bytes())
+    modules_of = {file.relative_to(_PACKAGE.parent).as_posix(): file.read_bytes() for file in modules(_PACKAGE)}
+    write_archive(folder / "nbguard.zip", modules_of)
     return folder
 
 

@@ -76,6 +76,12 @@ def test_what_came_before_the_trace_is_blamed_where_it_is_to_blame() -> None:
     assert any("The trace begins with" in note for note in notes(found))
 
 
+def test_a_larger_device_is_named_as_the_reason_why_a_request_finds_room() -> None:
+    found = what_if(snapshot_of(raw_snapshot(fragmented()), "2.11"), 0, capacity=400 * MIB)
+
+    assert recommendation(found).startswith("With 400 MiB instead of 200 MiB the failed request finds room under the recorded")
+
+
 def test_where_none_helps_it_says_what_to_free() -> None:
     model = new_model(capacity=100 * MIB)
     for _ in range(4):

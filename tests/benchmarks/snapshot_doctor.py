@@ -6,7 +6,6 @@ It prints seconds to a page that is ready, to the first answer on a file, and to
 from __future__ import annotations
 
 import functools
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "nbguard", "diagnose", file], stdout=subprocess.DEVNULL, check=False)
     print(f"nbguard diagnose {file.name} ({file.stat().st_size:,} B): {time.perf_counter() - begun:.1f} s")
     with tempfile.TemporaryDirectory() as folder:
-        runpy.run_path(str(ROOT / "docs/site/snapshot_doctor.py"))["build"](Path(folder))
+        subprocess.run([sys.executable, ROOT / "docs/site/snapshot_doctor.py", folder], check=True)
         with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(SimpleHTTPRequestHandler, directory=folder)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             _time_page(f"http://127.0.0.1:{server.server_port}/snapshot-doctor/index.html", file)

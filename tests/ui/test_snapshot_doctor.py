@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -91,8 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     places = [ROOT / "node_modules", *map(Path, os.environ.get("NODE_PATH", "").split(os.pathsep))]
     if not any((place / "pyodide").is_dir() for place in places) and "CI" not in os.environ:
         pytest.skip("npm's package pyodide is not installed: npm ci")
-    build = functools.partial(__import__("runpy").run_path, str(ROOT / "docs/site/snapshot_doctor.py"))
-    build()["build"](folder)
+    subprocess.run([sys.executable, ROOT / "docs/site/snapshot_doctor.py", folder], check=True)
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"

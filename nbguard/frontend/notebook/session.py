@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from nbguard.errors import NbguardError
@@ -14,6 +13,7 @@ from nbguard.frontend.notebook.recording import CellRecording
 from nbguard.frontend.notebook.session_memory import PREDICTION_SECONDS, NoticeSwitch, SessionMemory
 from nbguard.memory.cells.hooks import Hooks, Listener
 from nbguard.memory.reports.switches import Switches
+from nbguard.processor_time import thread_time_ns
 
 if TYPE_CHECKING:
     from nbguard.frontend.notebook.assistants import AssistantSwitch

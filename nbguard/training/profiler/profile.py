@@ -9,12 +9,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import process_time_ns, thread_time_ns
+from time import process_time_ns
 from typing import Any, TypeVar
 
 from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.files import check_path
 from nbguard.memory.scan.pause import keep_garbage
+from nbguard.processor_time import thread_time_ns
 from nbguard.training.profiler.analysis.compare import FitSamples
 from nbguard.training.profiler.analysis.fit_report import FitAnalysis
 from nbguard.training.profiler.analysis.loader.verdict import LoaderRun, WorkerTuning

@@ -82,11 +82,22 @@ def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> 
         message = str(error)
     except KeyboardInterrupt:
         interrupted, message = True, f"{name} was interrupted during its scan; nothing was changed"
+    except ModuleNotFoundError as error:
+        message = _missing(error)
     except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
-        message = f"a mistake in nbguard ({type(error).__name__}: {error} at {line_of(error)}): please report it"
+        message = _mistake(error)
     if interrupted:
         raise KeyboardInterrupt(message)
     raise UsageError(printable(f"{name}: {message}"))
+
+
+def _mistake(error: Exception) -> str:
+    return f"a mistake in nbguard ({type(error).__name__}: {error} at {line_of(error)}): please report it"
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Return the sentence on a module that is not there. Two packages may be missing, the second one in a browser only."""
+    return f"{error.name} is not installed here, and this needs it" if error.name in ("torch", "psutil") else _mistake(error)
 
 
 @contextmanager

@@ -155,6 +155,12 @@ def recommendation(result: WhatIf) -> str:
     if base.worst.refusal is not None:
         return _against_refusal(result, base.worst.refusal, helpful)
     if base.worst.passed:
+        recorded = _capacity(recorded_device(result.snapshot, result.replay.device), result.snapshot)
+        if recorded is not None and result.capacity is not None and result.capacity > recorded:
+            return (
+                f"With {format_bytes(result.capacity)} instead of {format_bytes(recorded)} the failed request finds room under "
+                f"the recorded settings; at most {format_bytes(base.peak)} would be reserved."
+            )
         return (
             "From a fresh start the failed request also finds room under the recorded settings, so allocations before the "
             "trace had fragmented the memory. Record from the start of the process to see which settings prevent that; "

@@ -12,13 +12,11 @@ import linecache
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from time import thread_time_ns
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,6 +24,7 @@ from nbguard.memory.scan.devices.allocation_sites import Sites
 from nbguard.memory.scan.heap.kinds import name_of
 from nbguard.memory.scan.libraries import below_packages, framework_folders, library_paths
 from nbguard.memory.scan.parked import hooks_of
+from nbguard.processor_time import thread_time_ns
 from nbguard.training.profiler.analysis.time.stacks import IMPORTS, HookFacts, StackLine, StackSamples, known_call
 from nbguard.training.profiler.nonfinite.device_losses import DeviceLosses
 from nbguard.training.profiler.nonfinite.loss_history import LossHistory
@@ -255,7 +254,7 @@ class StackSampler:
                     self._note(fetched, ())
                 stack = _stack_of_thread(self._of)
                 self._note(clock(), stack)
-                self._took = round(_CHANGE * time.thread_time_ns())
+                self._took = round(_CHANGE * thread_time_ns())
                 imported, imports = imports, any(code.co_filename.startswith(IMPORTS) for code in stack[::2])
                 looks = 0 if imported and not imports and looks > _OFTEN else looks + 1
                 pause[0] = _pause_after(looks)
