@@ -385,21 +385,24 @@ def _living_bytes() -> int:
 
     from nbguard.memory.scan.parked import parked_addresses
 
-    seen, storages, graph = set[Any](), dict[int, int](), type(torch.ones(1, requires_grad=True).exp().grad_fn).__mro__[-2]
-    todo: list[Any] = [obj for obj in gc.get_objects() if isinstance(obj, (torch.Tensor, graph))]
+    seen, storages = set[Any](), dict[int, int]()
+    todo: list[Any] = [obj for obj in gc.get_objects() if isinstance(obj, torch.Tensor)]
     while todo:
         obj = todo.pop()
         if isinstance(obj, torch.Tensor):
             storage = obj.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
             todo += [obj.grad_fn, obj.grad if obj.is_leaf else None]
-        elif isinstance(obj, graph) and obj not in seen:
+        elif obj is not None and obj not in seen:
             seen.add(obj)
             todo += [node for node, _ in obj.next_functions]
             for name in dir(obj):
                 if name.startswith("_saved_") or name == "variable":
                     with contextlib.suppress(RuntimeError):  # what it has saved is freed
-                        todo.append(getattr(obj, name))
+                        saved = getattr(obj, name)
+                        todo += [
+                            part for part in (saved if type(saved) is tuple else (saved,)) if isinstance(part, torch.Tensor)
+                        ]
     return sum(nbytes for address, nbytes in storages.items() if address not in parked_addresses())
 
 
