@@ -67,3 +67,16 @@ def test_a_model_that_a_hook_on_a_live_graph_keeps_is_left_alone() -> None:
     gc.collect()
 
     assert nbguard.release(namespace={"y": y}).realised == 0
+
+
+@pytest.mark.skipif(not hasattr(torch._C._autograd.SavedTensor, "unpack_hook"), reason="this PyTorch does not show the tensor")
+def test_a_cycle_through_a_tensor_that_was_changed_after_a_graph_saved_it_is_named() -> None:
+    """PEFT's `merge_adapter` leaves it with OFT: the product of a weight is copied into the weight, with its graph."""
+    weight = torch.ones(1000, 10)
+    weight.copy_(torch.mm(torch.ones(1000, 1000, requires_grad=True) * 2, weight))
+    del weight
+    gc.collect()
+
+    labels = {row.label for row in nbguard.report({}).devices[0].holders}
+
+    assert labels == {"unreachable C++ cycle"}

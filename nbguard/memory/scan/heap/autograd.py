@@ -128,7 +128,7 @@ class Autograd:
         for name in self._saved_names.of(type(node)):
             try:
                 referents += self._saved(node, name)
-            except (RuntimeError, AttributeError):  # freed by backward, or changed in place since
+            except (RuntimeError, AttributeError):  # freed by backward
                 continue
         return referents
 
@@ -162,7 +162,10 @@ class Autograd:
         hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
         if hooked:
             return [kept for saved in hooked for kept in (saved.data, *self._behind(saved.unpack_hook))]
-        value = getattr(node, name)
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # changed in place since
+            value = [saved.data for saved in packed]
         return [v for v in (value if type(value) in _SEQUENCES else (value,)) if type(v) not in _ATOMS]
 
 
