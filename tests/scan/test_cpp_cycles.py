@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -70,13 +71,23 @@ def test_a_model_that_a_hook_on_a_live_graph_keeps_is_left_alone() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch._C._autograd.SavedTensor, "unpack_hook"), reason="this PyTorch does not show the tensor")
-def test_a_cycle_through_a_tensor_that_was_changed_after_a_graph_saved_it_is_named() -> None:
-    """PEFT's `merge_adapter` leaves it with OFT: the product of a weight is copied into the weight, with its graph."""
-    weight = torch.ones(1000, 10)
-    weight.copy_(torch.mm(torch.ones(1000, 1000, requires_grad=True) * 2, weight))
+@pytest.mark.parametrize("beside", [None, _view_on_its_base, _hook_on_its_result])
+def test_a_cycle_that_nothing_can_be_taken_from_is_named_and_one_beside_it_broken(beside: Callable[[], None] | None) -> None:
+    """PEFT's `merge_adapter` leaves such a cycle with OFT: a graph's tensor has been changed since, into the graph's result."""
+    weight: Any = torch.ones(100, 100)
+    weight.copy_(torch.ones(100, 100, requires_grad=True) @ weight)
+    weak = weakref.ref(weight)
     del weight
+    if beside is not None:
+        beside()
     gc.collect()
+    holders = nbguard.report({}).devices[0].holders
 
-    labels = {row.label for row in nbguard.report({}).devices[0].holders}
+    outcome = nbguard.release(namespace={})
 
-    assert labels == {"unreachable C++ cycle"}
+    assert {row.label for row in holders} == {"unreachable C++ cycle"}
+    assert sum(row.stale_bytes for row in holders) == outcome.plan.promised == outcome.realised
+    assert (outcome.realised > 0) is (beside is not None)
+    weak().detach_()  # type: ignore[union-attr]  # the graph was the cycle's
+    assert weak() is None
+    assert nbguard.report({}).devices[0].allocated == 0

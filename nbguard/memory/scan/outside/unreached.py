@@ -109,8 +109,9 @@ class _Collector:
         more = {n for n in hidden if _has_more(walk, n, shown[n])}
         self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or n in more}
 
-    def run(self) -> set[int]:
-        """Collect until nothing more goes; return the objects that are left."""
+    def run(self, emptied: Iterable[int] = ()) -> set[int]:
+        """Collect until nothing more goes, after some objects were emptied; return the objects that are left."""
+        self.left -= self._freed_with(set(emptied))
         while freed := self._one_pass():
             self.left -= freed
         return self.left
@@ -124,7 +125,10 @@ class _Collector:
                 if child in self.left and child not in kept:
                     kept.add(child)
                     todo.append(child)
-        freed = self.left - kept
+        return self._freed_with(self.left - kept)
+
+    def _freed_with(self, freed: set[int]) -> set[int]:
+        """Return objects that go, and with them those that nothing else refers to."""
         todo = list(freed)
         while todo:
             for child in self.children[todo.pop()]:
@@ -251,6 +255,9 @@ def _cycles(walk: Walk, first: int, tied: list[int], stuck: list[int], whole: se
         closing = (
             [] if autograd is None else [n for n in inside if n in tensors and autograd.may_close_a_cycle(walk.objects[n])]
         )
+        if closing and (left := _Collector(walk, inside).run(closing)):
+            held |= below(walk, first, left)
+            inside, closing, loose = inside - held, [n for n in closing if n not in held], [n for n in loose if n not in held]
         if closing:
             what = _tie(walk, inside)
             yield LiveRoot(kind="cache", label=CPP_CYCLE, objects=(), what=what, cache="cycle"), sorted({*closing, *loose})
