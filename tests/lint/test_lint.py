@@ -109,6 +109,12 @@ def test_an_object_may_have_a_detach_of_its_own(made: str, count: int, tmp_path:
     assert len(places(script(tmp_path, text))) == count
 
 
+def test_a_module_of_a_model_may_have_a_detach_of_its_own(tmp_path: Path) -> None:
+    text = "import torch\nfor name, each in net.named_modules():\n    if hasattr(each, 'detach'):\n        each.detach()\n"
+
+    assert places(script(tmp_path, text)) == []
+
+
 NO_LEAVES = """import torch
 
 x = torch.randn(8, requires_grad=True).double()
