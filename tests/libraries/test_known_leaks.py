@@ -24,6 +24,13 @@ from nbguard.memory.scan import libraries
 _BYTES = 4 * 2000 * 2000
 
 
+class _Layer(nn.Module):
+    """A layer of no library, with the method that PEFT's have."""
+
+    def get_base_layer(self) -> nn.Module:
+        return self.own
+
+
 def _model(cls: Any) -> Any:
     """Return a module of a class, without its own parts, that has `_BYTES`."""
     model = cls.__new__(cls)
@@ -143,7 +150,7 @@ def _holder(leak: KnownLeak) -> Any:
 def _left_behind(leak: KnownLeak, holder: Any) -> weakref.ref[Any]:
     """Return a model that a leak keeps."""
     is_class = isinstance(holder, type)
-    model = _model(holder if is_class and issubclass(holder, nn.Module) else nn.Module)
+    model = _model(holder if is_class and issubclass(holder, nn.Module) else _Layer)
     name = leak.holder.rpartition(".")[2]
     call = CALLS.get(name, _anchors if is_class else holder)  # a function has its own cache
     call(model)

@@ -109,6 +109,48 @@ def test_an_object_may_have_a_detach_of_its_own(made: str, count: int, tmp_path:
     assert len(places(script(tmp_path, text))) == count
 
 
+def test_a_module_of_a_model_may_have_a_detach_of_its_own(tmp_path: Path) -> None:
+    text = "import torch\nfor name, each in net.named_modules():\n    if hasattr(each, 'detach'):\n        each.detach()\n"
+
+    assert places(script(tmp_path, text)) == []
+
+
+NO_LEAVES = """import torch
+
+x = torch.randn(8, requires_grad=True).double()
+slope = torch.autograd.grad(x.square().sum(), x)
+"""
+NEW_LEAVES = """import torch
+
+for step in range(5):
+    x = torch.randn(8, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    loss = x.square().sum()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("text", [NO_LEAVES, NEW_LEAVES])
+def test_tensors_that_need_not_be_leaves_or_are_new_in_each_step_are_no_fault(text: str, tmp_path: Path) -> None:
+    assert places(script(tmp_path, text)) == []
+
+
+def test_an_optimizer_that_is_made_in_each_step_leaves_the_gradients_of_an_older_model(tmp_path: Path) -> None:
+    """PEFT has such a loop in a test of its own. Without momentum the optimizer may be a new one."""
+    text = """import torch
+
+model = torch.nn.Linear(4, 1)
+for step in range(5):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(torch.ones(4)).sum()
+    loss.backward()
+    optimizer.step()
+"""
+
+    assert places(script(tmp_path, text)) == [("NBG504", None, 8, 5)]
+
+
 def test_rules_are_chosen_by_the_beginning_of_their_codes() -> None:
     assert selected() == RULES
     assert {rule.code for rule in selected(["NBG101", "nbg5"], ["NBG502"])} == {

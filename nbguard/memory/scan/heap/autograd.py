@@ -9,11 +9,8 @@ run the forward pass again, and the user's backward pass would then fail. Other 
 from __future__ import annotations
 
 import gc
-import math
-import re
 import sys
 import types
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from operator import is_
@@ -24,8 +21,6 @@ from nbguard.memory.core.references.graph import BASE, GRADIENT
 from nbguard.memory.scan.heap.kinds import Types, TypeTable, attributes_of, mro_of, namespace_of
 
 _SEQUENCES = Types((tuple, list))
-_CHANGED = re.compile(r"\[\S+ \[([\d, ]*)\]\](, which is output)?.* is at version (\d+); expected")
-_MOST_VIEWS = 8  # of one another
 _ATOMS = Types((int, float, bool, str, type(None)))
 _SPARSE = ("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 
@@ -45,8 +40,6 @@ class Autograd:
         self._use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
         self.layout: Any = base.__dict__["layout"].__get__
         self.strided: Any = torch.strided
-        self._version: Any = base.__dict__["_version"].__get__
-        self._shape: Any = base.__dict__["shape"].__get__
         self._device = base.__dict__["device"].__get__
         self._plain = Types((torch.Tensor, torch.nn.Parameter))
         self._functorch: Any = getattr(torch._C, "_functorch", None)
@@ -54,7 +47,6 @@ class Autograd:
         self.tensor_base = base
         self._saved_names = TypeTable(_names_of_saved)
         self._saved_tensor: Any = torch._C._autograd.SavedTensor
-        self.hidden_views: Counter[int] = Counter()  # saved ones that torch does not unpack, by the id of their leaf
         self._packing: dict[int, Any] | None = None  # checkpoint's other hooks, by the id of the cell that both have
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
@@ -132,38 +124,13 @@ class Autograd:
 
     def graph_referents(self, node: Any) -> list[Any]:
         """Return the objects that an autograd node keeps: its leaf, saved tensors, Python attributes; not earlier nodes."""
-        referents, refusals = gc.get_referents(node), list[str]()
+        referents = gc.get_referents(node)
         for name in self._saved_names.of(type(node)):
             try:
                 referents += self._saved(node, name)
-            except (RuntimeError, AttributeError) as error:  # freed by backward, or changed in place since
-                refusals.append(str(error))
-        changed = [found for text in refusals if (found := _CHANGED.search(text))]
-        return referents + self._changed_leaves(node, changed) if changed else referents
-
-    def _changed_leaves(self, node: Any, refusals: list[re.Match[str]]) -> list[Any]:
-        """Return the leaves that a node saved, or views of them, and that an optimizer's step has changed in place since.
-
-        torch refuses to unpack these tensors. It says their sizes and version, and the node leads to their leaves.
-        """
-        leaves = [each for edge, _ in node.next_functions if (each := _leaf_behind(edge)) is not None]
-        found = []
-        for refusal in refusals:
-            sizes, is_view, version = [int(size) for size in refusal[1].split(", ") if size], bool(refusal[2]), int(refusal[3])
-            fits = [
-                at
-                for at, (leaf, is_through_view) in enumerate(leaves)
-                if self._version(leaf) == version
-                and is_through_view == is_view
-                and (is_view or list(self._shape(leaf)) == sizes)
-            ]
-            # Of several the one of as many elements: a view may be a part of its leaf, but few are.
-            fits.sort(key=lambda at: math.prod(self._shape(leaves[at][0])) != math.prod(sizes))
-            if fits:
-                leaf, _ = leaves.pop(fits[0])
-                self.hidden_views[id(leaf)] += is_view
-                found.append(leaf)
-        return found
+            except (RuntimeError, AttributeError):  # freed by backward
+                continue
+        return referents
 
     def _behind(self, hook: Any) -> Iterator[Any]:
         """Yield a hook, and for PyTorch's checkpoint its other hook and the arguments, which are in no Python object."""
@@ -195,20 +162,11 @@ class Autograd:
         hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
         if hooked:
             return [kept for saved in hooked for kept in (saved.data, *self._behind(saved.unpack_hook))]
-        value = getattr(node, name)
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # changed in place since
+            value = [saved.data for saved in packed]
         return [v for v in (value if type(value) in _SEQUENCES else (value,)) if type(v) not in _ATOMS]
-
-
-def _leaf_behind(node: Any) -> tuple[Any, bool] | None:
-    """Return the leaf at the end of a chain of views, and whether there is any view; None where an edge leads elsewhere."""
-    for views in range(_MOST_VIEWS):
-        if type(node).__name__ == "AccumulateGrad":
-            return node.variable, views > 0
-        edges = () if node is None else node.next_functions
-        if len(edges) != 1 or any(name.startswith("_raw_saved_") for name in dir(type(node))):
-            return None
-        node = edges[0][0]
-    return None
 
 
 def has_own_dispatch(cls: type) -> bool:

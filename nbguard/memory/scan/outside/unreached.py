@@ -47,7 +47,7 @@ def held_by_cpp_alone(walk: Walk, objects: list[Any]) -> list[Any]:
 
 
 def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
-    """Return those of `tensors`, each held by C++ alone, that are no copy or view which a graph of the walk has saved."""
+    """Return those of `tensors`, each held by C++ alone, that are no copy of a result which a graph of the walk has saved."""
     unpacked = Counter(_unpacked(walk))
     left = []
     for tensor in tensors:
@@ -62,13 +62,8 @@ def without_saved_copies(walk: Walk, tensors: list[Any]) -> list[Any]:
 
 
 def _unpacked(walk: Walk) -> Iterator[int]:
-    """Yield the storage of each tensor that a node unpacked when the walk asked it: one for each copy that graphs keep.
-
-    An earlier walk may have unpacked a view that torch refuses to unpack since an optimizer's step.
-    """
+    """Yield the storage of each tensor that a node unpacked when the walk asked it: one for each copy that graphs keep."""
     autograd, ours = walk.referents.autograd, references_by_asking()
-    for leaf, views in autograd.hidden_views.items() if autograd is not None else ():
-        yield from (storage for storage in walk.holds.get(walk.number.get(leaf, -1), ()) for _ in range(views))
     for node, kind in enumerate(walk.kind):
         for child in walk.children[node] if kind == "graph" else ():
             if walk.kind[child] == "tensor" and sys.getrefcount(walk.objects[child]) == ours:
@@ -114,8 +109,9 @@ class _Collector:
         more = {n for n in hidden if _has_more(walk, n, shown[n])}
         self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or n in more}
 
-    def run(self) -> set[int]:
-        """Collect until nothing more goes; return the objects that are left."""
+    def run(self, emptied: Iterable[int] = ()) -> set[int]:
+        """Collect until nothing more goes, after some objects were emptied; return the objects that are left."""
+        self.left -= self._freed_with(set(emptied))
         while freed := self._one_pass():
             self.left -= freed
         return self.left
@@ -129,7 +125,10 @@ class _Collector:
                 if child in self.left and child not in kept:
                     kept.add(child)
                     todo.append(child)
-        freed = self.left - kept
+        return self._freed_with(self.left - kept)
+
+    def _freed_with(self, freed: set[int]) -> set[int]:
+        """Return objects that go, and with them those that nothing else refers to."""
         todo = list(freed)
         while todo:
             for child in self.children[todo.pop()]:
@@ -256,6 +255,9 @@ def _cycles(walk: Walk, first: int, tied: list[int], stuck: list[int], whole: se
         closing = (
             [] if autograd is None else [n for n in inside if n in tensors and autograd.may_close_a_cycle(walk.objects[n])]
         )
+        if closing and (left := _Collector(walk, inside).run(closing)):
+            held |= below(walk, first, left)
+            inside, closing, loose = inside - held, [n for n in closing if n not in held], [n for n in loose if n not in held]
         if closing:
             what = _tie(walk, inside)
             yield LiveRoot(kind="cache", label=CPP_CYCLE, objects=(), what=what, cache="cycle"), sorted({*closing, *loose})

@@ -200,7 +200,7 @@ def result_dropped(program: ParsedProgram) -> Iterator[Hit]:
 
 def _has_its_own_detach(program: ParsedProgram, name: str) -> bool:
     """Say whether a name may stand for a module or another object that defines its own `detach`."""
-    if is_trained(program, name):
+    if is_trained(program, name) or _is_part_of_model(program, name):
         return True
     made = [call.func for call in program.made(name)]
     while made:
@@ -209,4 +209,14 @@ def _has_its_own_detach(program: ParsedProgram, name: str) -> bool:
                 made.append(inner)
             case ast.Name(id=called) | ast.Attribute(attr=called) if called[:1].isupper() and called != "Tensor":
                 return True
+    return False
+
+
+def _is_part_of_model(program: ParsedProgram, name: str) -> bool:
+    """Say whether a loop over the modules of a model binds a name."""
+    for node in program.nodes:
+        match node:
+            case ast.For(target=target, iter=ast.Call(func=ast.Attribute(attr=attr))) if attr.endswith(("modules", "children")):
+                if any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(target)):
+                    return True
     return False

@@ -214,7 +214,9 @@ def gradients_not_zeroed(program: ParsedProgram) -> Iterator[Hit]:
                 continue
             made = program.made(ast.unparse(call.func.value))
             known = made and all(
-                program.name(value.func).startswith(_OPTIMIZERS) and not program.name(value.func).startswith(_SCHEDULERS)
+                program.name(value.func).startswith(_OPTIMIZERS)
+                and not program.name(value.func).startswith(_SCHEDULERS)
+                and not _may_get_new_tensors(program, value, loop)
                 for value in made
             )
             passes = [each for calls in program.losses(loop).values() for each in calls]
@@ -226,6 +228,12 @@ def gradients_not_zeroed(program: ParsedProgram) -> Iterator[Hit]:
                     call,
                     f"the gradients add up over the steps; call `{ast.unparse(call.func.value)}.zero_grad()` in each",
                 )
+
+
+def _may_get_new_tensors(program: ParsedProgram, made: ast.Call, loop: Loop) -> bool:
+    """Say whether a loop makes an optimizer, and maybe its tensors as well, whose gradients are new then."""
+    model = _optimized(program, made)
+    return loop in program.around(made) and (not model or model in program.bound(loop))
 
 
 def _zeroes(program: ParsedProgram, loop: Loop) -> bool:
@@ -297,7 +305,7 @@ def _trains(program: ParsedProgram, loop: ast.AST) -> bool:
 def leaf_moved(program: ParsedProgram) -> Iterator[Hit]:
     """A tensor that is to be trained is moved or converted after `requires_grad=True`.
 
-    The result is no leaf: no gradient arrives in it, and an optimizer refuses it.
+    The result is no leaf: no gradient arrives in it, and an optimizer refuses it. `torch.autograd.grad` takes it as it is.
     """
     for call in program.calls:
         match call:
@@ -305,11 +313,29 @@ def leaf_moved(program: ParsedProgram) -> Iterator[Hit]:
                 ast.Call(func=ast.Attribute(value=ast.Call() as made, attr="cuda" | "half" | "double"))
                 | ast.Call(func=ast.Attribute(value=ast.Call() as made, attr="to"), args=[_, *_])
             ) if program.name(made.func).startswith("torch."):
-                if is_true(made, "requires_grad") and isinstance(next(program.around(call)), ast.Assign):
+                parent = next(program.around(call))
+                if is_true(made, "requires_grad") and isinstance(parent, ast.Assign) and _is_trained(program, parent):
                     yield Hit(
                         call,
                         "the result is no leaf, and no gradient arrives in it; ask for gradients after the move",
                     )
+
+
+def _is_trained(program: ParsedProgram, assignment: ast.Assign) -> bool:
+    """Say whether the file reads the gradient of a tensor that it assigns, or gives the tensor to an optimizer."""
+    target = ast.unparse(assignment.targets[0])
+    where = program.scope(assignment) if isinstance(assignment.targets[0], ast.Name) else program.tree
+    for node in ast.walk(where):
+        match node:
+            case ast.Attribute(value=value, attr="grad"):
+                given: list[ast.AST] = [value]
+            case ast.Call() if program.name(node.func).startswith(_OPTIMIZERS):
+                given = [each for argument in ast.iter_child_nodes(node) for each in ast.walk(argument)]
+            case _:
+                continue
+        if any(isinstance(each, (ast.Name, ast.Attribute)) and ast.unparse(each) == target for each in given):
+            return True
+    return False
 
 
 @rule(
