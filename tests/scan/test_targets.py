@@ -138,6 +138,17 @@ class _Frozen:
     data: Any
 
 
+class _Output(dict[str, Any]):
+    """An output as Transformers and Diffusers have them."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data=data)
+        self.data = data
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError(f"You cannot use __delitem__ on a {type(self).__name__} instance.")
+
+
 class _Box:
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -159,11 +170,13 @@ class _Box:
         ("frozen.data[0]", ""),
         ("box.data", ""),
         ("box.shown", "box"),
+        ("out['data']", "out"),
     ],
 )
 def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole: str) -> None:
     many = [torch.ones(1000)]
     names = {"fixed": (many, 1), "runs": {"pair": Pair((many[0], 1), 1)}, "frozen": _Frozen(many), "box": _Box(many)}
+    names["out"] = _Output(many)
     names["table"] = table = numpy.empty(2, dtype=object)
     table[:] = [1, [torch.ones(1000)]]
     notebook = Notebook(None, names)
@@ -247,12 +260,13 @@ def test_the_line_of_a_part_that_cannot_be_deleted_deletes_the_whole() -> None:
     table = numpy.empty((2, 2), dtype=object)
     table[1, 1] = torch.ones(1000)
     names = {"frozen": _Frozen(torch.ones(1000)), "table": table, "more": [_Frozen([torch.ones(1000)])]}
-    names |= {"a": names["frozen"].data, "b": table[1, 1], "c": names["more"][0].data}
+    names["out"] = _Output(torch.ones(1000))
+    names |= {"a": names["frozen"].data, "b": table[1, 1], "c": names["more"][0].data, "d": names["out"].data}
     del table
 
-    lines = {path.advice.command for name in "abc" for path in nbguard.why(name, namespace=names).paths}
+    lines = {path.advice.command for name in "abcd" for path in nbguard.why(name, namespace=names).paths}
 
-    assert lines == {f"%reset_gpu {text}" for text in ("a", "b", "c", "frozen", "table", "more[0]")}
+    assert lines == {f"%reset_gpu {text}" for text in ("a", "b", "c", "d", "frozen", "table", "more[0]", "out")}
 
 
 def test_the_birth_of_a_name_is_the_last_cell_that_binds_it() -> None:

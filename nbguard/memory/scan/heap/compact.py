@@ -26,6 +26,7 @@ from nbguard.memory.scan.heap.kinds import (
     hiding_names,
     is_frozen,
     is_graph_node,
+    keeps_entries,
     key_text,
     mro_of,
     name_of,
@@ -342,7 +343,7 @@ def _parts_of_modules(walk: Walk, numbers: Iterable[int]) -> dict[int, ModulePar
 
 def _fixed(walk: Walk, numbers: Iterable[int]) -> set[int]:
     """Return the ids of the objects whose parts stay: frozen ones, their attributes, tuples, and lists made of arrays."""
-    frozen, fixed = TypeTable(is_frozen), set[int]()
+    frozen, fixed = TypeTable(lambda cls: is_frozen(cls) or keeps_entries(cls)), set[int]()
     for number in numbers:
         obj = walk.objects[number]
         if walk.kind[number] == "array":

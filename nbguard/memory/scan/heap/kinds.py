@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import dis
 import gc
 import keyword
 import math
@@ -210,6 +211,14 @@ def is_frozen(cls: type) -> bool:
     if type(params) is dataclasses._DataclassParams:  # type: ignore[attr-defined]
         return bool(params.frozen)
     return type(deletes) is types.FunctionType and deletes.__module__ == "attr._make"
+
+
+def keeps_entries(cls: type) -> bool:
+    """Say whether a class of mappings has a `__delitem__` that can only raise, as Hugging Face's outputs do."""
+    deletes = next((space["__delitem__"] for base in mro_of(cls) if "__delitem__" in (space := namespace_of(base))), None)
+    if type(deletes) is not types.FunctionType:
+        return False
+    return not any(step.opname.startswith("RETURN") for step in dis.get_instructions(deletes))
 
 
 class Kinds:
