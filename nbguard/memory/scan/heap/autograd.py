@@ -48,6 +48,8 @@ class Autograd:
         self._saved_names = TypeTable(_names_of_saved)
         self._saved_tensor: Any = torch._C._autograd.SavedTensor
         self._packing: dict[int, Any] | None = None  # checkpoint's other hooks, by the id of the cell that both have
+        self.reads_changed: bool = hasattr(torch._C._autograd.SavedTensor, "data")
+        """Whether torch shows tensors that were changed in place since a graph saved them."""
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
     def tensor_referents(self, tensor: Any) -> list[Any]:

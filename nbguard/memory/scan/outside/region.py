@@ -89,7 +89,8 @@ class Region:
                 references = walk.referents.autograd.cpp_references(objects[n])
                 # a reference of C++'s own is none of Python's; an object of a saved tensor's hooks is held as any other
                 extra += min(in_cpp[n], references) - (references_of_cpp() if references > 0 else 0)
-                if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
+                # by more than the graphs, gradients and views that were found: a cache, a library
+                if references > in_cpp[n] and walk.referents.autograd.reads_changed:
                     extra += 1
             if extra > 0:
                 held.append(n)
