@@ -170,13 +170,11 @@ class _Box:
         ("frozen.data[0]", ""),
         ("box.data", ""),
         ("box.shown", "box"),
-        ("out['data']", "out"),
     ],
 )
 def test_a_part_that_cannot_be_deleted_is_refused_with_what_can(text: str, whole: str) -> None:
     many = [torch.ones(1000)]
     names = {"fixed": (many, 1), "runs": {"pair": Pair((many[0], 1), 1)}, "frozen": _Frozen(many), "box": _Box(many)}
-    names["out"] = _Output(many)
     names["table"] = table = numpy.empty(2, dtype=object)
     table[:] = [1, [torch.ones(1000)]]
     notebook = Notebook(None, names)

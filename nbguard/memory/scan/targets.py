@@ -16,16 +16,7 @@ from nbguard.cell_names import cell_names
 from nbguard.errors import TargetError
 from nbguard.memory.core import advice
 from nbguard.memory.core.facts import Target
-from nbguard.memory.scan.heap.kinds import (
-    Types,
-    attributes_of,
-    is_frozen,
-    keeps_entries,
-    loaded_class,
-    mro_of,
-    name_of,
-    namespace_of,
-)
+from nbguard.memory.scan.heap.kinds import Types, attributes_of, is_frozen, loaded_class, mro_of, name_of, namespace_of
 from nbguard.memory.scan.pandas_tables import part_of_table
 from nbguard.spelling import did_you_mean
 
@@ -148,8 +139,7 @@ def _keeps(owner: Any, part: ast.Attribute | ast.Subscript) -> bool:
     spaces = [namespace_of(base) for base in bases]
     if isinstance(part, ast.Subscript):
         arrays = (loaded_class("numpy", "ndarray"), loaded_class("torch", "Tensor"))
-        has_none = not any("__delitem__" in space for space in spaces)
-        return has_none or any(cls in bases for cls in arrays) or keeps_entries(type(owner))
+        return not any("__delitem__" in space for space in spaces) or any(cls in bases for cls in arrays)
     slot = next((space[part.attr] for space in spaces if part.attr in space), None)
     is_read_only = type(slot) is property and slot.fdel is None
     return is_read_only or (tuple in bases and slot is not None) or is_frozen(type(owner))
