@@ -33,8 +33,10 @@ _PYTHON = "snapshot-doctor/pyodide"
 """Where a site has the files of npm's package `pyodide`."""
 _LOCK = "pyodide-lock.json"
 
-_EXTENSIONS = ("@jupyterlite/pyodide-kernel-extension", "@jupyter-widgets/jupyterlab-manager", "anywidget")
+_EXTENSIONS = ("@jupyter-widgets/jupyterlab-manager", "anywidget")
 """Extensions of the page, of all that may be installed here."""
+_KERNEL_WHEEL = "jupyterlite_pyodide_kernel-*.whl"
+_KERNEL_EXTENSION = "*.data/data/share/jupyter/labextensions/@jupyterlite/pyodide-kernel-extension"
 _BUILD = {
     "apps": ["notebooks"],
     "contents": ["contents"],
@@ -71,19 +73,21 @@ def build(site: Path) -> Path:
     lock = site / _PYTHON / _LOCK
     if not lock.exists():
         raise SystemExit(f"nbguard: {site} has no page that reads snapshots. Run: docs/site/snapshot_doctor.py {site}")
-    folder = site / "lite"
+    folder, known = site / "lite", json.loads(lock.read_text(encoding="utf-8"))
+    wheels = _downloaded(known["info"]["python"])
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work:
-        _jupyterlite(Path(work), folder)
-    _wheels(folder / "wheels", json.loads(lock.read_text(encoding="utf-8")))
+        _jupyterlite(Path(work), wheels, folder)
+    _put_wheels(wheels, folder / "wheels", known)
     return folder
 
 
-def _jupyterlite(work: Path, folder: Path) -> None:
+def _jupyterlite(work: Path, wheels: Path, folder: Path) -> None:
     """Write JupyterLite with the notebook and the recordings."""
     contents = shutil.copytree(_SOURCES, work / "contents", ignore=shutil.ignore_patterns(".*", _WHEELS.name))
     shutil.copy(_RECORDING, contents)
-    build = _BUILD | {"federated_extensions": [str(_extension(name)) for name in _EXTENSIONS]}
+    extensions = [_kernel_extension(wheels, work / "kernel"), *map(_extension, _EXTENSIONS)]
+    build = _BUILD | {"federated_extensions": [str(extension) for extension in extensions]}
     (work / "jupyter_lite_config.json").write_text(json.dumps({"LiteBuildConfig": build}), encoding="utf-8")
     (work / "jupyter-lite.json").write_text(json.dumps(_PAGE), encoding="utf-8")
     (work / "overrides.json").write_text(json.dumps(_SETTINGS), encoding="utf-8")
@@ -94,6 +98,15 @@ def _jupyterlite(work: Path, folder: Path) -> None:
     )
 
 
+def _kernel_extension(wheels: Path, folder: Path) -> Path:
+    """Unpack the extension with the page's kernel. It is not installed here, as it fails in JupyterLab itself."""
+    (wheel,) = wheels.glob(_KERNEL_WHEEL)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    (extension,) = folder.glob(_KERNEL_EXTENSION)
+    return extension
+
+
 def _extension(name: str) -> Path:
     """Return the folder of an extension of JupyterLab that is installed here."""
     found = next((path for path in map(Path, jupyter_path("labextensions", name)) if path.is_dir()), None)
@@ -102,9 +115,9 @@ def _extension(name: str) -> Path:
     return found
 
 
-def _wheels(folder: Path, lock: dict[str, Any]) -> None:
+def _put_wheels(downloaded: Path, folder: Path, lock: dict[str, Any]) -> None:
     """Write the wheels of the page's Python, and Pyodide's list of them."""
-    shutil.copytree(_downloaded(lock["info"]["python"]), folder)
+    shutil.copytree(downloaded, folder, ignore=shutil.ignore_patterns(_KERNEL_WHEEL))
     _write_nbguard(folder)
     wheels = {_normal(wheel.name.partition("-")[0]): wheel for wheel in sorted(folder.glob("*.whl"))}
     lock["packages"] = {name: _entry(name, wheel, set(wheels)) for name, wheel in wheels.items()}
