@@ -49,7 +49,7 @@ def test_the_status_bar_shows_how_full_the_device_is_and_opens_the_panel(desk: D
 @pytest.mark.slow
 @lab_only
 def test_a_status_bar_alone_is_a_tick_now_and_then_and_no_scan(desk: Desk, server: Server) -> None:
-    server.set_options(openOnData=False)
+    server.set_options(openOnData=False, lintMarks=False)
     notebook = desk.notebook(server, [])
     notebook.kernel.run(LOAD).ok()
     notebook.kernel.run("import torch; weights = torch.ones(8 << 18)").ok()
