@@ -27,6 +27,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place where jobs have their folders."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return tmp_path
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "60", None, True])
 def test_a_timeout_that_cannot_be_is_one_line(timeout: object) -> None:
     with pytest.raises(NbguardError, match="give seconds, as in") as refused:
@@ -111,11 +119,7 @@ def test_names_go_once_all_ranks_have_mapped_each_other(tmp_path: Path, monkeypa
     board.release()
 
 
-def test_a_rank_that_leaves_the_last_board_takes_no_folder_from_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+def test_a_rank_that_leaves_the_last_board_takes_no_folder_from_the_next(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create = RankFile.create
     left: list[Path] = []
 
@@ -135,10 +139,8 @@ def test_a_rank_that_leaves_the_last_board_takes_no_folder_from_the_next(
 
 
 def test_the_first_rank_that_has_ended_leaves_the_names_of_ranks_whose_fit_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job_board, "_boards", itertools.repeat(1))
     first, second = (job_board.JobBoard(Rank(rank=rank, world=4)) for rank in (0, 1))
     fit = RankLiveness(first, 1)
@@ -150,4 +152,4 @@ def test_the_first_rank_that_has_ended_leaves_the_names_of_ranks_whose_fit_goes_
 
     fit.close()
     first.release()
-    assert list(tmp_path.iterdir()) == []
+    assert list(jobs.iterdir()) == []

@@ -107,7 +107,7 @@ def build_card(analysis: Analysis) -> OomCard | None:
 
 
 def _is_over(request: FailedRequest, oom: OomFact) -> bool:
-    """Say whether its cell has run through since, or another cell got memory and nothing is lacking any more.
+    """Say whether its cell has finished since, or another cell got memory and there is enough now.
 
     Nothing is lacking where the error keeps no stale memory and the request has room.
     """

@@ -120,7 +120,7 @@ class JobBoard:
         self.join()
 
     def _made(self) -> tuple[Path, RankFile]:
-        """Make the file of this rank, and return its folder and it."""
+        """Return the folder of the job and the new file of this rank in it."""
         for _ in range(_TRIES):
             with suppress(FileNotFoundError):  # a rank that has just left the last board removed the empty folder
                 folder = job_folder()

@@ -123,7 +123,7 @@ class RankFile:
 
     @property
     def is_in_fit(self) -> bool:
-        """Say whether a profiled fit of the rank goes on, its exchange with the other ranks among it."""
+        """Say whether a profiled fit of the rank goes on, including its exchange with the other ranks."""
         return self.read_pulse()[0] != 0
 
     def write(self, kind: TextKind, text: str) -> None:

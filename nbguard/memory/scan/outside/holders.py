@@ -20,7 +20,7 @@ _MOST_OBJECTS = 12_000_000
 _MOST_FOLLOWED = 500
 """Holders whose own holders are looked for before anybody asks for them."""
 _CHUNK = 512
-_FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
+_FEW = 8  # objects up to which gc.get_referrers is faster than our own pass, though it compares all with all
 
 
 class Holders:

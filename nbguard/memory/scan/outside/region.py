@@ -41,7 +41,7 @@ class Region:
         """Number below which an object is in use itself: its own holders are not looked for."""
 
         if named:
-            maybe = (n for n in range(self._stop) if walk.kind[n] in _OF_AN_ERROR)  # an exception is none of them
+            maybe = (n for n in range(self._stop) if walk.kind[n] in _OF_AN_ERROR)  # not the exception itself
             self._frames = {n for n in maybe if type(walk.objects[n]) in FRAMES}
         else:
             self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
@@ -87,7 +87,7 @@ class Region:
             extra -= has_values_of_an_object(objects[n])  # the owner has its dict out of the collector's sight
             if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
                 references = walk.referents.autograd.cpp_references(objects[n])
-                # a reference of C++'s own is none of Python's; an object of a saved tensor's hooks is held as any other
+                # C++'s own references are not Python's; an object that a saved tensor's hooks packed is held like any other
                 extra += min(in_cpp[n], references) - (references_of_cpp() if references > 0 else 0)
                 # by more than the graphs, gradients and views that were found: a cache, a library
                 if references > in_cpp[n] and walk.referents.autograd.reads_changed:

@@ -213,7 +213,7 @@ def _has_its_own_detach(program: ParsedProgram, name: str) -> bool:
 
 
 def _is_part_of_model(program: ParsedProgram, name: str) -> bool:
-    """Say whether a loop over the modules of a model binds a name."""
+    """Say whether a name stands for each module of a model in a loop."""
     for node in program.nodes:
         match node:
             case ast.For(target=target, iter=ast.Call(func=ast.Attribute(attr=attr))) if attr.endswith(("modules", "children")):

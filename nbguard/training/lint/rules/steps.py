@@ -231,7 +231,7 @@ def gradients_not_zeroed(program: ParsedProgram) -> Iterator[Hit]:
 
 
 def _may_get_new_tensors(program: ParsedProgram, made: ast.Call, loop: Loop) -> bool:
-    """Say whether a loop makes an optimizer, and maybe its tensors as well, whose gradients are new then."""
+    """Say whether a loop makes an optimizer and may make its tensors, which have no gradients then."""
     model = _optimized(program, made)
     return loop in program.around(made) and (not model or model in program.bound(loop))
 
