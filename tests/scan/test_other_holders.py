@@ -233,6 +233,26 @@ def test_a_holder_without_names_that_both_searches_meet_is_no_holder_of_the_user
     assert outcome.realised == _BYTES + 4 * 200
 
 
+def test_garbage_that_refers_twice_to_a_holder_of_a_named_tensor_is_its_only_holder() -> None:
+    """The first search meets the garbage, by its own tensor; the second the holder, and counts both references to it."""
+    gc.collect()
+    gc.disable()
+    try:
+        names = {"kept": torch.ones(50_000)}
+        holder = Box(data=names["kept"])
+        cycle = Box(tensor=torch.ones(50_000), first=holder, second=holder)
+        cycle.__dict__["itself"] = cycle
+        del holder, cycle
+
+        rows, outcome = _release(names, "kept")
+    finally:
+        gc.enable()
+
+    assert _is_exact(outcome)
+    assert outcome.realised == 2 * _BYTES
+    assert rows == {"kept": _BYTES, "unreachable cycles": _BYTES}
+
+
 def test_records_of_an_array_are_the_arrays_own() -> None:
     table = numpy.array([(1, Box(data=torch.ones(50_000)))], dtype=[("n", int), ("obj", object)])
     names = {"table": table}

@@ -248,7 +248,8 @@ def _is_in_use(region: Region, holder: Any, held_by_it: list[int]) -> bool:
     """
     number = region.walk.number.get(id(holder), region.known)
     if number < region.known and number in region.walk.unwalked:
-        region.walk.children[number] += set(held_by_it).difference(region.walk.children[number])
+        known = set(region.walk.children[number])
+        region.walk.children[number] += [n for n in held_by_it if n not in known]  # each as often as it is referred to
         region.take_in(number)
     return number < region.known and set(held_by_it) <= set(region.walk.children[number])
 
