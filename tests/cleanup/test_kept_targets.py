@@ -78,6 +78,13 @@ CASES = {
     "kept twice by a list": Case(
         code="x = ones(4); l = [x, x, ones(1)]", targets=("x",), keepers={"l[0]": "same"}, command=("x", "l"), frees=5 * MIB
     ),
+    "part and whole": Case(
+        code="x = ones(4); t = (x[3:], [x, ones(1)])",
+        targets=("x",),
+        keepers={"t[1][0]": "same", "t": "shares"},
+        command=("x", "t"),
+        frees=5 * MIB,
+    ),
     "attribute": Case(
         code="class Exp: pass\nexp = Exp(); exp.x = ones(4); exp.y = ones(1); x = exp.x",
         targets=("exp.x",),

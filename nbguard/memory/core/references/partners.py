@@ -270,22 +270,38 @@ def kept_targets(state: CleanupState, idle: Collection[Target]) -> Iterator[Kept
             names=names,
             nbytes=nbytes_of(graph, storages),
             keepers=tuple(Keeper(each.path, each.how, each.kind) for each in partners.all if each.path not in names),
-            advice=_release(state, storages, state.going, targets, state.freed, has_caches=has_caches),
-            instead=_release(state, storages, (), (*also, *targets), frozenset(), has_caches=has_caches),
+            advice=_release(state, storages, state.going, targets, state.freed, asked=target, has_caches=has_caches),
+            instead=_release(state, storages, (), (*also, *targets), frozenset(), asked=target, has_caches=has_caches),
         )
 
 
 def _release(
-    state: CleanupState, storages: Set[int], going: Targets, targets: Targets, free: Set[int], *, has_caches: bool
+    state: CleanupState,
+    storages: Set[int],
+    going: Targets,
+    targets: Targets,
+    free: Set[int],
+    *,
+    asked: Target,
+    has_caches: bool,
 ) -> Advice:
     """Return the command that releases `targets` once `going` are gone, and `free` is free; none where it frees no `storages`.
 
-    Displayed results that go with the other targets need not be named.
+    Displayed results that go with the other targets need not be named, nor parts that go with their wholes, but for `asked`.
     """
     freed = state.freed_by((*going, *targets), has_caches) - free
-    without = tuple(target for target in targets if not target.root.startswith("Out["))
-    if 0 < len(without) < len(targets) and state.freed_by((*going, *without), has_caches) - free == freed:
-        targets = without
     if not freed & storages:
         return NONE
+    for is_idle in (_is_displayed, _is_part_of_one):
+        fewer = tuple(each for each in targets if each == asked or not is_idle(each, targets))
+        if len(fewer) < len(targets) and state.freed_by((*going, *fewer), has_caches) - free == freed:
+            targets = fewer
     return release_names([each.text for each in targets], nbytes_of(state.graph, freed), has_caches=has_caches)
+
+
+def _is_displayed(target: Target, _: Targets) -> bool:
+    return target.root.startswith("Out[")
+
+
+def _is_part_of_one(target: Target, targets: Targets) -> bool:
+    return not target.root and any(each.root and target.text.startswith((f"{each.root}.", f"{each.root}[")) for each in targets)
