@@ -537,6 +537,16 @@ def test_a_smaller_batch_comes_first_where_the_cell_has_outgrown_the_device(take
     assert {fix.verdict for fix in fixes if not fix.is_of_smaller_run} == {RerunVerdict.REQUEST}
 
 
+@pytest.mark.parametrize(("took", "shown"), [(16 * GiB, ["--park a", "a"]), (2 * GiB, ["--park a", "--park b", "a", "b", "c"])])
+def test_one_way_to_make_room_is_shown_where_the_cell_takes_most_of_the_device(took: int, shown: list[str]) -> None:
+    """Each makes room for this request alone, and the cell goes on to the next."""
+    names = dict.fromkeys("abc", 2 * GiB)
+    fixes = _card(_case(2 * GiB, error=took, names=names, free=0, total=took + 7 * GiB)).fixes
+
+    making_room = [fix.commands[-1] for fix in fixes if fix.verdict is RerunVerdict.REQUEST]
+    assert making_room == [f"%reset_gpu {words}" for words in shown]
+
+
 def test_a_smaller_run_never_stands_above_what_is_enough() -> None:
     """Though the cell takes most of the device: it may be enough, the deletion is."""
     facts = _recorded(_case(4 * GiB, names={"old": 4 * GiB}, free=2 * GiB, total=6 * GiB))

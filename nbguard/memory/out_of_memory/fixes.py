@@ -305,6 +305,12 @@ def _needs_names(context: OomContext) -> bool:
     )
 
 
+def _worthwhile(context: OomContext, candidates: tuple[ReleaseCandidate, ...]) -> tuple[ReleaseCandidate, ...]:
+    """Return the candidates, but the first alone where the cell takes most of the device and each makes room for a request."""
+    is_enough = any(candidate.verdict is RerunVerdict.RERUN for candidate in candidates)
+    return candidates if is_enough or not context.is_mostly_the_cell else candidates[:1]
+
+
 def _moving(context: OomContext) -> Iterator[Fix]:
     """Yield a move of live tensors out and back, which puts free pieces together, where the model proves it enough."""
     request, base = context.request, context.base
@@ -327,7 +333,7 @@ def _parking(context: OomContext) -> Iterator[Fix]:
     """Yield the names that could wait in host memory meanwhile."""
     if not _needs_names(context):
         return
-    for candidate in parking_candidates(context.rerun, context.holders, context.leftovers):
+    for candidate in _worthwhile(context, parking_candidates(context.rerun, context.holders, context.leftovers)):
         largest = format_bytes(context.largest(candidate.after) or 0)
         words = f"moves {', '.join(candidate.names)} to host memory; {largest} can be allocated then, and "
         words += unpark(candidate.names).code + " brings it back; memory shared with something outside Python stays"
@@ -340,7 +346,7 @@ def _names(context: OomContext) -> Iterator[Fix]:
     if not _needs_names(context):
         return
     whats = {name: holder.what for holder in context.holders for name in holder.names}
-    for candidate in release_candidates(context.rerun, context.holders, context.leftovers):
+    for candidate in _worthwhile(context, release_candidates(context.rerun, context.holders, context.leftovers)):
         what = ", ".join(f"{name} ({whats[name]})" if whats.get(name) else name for name in candidate.names)
         if context.leftovers and any(name in line.targets for line in candidate.advice for name in context.leftovers):
             what += f", and {', '.join(context.leftovers)}, which the same cell makes again"
@@ -428,7 +434,7 @@ def _less_kept(context: OomContext) -> Iterator[Fix]:
     if not runs_model:
         return
     if not oom.trains and _has_graph(context):
-        words = "nothing here calls backward; torch.no_grad() keeps no graph"
+        words = "under torch.no_grad() the cell keeps no graph, and nothing here calls backward"
         yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 
