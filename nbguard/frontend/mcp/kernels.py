@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from nbguard.errors import NbguardError
 from nbguard.frontend.mcp.access import NO_KERNEL, OpenKernel, OpenKernels
 from nbguard.frontend.mcp.consent import Consent, consents
 from nbguard.memory.core import advice
-from nbguard.plain_data import check
+from nbguard.plain_data import check, to_plain
 
 COMM = "nbguard.assistants"
 """Id of the comm that a kernel has while its person lets assistants look."""
@@ -81,7 +81,7 @@ class Kernels:
         try:
             _hear(client, consent)
             asked = KernelRequest(token=consent.token, tool=tool, arguments=arguments, until=time.time() + _IS_TAKEN)
-            message = client.session.msg("comm_msg", {"comm_id": COMM, "data": asdict(asked)})
+            message = client.session.msg("comm_msg", {"comm_id": COMM, "data": to_plain(asked)})
             client.shell_channel.send(message)
             return _answer(client, consent, message["header"]["msg_id"])
         finally:

@@ -6,7 +6,6 @@ import functools
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import anyio
@@ -87,7 +86,7 @@ async def answered(name: str, arguments: dict[str, Any], permissions: ServerPerm
     Raises:
         NbguardError: the question cannot be answered; the message says why.
     """
-    asked = asdict(read_arguments(name, arguments))
+    asked = to_plain(read_arguments(name, arguments))
     if name == "kernels":
         found: OpenKernels = await anyio.to_thread.run_sync(lambda: Kernels().listed())
         return ToolAnswer(found.to_data(), found.shown()["text/plain"])

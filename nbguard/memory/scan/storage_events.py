@@ -45,7 +45,7 @@ class LightMode(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _mend_as_subclass() -> None:
-    """Let tensors become subclasses, as fastai's batches do: PyTorch 2.4 refuses it while any dispatch mode is entered."""
+    """Let tensors become subclasses, as a Learner's batches do: PyTorch 2.4 refuses it while any dispatch mode is entered."""
     former = torch._C.TensorBase.as_subclass
 
     def as_subclass(tensor: Any, cls: type) -> Any:
@@ -58,7 +58,7 @@ def _mend_as_subclass() -> None:
     except RuntimeError:
         if torch.Tensor.as_subclass is former:
             torch.Tensor.as_subclass = as_subclass
-        if getattr(torch, "as_subclass", None) is former:  # fastai's name of it
+        if getattr(torch, "as_subclass", None) is former:  # the name that a Learner's batches call
             torch.as_subclass = as_subclass
 
 

@@ -147,7 +147,7 @@ def _add_budget(options: argparse.ArgumentParser) -> None:
 
 
 def _add_predict(options: argparse.ArgumentParser) -> None:
-    options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
+    options.add_argument("learner", metavar="LEARNER", help="the name of a Learner, or runs[0]")
     add_fit(options)
     options.add_argument("--savings", action="store_true", help="also list changes that save memory, with their code")
     options.add_argument("--time", action="store_true", help="also the time of an epoch, from the last profile")

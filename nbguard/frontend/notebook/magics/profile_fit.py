@@ -118,8 +118,8 @@ class ProfileFitMagics(Magics):
 
         With `--predict` nothing of the cell runs: the memory that its fits will take is predicted.
 
-        fastai's fits (`fit`, `fine_tune`, `lr_find`, `get_preds`, …) and any loop over PyTorch. The report comes after the
-        cell, also after an error or an interrupt: then it covers the time until then.
+        A Learner's fits (`fit`, `fine_tune`, `lr_find`, `get_preds`, …) are profiled, and so is any loop over PyTorch. The
+        report comes after the cell, also after an error or an interrupt: then it covers the time until then.
         """
         if cell is not None:
             if not cell.strip():

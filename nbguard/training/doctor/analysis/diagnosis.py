@@ -468,5 +468,5 @@ def _libraries(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             severity="advice",
             what="NVIDIA Apex's `amp` is imported, although PyTorch's own replaced it",
             evidence="apex.amp is no longer maintained; its patches do not work with torch.autocast",
-            command="learn.to_fp16()   # fastai; in a loop: torch.autocast and torch.amp.GradScaler",
+            command="learn.to_fp16()   # a Learner; in a loop: torch.autocast and torch.amp.GradScaler",
         )

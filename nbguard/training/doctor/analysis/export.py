@@ -38,7 +38,7 @@ class ExportFailure:
     error: str  # class of the error
     message: str  # its first line
     module: str = ""  # path of the module whose forward pass failed
-    module_class: str = ""  # its class with its module, such as fastai.layers.ToTensorBase
+    module_class: str = ""  # its class with its module, such as torch.nn.modules.linear.Linear
     line: str = ""  # the line of code, as layers.py:81 in forward()
     code: str = ""  # that line's text
     output: str = ""  # class of an output that no program can return, such as transformers.cache_utils.DynamicCache

@@ -113,7 +113,7 @@ def _order(cells: CellSeeds, learn: str) -> Iterator[CheckFinding]:
     yield CheckFinding(
         severity="advice",
         what=f"`{call.name}` in {call.place} makes loaders before any seed is set",
-        evidence=f"the seed of {after.place} comes too late, because fastai's loaders draw their seed when they are made"
+        evidence=f"the seed of {after.place} comes too late, because a Learner's loaders draw their seed when they are made"
         if after
         else "no cell sets a seed, so the order of the items differs in each run",
         command=make_deterministic(learn).command,

@@ -170,7 +170,7 @@ def preprocessing(subject: TrialSubject) -> tuple[tuple[str, ...], str]:
 
 
 def _is_for_training(step: Any) -> bool:
-    """Say whether a transform of fastai's leaves the validation set alone, as an augmentation does unless it also resizes."""
+    """Say whether a Learner's transform leaves the validation set alone, as an augmentation does unless it also resizes."""
     attributes = attributes_of(step) or {}
     bases = mro_of(type(step))
     split = next((names["split_idx"] for names in (attributes, *map(namespace_of, bases)) if "split_idx" in names), None)
