@@ -53,6 +53,17 @@ def test_parts_re_add_to_the_device() -> None:
     assert device.kernel == 12 * GiB
 
 
+def test_commands_of_the_table_of_holders_are_set_as_code() -> None:
+    edges = {"p": {"[0]": "x"}, "q": {"[0]": "x"}}
+    graph = make_graph({"a": ["p"], "b": ["q"], "c": ["y"], "d": ["z"]}, edges, {"x": GiB, "y": 100, "z": 100})
+
+    bundle = build_report(Analysis(make_facts(graph))).mimebundle()
+
+    assert "shared, together 1 GiB  <code>%reset_gpu a b</code>" in bundle["text/html"]
+    assert "<td><code>%gpumem --all</code></td>" in bundle["text/html"]
+    assert "`" not in bundle["text/plain"]
+
+
 def test_others_are_named_once_each_and_their_bytes_add_up() -> None:
     """Processes of one notebook together, the largest first; five more of which nothing is known are not all listed."""
     notebook = Identity(notebook="/a/b.ipynb", kernel="k")

@@ -339,7 +339,7 @@ def _holders(card: OomCard) -> Table:
     figures = format_column([*(holder.retained for holder in card.holders), rest], unit)
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(card.holders, figures, strict=False)]
     if rest:
-        more = "" if card.asked.is_final else advice.REPORT.command
+        more = "" if card.asked.is_final else advice.REPORT.code
         rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", more)))
     return holder_table([*rows, total_row(card.held)], "held" if card.asked.is_final else "frees now")
 

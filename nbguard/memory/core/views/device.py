@@ -382,7 +382,7 @@ _COLOURS: dict[str, tuple[str, str]] = {
 """The colour of each part of a device, and its character in a terminal; all others share one."""
 _OTHER = ("other", "░")
 _ALWAYS_SHOWN = frozenset({DevicePart.ALLOCATED, DevicePart.FREE})
-_OPENS = Text(advice.ALL_HOLDERS.command, "")
+_OPENS = Text(advice.ALL_HOLDERS.code, "")
 """The command that shows all holders; a result of Python has them all."""
 _POOLS_SHOWN = 8
 _NAMED = 4
@@ -452,7 +452,7 @@ def _words_on(holder: Holder) -> str:
     """Return the words on a holder and on all that its release takes along, needed or stale."""
     line = holder.together
     if holder.is_shared:
-        return f"shared, together {format_bytes(line.frees or 0)}  " + line.command if line.command else holder.what
+        return f"shared, together {format_bytes(line.frees or 0)}  " + line.code if line.command else holder.what
     if line.command:
         others = [*holder.others[:_NAMED], *["…"] * (len(holder.others) > _NAMED)]
         return f"{_with_others(line, others)} · {holder.what}"
