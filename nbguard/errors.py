@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.texts import form, here, printable
+from nbguard.texts import Host, form, here, printable
 
 _MOST = 160
 """Characters of a message of somebody else's."""
@@ -15,8 +15,12 @@ class NbguardError(Exception):
     """
 
     def __str__(self) -> str:
-        said = self.args[0] if len(self.args) == 1 and isinstance(self.args[0], str) else super().__str__()
-        return printable(form(said, here()))
+        return self.said(here())
+
+    def said(self, where: Host) -> str:
+        """Return the message in the words of a host."""
+        words = self.args[0] if len(self.args) == 1 and isinstance(self.args[0], str) else super().__str__()
+        return printable(form(words, where))
 
 
 class TargetError(NbguardError, ValueError):

@@ -68,6 +68,13 @@ def test_without_a_target_it_says_how_one_is_named_in_a_shell(capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("folder")
+def test_what_is_no_model_is_refused_with_the_command_of_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (["doctor", "train:torch"], ["doctor", "--golden", "out"]):
+        assert main(line) == 2
+        assert "name one, as in  nbguard doctor train:learn" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
 def test_what_it_advises_is_a_call_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     Path("loads.py").write_text(
         "import torch\nfrom fastai.basics import *\n"

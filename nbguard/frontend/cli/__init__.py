@@ -77,7 +77,7 @@ def _run(arguments: Sequence[str] | None) -> int | Callable[[], int]:
         complain(error)
         return 2
     except NbguardError as error:
-        say(error)
+        say(error.said("terminal"))
         return 2
     except MemoryError:
         say("there is not enough memory for it")

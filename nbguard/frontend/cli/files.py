@@ -195,7 +195,7 @@ def _of_each(names: list[str], do: Callable[[str], int]) -> int:
         try:
             status = max(status, do(name))
         except NbguardError as error:
-            say(error)
+            say(error.said("terminal"))
             status = 2
     return status
 
