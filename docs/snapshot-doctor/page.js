@@ -7,6 +7,7 @@ const NO_START = 'Python could not be started. The page needs a web server and a
 const files = new Map(); // path in the worker → { name, devices }
 let current = ''; // path of the file that is shown
 let worker;
+let isUsed = false; // whether the worker's Python has been asked anything
 let waiting; // of each question by its number, what ends it
 let asked = 0;
 let heard = 0; // when the worker last said something
@@ -16,7 +17,9 @@ function begin() {
   worker?.terminate();
   for (const end of waiting?.values() ?? []) end({ error: BEYOND, beyond: true });
   waiting = new Map();
+  isUsed = false;
   files.clear();
+  for (const name of ['time', 'compare']) by(name).hidden = true;
   const mine = new Worker(new URL('./worker.js', import.meta.url), { type: 'module' });
   mine.onmessage = ({ data }) => {
     if (mine !== worker) return;
@@ -47,6 +50,7 @@ function settle(id, answer) {
 
 function ask(question, chosen) {
   const id = ++asked;
+  isUsed = true;
   heard = performance.now();
   return new Promise(end => {
     waiting.set(id, end);
@@ -81,30 +85,36 @@ async function open(chosen) {
   for (const name of ['answer', 'time']) by(name).hidden = true;
   by('error').textContent = '';
   by('status').textContent = document.body.dataset.ready ? `Reading ${file.name}` : 'Starting Python';
-  const openIt = () => ask({ ask: 'open', name: file.name }, chosen);
-  const others = files.size;
-  let first = await openIt();
-  if (first.beyond && others) { // earlier files have taken of this Python's memory: once more, in a new one
-    if (files.size) begin();
-    first = await openIt();
+  const wasUsed = isUsed;
+  let answer = await read(file, chosen);
+  if (answer.beyond && wasUsed) { // what earlier files left may have broken this Python or filled its memory: once more, in a new one
+    if (isUsed) begin();
+    answer = await read(file, chosen);
   }
-  if (show('answer', first)) {
-    current = first.path;
-    files.set(current, { name: file.name, devices: [] });
-    listFiles();
-    await openHistory();
-    by('status').textContent = 'Trying other settings of the allocator';
-    show('answer', await ask({ ask: 'diagnose', path: current }));
-  }
+  by('error').textContent = answer.error ?? '';
   by('status').textContent = by('error').textContent ? '' : `${file.name}: done`;
   document.body.dataset.done = 'true';
 }
 
+// Shows all answers on a file; returns the last.
+async function read(file, chosen) {
+  const first = await ask({ ask: 'open', name: file.name }, chosen);
+  if (!show('answer', first)) return first;
+  current = first.path;
+  files.set(current, { name: file.name, devices: [] });
+  listFiles();
+  const history = await ask({ ask: 'history', path: current });
+  if (history.beyond) return history;
+  openHistory(history.devices ?? []);
+  by('status').textContent = 'Trying other settings of the allocator';
+  const last = await ask({ ask: 'diagnose', path: current });
+  show('answer', last);
+  return last;
+}
+
 // --- time
 
-async function openHistory() {
-  const history = await ask({ ask: 'history', path: current });
-  const devices = history.devices ?? [];
+function openHistory(devices) {
   files.get(current).devices = devices;
   by('time').hidden = !devices.length;
   if (!devices.length) return;

@@ -32,7 +32,7 @@ export function addPanelCommands(app: JupyterFrontEnd, panel: MemoryPanel, trans
         app.shell.currentWidget?.activate();
       } else {
         app.shell.activateById(panel.id);
-        panel.focus();
+        void panel.focus();
       }
       app.commands.notifyCommandChanged(CommandIDs.togglePanel);
     }
@@ -43,8 +43,7 @@ export function addPanelCommands(app: JupyterFrontEnd, panel: MemoryPanel, trans
     caption: trans.__('Show in the panel what cleaning would free, and ask before it is done'),
     execute: () => {
       app.shell.activateById(panel.id);
-      panel.focus();
-      void panel.planCleaning();
+      void panel.focus().then(() => panel.planCleaning()); // the plan takes the focus from the panel, not the panel from the plan
     }
   });
 }

@@ -41,10 +41,9 @@ export class MemoryPanel extends Widget {
   }
 
   /** Take the keyboard, also from where a command palette puts it back. The panel that opens by itself does not. */
-  focus(): void {
-    requestAnimationFrame(() => {
-      this.node.focus();
-    });
+  async focus(): Promise<void> {
+    await new Promise(requestAnimationFrame);
+    this.node.focus();
   }
 
   /** Have the view show its plan to clean what is stale, as a click on its button does. */

@@ -79,6 +79,7 @@ def test_what_leaves_nothing_is_said_to(tmp_path: Path) -> None:
     assert (outcome.names, outcome.held, outcome.ways) == (("weights", "last"), (), ())
 
 
+@pytest.mark.usefixtures("torch_process")
 def test_a_quick_start_that_fails_or_hangs_ends_with_its_reason(tmp_path: Path) -> None:
     failing = run_cell(_write(tmp_path, _CLEAN + "raise KeyError('x')\n"), 120)
     hanging = run_cell(_write(tmp_path, _CLEAN + "while True: pass\n"), 1)

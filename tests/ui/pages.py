@@ -67,6 +67,7 @@ _FOCUSED = f"view => {{ const one = document.activeElement; return one !== view 
 _OF_BOTH = (
     r"^Comm not found for comm id [0-9a-f-]{36}$|^Error: Canceled future for create_subshell_request"
     r"|^Could not restore the debugger state: Canceled future for debug_request"  # a restart came before the answer
+    r"|^No active debugger session$"  # 4.7.0a2, after a cell of a kernel whose kernelspec names no debugger
 )
 _THEIRS = {
     "lab": re.compile(_OF_BOTH),

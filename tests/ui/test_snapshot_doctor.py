@@ -212,9 +212,10 @@ def _hostile(folder: Path, count: int) -> Iterator[Path]:
         yield max(place.iterdir(), key=lambda file: (file.suffix != ".json", file.stat().st_size))
 
 
-_BREAKS_ONE = """() => {
+_BREAKS_ONE = """asked => {
   const post = Worker.prototype.postMessage;
   Worker.prototype.postMessage = function (message, ...others) {
+    if (message.question.ask !== asked) return post.call(this, message, ...others);
     Worker.prototype.postMessage = post;
     return post.call(this, { ...message, question: { ask: 'what nobody knows', name: message.question.name } }, ...others);
   };
@@ -223,22 +224,48 @@ _BREAKS_ONE = """() => {
 
 @pytest.mark.slow
 def test_a_file_that_breaks_python_is_opened_once_more_in_a_new_one(doctor: Doctor, tmp_path: Path) -> None:
-    """Only where earlier files may have been the reason."""
+    """Only where earlier files, read or refused, may have been the reason."""
     name = ROOT / "notebooks" / "out_of_memory.pickle"
+    refused = tmp_path / "refused.pickle"
+    refused.write_bytes(HOSTILE["text length"])
     doctor.open(name)
     whole = doctor.text("answer")
-    doctor.page.evaluate(_BREAKS_ONE)
-    for _ in range(2):
+    for asked, earlier in (("open", refused), ("moment", name), ("diagnose", name)):
+        doctor.open(earlier)
+        doctor.page.evaluate(_BREAKS_ONE, asked)
         doctor.open(name)
-        assert (doctor.error, doctor.text("answer")) == ("", whole)
+        assert (doctor.error, doctor.text("answer")) == ("", whole), asked
+        expect(doctor.page.locator("#time")).to_be_visible()
 
     doctor.page.reload()
     expect(doctor.page.locator("body")).to_have_attribute("data-ready", "true", timeout=_SECONDS)
-    doctor.page.evaluate(_BREAKS_ONE)
+    doctor.page.evaluate(_BREAKS_ONE, "diagnose")
     doctor.open(name)
     assert "needs more than a browser" in doctor.error
+    expect(doctor.page.locator("#compare")).to_be_hidden()
     doctor.open(name)
     assert doctor.error == ""
+
+
+@pytest.mark.slow
+def test_a_file_that_overflows_the_stack_of_the_page_gets_a_sentence(doctor: Doctor, tmp_path: Path) -> None:
+    """In a browser Python's own guards against deep nesting do not hold: it dies, and the next file has a new one."""
+    deep = tmp_path / "deep.json"
+    deep.write_text('{"segments": ' + '["padding", ' * 50_000 + "1" + "]" * 50_000 + "}")
+
+    doctor.open(deep)
+    assert "needs more than a browser" in doctor.error
+    doctor.open(ROOT / "notebooks" / "out_of_memory.pickle")
+    assert doctor.error == ""
+    _forgive_deaths(doctor)
+
+
+_DEATH = ("Pyodide has suffered a fatal error", "The cause of the fatal error was", "RangeError: Maximum call stack")
+
+
+def _forgive_deaths(doctor: Doctor) -> None:
+    """Take from the errors of the console those with which Pyodide says that its Python died of a full stack."""
+    doctor.errors[:] = [error for error in doctor.errors if not error.startswith(_DEATH)]
 
 
 @pytest.mark.slow
@@ -252,5 +279,6 @@ def test_a_hostile_file_gets_a_sentence_and_runs_nothing(doctor: Doctor, tmp_pat
         assert "Traceback" not in doctor.error
         assert doctor.error or doctor.text("answer")
     assert _PROOF not in _Handler.asked
+    _forgive_deaths(doctor)
     doctor.open(ROOT / "notebooks" / "out_of_memory.pickle")
     assert doctor.error == ""
