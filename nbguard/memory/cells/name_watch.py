@@ -357,7 +357,7 @@ def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
 
 
 def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
-    """Return the names that a cell deletes or binds again, and those in lines of magics; all where the rest is no Python."""
+    """Return the names that a cell deletes or binds again, with those in lines of magics, or all if the rest is no Python."""
     names, magics = cell_names(source), ""
     if names is None:
         names, magics = cell_names(_MAGIC.sub(r"\1pass", source)), " ".join(line.group() for line in _MAGIC.finditer(source))

@@ -19,9 +19,9 @@ from nbguard.training.profiler.analysis.memory.recorded_batch import Stock
 
 
 class OlderStorages:
-    """Holds each storage by the number of torch's own weak reference, which keeps no memory of a device alive.
+    """Holds the number of torch's own weak reference to each storage. It keeps no memory of a device alive.
 
-    A data set may be a list of 100,000 tensors; an object for each (`StorageWeakRef`) takes ten times as long to make.
+    A data set may be a list of 100,000 tensors, and an object for each (`StorageWeakRef`) takes ten times as long to make.
     """
 
     def __init__(self) -> None:
