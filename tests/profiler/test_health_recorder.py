@@ -77,7 +77,8 @@ def test_a_recording_that_ended_keeps_its_log_and_no_room_for_more() -> None:
     recorder.boundary("batch", 1)
     log = recorder.stop()
 
-    assert recorder.stop() is log
+    assert recorder.stop() is recorder.hand_over() is log
+    assert recorder.stop().codes == ()
     assert len(recorder) == len(log.codes) + len(log.boundaries) == 3
     assert sys.getsizeof(recorder.add.__self__) < room / 1000
 

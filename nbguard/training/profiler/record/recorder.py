@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
@@ -494,6 +495,12 @@ class Recorder:
             callbacks = {self.phase(code): name for code, name in self._callbacks.items()}
             self._whole = self._log.end(self._start, tuple(self._labels), callbacks)
         return self._whole
+
+    def hand_over(self) -> PhaseLog:
+        """End the recording and return the log, which this keeps no longer. Cycles hold it until the next collection."""
+        log = self.stop()
+        self._whole = replace(log, codes=(), times=(), boundaries=())
+        return log
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
         """Yield the boundaries of the fit that goes on among so many of the log's first entries."""
