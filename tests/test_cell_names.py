@@ -130,6 +130,23 @@ def test_what_is_no_python_has_no_names(source: str) -> None:
     assert cell_names(source) is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "unbound"),
+    [
+        ("%%profile_fit -o report\nlearn.fit(3)", "report"),
+        ("%%time\ndel learn\nx.fit()", "learn"),
+        ("%xdel learn\nx.fit()", "learn"),
+        ("if x:\n    %reset_gpu learn\nx = 1", "learn x"),
+        ("!echo $learn\nx + 1", "learn"),
+        ("print(x\n% 2)", ""),
+        ("x = %time learn.fit()", "learn report x"),
+        ("%%bash\necho $x", "learn report x"),
+    ],
+)
+def test_a_magic_is_suspected_of_the_names_in_its_line_alone(typed: str, unbound: str) -> None:
+    assert {"learn", "report", "x"} & _unbound_by(typed, frozenset({"learn", "report", "x"})) == set(unbound.split())
+
+
 @pytest.mark.parametrize("source", ["def f():\n    x = 1", "y = [x for x in [1]]", "y = lambda x: x", "class A:\n    x = 1"])
 def test_all_who_ask_hear_the_same(source: str) -> None:
     import ast

@@ -227,7 +227,7 @@ def test_a_callback_whose_class_cannot_be_patched_runs_as_without() -> None:
 
 AFTER_THE_FIT = [
     "nbguard.training.profiler.record.recorder.Recorder.stop",
-    "nbguard.training.profiler.record.log.Log.marks",
+    "nbguard.training.profiler.record.log.Log.end",
     "nbguard.training.profiler.instruments.instruments.usable_cores",
     "nbguard.training.profiler.record.learner_loop.LearnerLoop.observe",
     "nbguard.training.profiler.analysis.time.phase_log.PhaseLog.divided",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from typing import Any
 
@@ -68,6 +69,18 @@ def test_a_part_that_ends_the_recording_ends_it() -> None:
 
     assert recorder.thread != threading.get_ident()
     assert len(recorder) == marks
+
+
+def test_a_recording_that_ended_keeps_its_log_and_no_room_for_more() -> None:
+    recorder = Recorder()
+    room = sys.getsizeof(recorder.add.__self__)
+    recorder.boundary("batch", 1)
+    log = recorder.stop()
+
+    assert recorder.stop() is recorder.hand_over() is log
+    assert recorder.stop().codes == ()
+    assert len(recorder) == len(log.codes) + len(log.boundaries) == 3
+    assert sys.getsizeof(recorder.add.__self__) < room / 1000
 
 
 def test_what_a_part_does_is_not_taken_for_the_users() -> None:
@@ -200,6 +213,7 @@ def test_a_long_log_is_packed_and_is_the_same() -> None:
         recorder.boundary("loss")
     cut = len(recorder)
     recorder.boundary("step")
+    boundaries = tuple(recorder.boundaries(cut))
     marks = recorder.stop()
 
     assert list(marks.times) == [tick << 33 for tick in range(1, 10_002)]
@@ -209,4 +223,4 @@ def test_a_long_log_is_packed_and_is_the_same() -> None:
         (10_000, "loss", 0),
         (10_000, "step", 0),
     ]
-    assert tuple(recorder.boundaries(cut)) == marks.boundaries[:-1]
+    assert boundaries == marks.boundaries[:-1]

@@ -21,6 +21,7 @@ from nbguard.training.profiler.analysis.report import Growth, MemoryReport
 from nbguard.training.profiler.analysis.time import phase_log
 from nbguard.training.profiler.instruments.memory import growth as growth_watch
 from nbguard.training.profiler.instruments.memory import timeline
+from nbguard.training.profiler.instruments.memory.categories import OlderStorages
 from nbguard.training.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
 from nbguard.training.profiler.instruments.memory.timeline import MOST_POINTS, LevelHistory, MemoryWatch
 from nbguard.training.profiler.record.recorder import Recorder
@@ -191,10 +192,11 @@ def test_what_the_profile_notes_of_each_batch_is_no_growth_of_the_fits() -> None
     with recording(part) as recorder:
         recorder.look_at(1000)
         train(60, keep=lambda *_: [recorder.mark(recorder.current) for _ in range(1500)] and None)
+        nbytes = recorder.nbytes
 
     found = part.observe()
     assert isinstance(found, MemoryObservations)
-    assert recorder.nbytes > 60 * 8 * KiB
+    assert nbytes > 60 * 8 * KiB
     assert memory_report(found).growth is None
 
 
@@ -326,6 +328,24 @@ def test_a_fastai_optimizer_has_a_state_and_its_batch_targets() -> None:
     assert found["parameters"] == PARAMETERS
     assert found["optimizer state"] == pytest.approx(2 * PARAMETERS, rel=0.01)
     assert found["inputs"] == pytest.approx(INPUT + BATCH * 4, rel=0.01)
+
+
+def test_an_older_storage_is_spent_once_it_is_freed_or_owned() -> None:
+    gc.collect()
+    kept, freed = torch.ones(KiB // 4), torch.ones(KiB // 2, requires_grad=True)
+    freed.grad = torch.ones(KiB // 2)
+    address = kept.data_ptr()
+    weak = weakref.ref(older := OlderStorages())
+    newer = torch.ones(KiB)
+
+    assert older.spent("cpu", 1, {newer.data_ptr()}) == 0
+    assert older.spent("cpu", 1, {address}) == KiB
+    assert older.spent("meta", 1, {address}) == 0
+    del freed
+    assert older.spent("cpu", 1, ()) == 4 * KiB
+    assert older.spent("cpu", 3 * KiB, {address}) == 9 * KiB
+    del older
+    assert weak() is None
 
 
 def test_tied_weights_and_views_count_once() -> None:

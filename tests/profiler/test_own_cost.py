@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from nbguard.memory.scan.devices.counters import heap_reader
 from nbguard.training.profiler.profile import FitProfile
+from nbguard.units import KiB
 
 _CELL = """
 import sys
@@ -23,6 +25,22 @@ cost = shell.user_ns["report"].overhead
 assert cost.before > 0 and cost.after > 0, cost
 needless = ("fastai", "nbguard.memory.cleanup.plan", "nbguard.memory.reports.cell_ledger", "nbguard.training.ranks.job_board")
 print(*(name for name in needless if name in sys.modules))
+"""
+
+_AGAIN = """
+import gc
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "nbguard")
+shell.run_cell("import torch; model = torch.nn.Linear(4, 1); opt = torch.optim.SGD(model.parameters(), 0.1)").raise_error()
+from nbguard.memory.scan.devices.counters import heap_reader
+loop = "for _ in range(20): model(torch.ones(8, 4)).sum().backward(); opt.step(); opt.zero_grad()"
+read, after = heap_reader(), []
+for _ in range(5):
+    shell.run_cell("%%profile_fit -o report" + chr(10) + loop).raise_error()
+    gc.disable()
+    after.append(read())
+print(after[-1] - after[-2])
 """
 
 
@@ -57,3 +75,12 @@ def test_a_profile_of_a_loop_imports_no_library_and_no_room_that_it_has_no_use_f
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _CELL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(heap_reader() is None, reason="this system's malloc does not tell how much is in use")
+def test_a_profile_leaves_little_behind_before_the_next_collection() -> None:
+    """The notices look at the heap after a cell that leaves half a MiB more each time it is run, and would blame the user's."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _AGAIN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) < 128 * KiB

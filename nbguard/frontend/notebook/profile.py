@@ -8,6 +8,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
+import nbguard.training.profiler.render.fit  # noqa: F401 - the view of a report, imported while the profile's clock runs
 from nbguard.errors import NbguardError, ReachedError
 from nbguard.memory.cells.hooks import CellEnd
 from nbguard.texts import running_shell

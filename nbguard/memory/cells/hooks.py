@@ -82,7 +82,12 @@ class CellEnd:
             self._inside -= 1
             return
         self.cancel()
-        self._act(result)
+        act, self._act, self._failed = self._act, _nothing, None  # whoever waits for the end refers to this, and `act` to them
+        act(result)
+
+
+def _nothing(_: Any) -> None:
+    pass
 
 
 # --- The scan of the notebook after a cell, shared by all listeners that ask for it.

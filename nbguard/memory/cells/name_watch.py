@@ -213,6 +213,8 @@ _PLAIN = frozenset(
 """Ids of types whose instances lead to no memory of a device."""
 _OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "_iii", "In", "Out"})
 _WORD = re.compile(r"[^\W\d]\w*")
+_MAGIC = re.compile(r"^([ \t]*)[%!].*", re.MULTILINE)
+"""A line of a magic, or of the system's shell, in a cell as it was typed."""
 _LONGEST = 100_000
 """Most characters of a cell whose source is read, as longer ones are data."""
 _DELETED = 200
@@ -355,6 +357,8 @@ def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
 
 
 def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
-    """Return the names that a cell deletes or binds again; of a cell that is no plain Python (magics), all it mentions."""
-    names = cell_names(source)
-    return mentioned if names is None else names.bound | names.deleted
+    """Return the names that a cell deletes or binds again, with those in lines of magics, or all if the rest is no Python."""
+    names, magics = cell_names(source), ""
+    if names is None:
+        names, magics = cell_names(_MAGIC.sub(r"\1pass", source)), " ".join(line.group() for line in _MAGIC.finditer(source))
+    return mentioned if names is None else names.bound | names.deleted | (mentioned & set(_WORD.findall(magics)))

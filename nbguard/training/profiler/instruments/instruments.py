@@ -173,7 +173,7 @@ class Instruments:
 
     def stop(self) -> PhaseLog:
         """Take everything down and return the log of all fits. Nothing that fails here keeps the rest from being taken down."""
-        log = self._fit.attempt("stop", self.recorder) or _NO_LOG
+        log = self._fit.attempt("hand_over", self.recorder) or _NO_LOG
         self._fit.stop()
         for part in (self.learners, self.loop, self.ranks):
             self._fit.attempt("stop", part)

@@ -80,13 +80,19 @@ class Log:
                     number += 1
             before += len(codes)
 
-    def marks(self, start: int, labels: tuple[str, ...], callbacks: Mapping[str, str]) -> PhaseLog:
-        """Return the whole log, which began at `start`; `labels` are the phases by their codes."""
+    def end(self, start: int, labels: tuple[str, ...], callbacks: Mapping[str, str]) -> PhaseLog:
+        """Return the whole log since `start`, and empty it. `labels` are the phases by their codes.
+
+        Cycles hold it until the next collection of all objects. Its room for numbers would wait there, too.
+        """
         codes, times = array("H"), array("q")
         for column, ends in self._columns():
             codes.extend([code for code in column if code >= 0])
             times.extend([end for code, end in zip(column, ends, strict=True) if code >= 0])
         boundaries = tuple(self.boundaries())
+        self._before = len(self) + _RESERVED // 2  # so that the length stays
+        self._loose.clear()
+        self._packed.clear()
         return PhaseLog(start=start, codes=codes, times=times, labels=labels, boundaries=boundaries, callbacks=callbacks)
 
 

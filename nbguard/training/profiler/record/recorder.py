@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
@@ -135,6 +136,7 @@ class Recorder:
         "_stopping",
         "_stretches",
         "_trained_at",
+        "_whole",
         "add",
         "ahead",
         "batches",
@@ -214,6 +216,7 @@ class Recorder:
         self._first = 0  # entry of the log that began the current fit
         self._own = self._labels[phases.OWN]
         self._has_ended = False
+        self._whole: PhaseLog | None = None  # the log of a recording that ended
         self.off: dict[int, object] = {}  # parts that failed, by their ids
         self.own_time: int = 0  # nanoseconds of processor time of what is marked as nbguard's own
         self._stopping: Exception | None = None  # that ends the fit on purpose
@@ -484,13 +487,20 @@ class Recorder:
 
     def stop(self) -> PhaseLog:
         """End the recording and return the log. Patched functions that are still called pass the call on from here."""
-        if not self._has_ended:
+        if self._whole is None:
             self.mark(self._own if self.thread == _OFF else self.current)
             self._has_ended, self.thread = True, _OFF
             self._sampled = self._always = dict.fromkeys(self._sampled, ())
             self._listen(looks=False)
-        callbacks = {self.phase(code): name for code, name in self._callbacks.items()}
-        return self._log.marks(self._start, tuple(self._labels), callbacks)
+            callbacks = {self.phase(code): name for code, name in self._callbacks.items()}
+            self._whole = self._log.end(self._start, tuple(self._labels), callbacks)
+        return self._whole
+
+    def hand_over(self) -> PhaseLog:
+        """End the recording and return the log, which this keeps no longer. Cycles hold it until the next collection."""
+        log = self.stop()
+        self._whole = replace(log, codes=(), times=(), boundaries=())
+        return log
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
         """Yield the boundaries of the fit that goes on among so many of the log's first entries."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from nbguard.memory.scan.heap.autograd import Autograd
 from nbguard.memory.scan.heap.kinds import Kinds, attribute_of, attributes_of, mro_of
-from nbguard.memory.scan.heap.walk import weak_storage
 from nbguard.training.profiler.analysis.memory import recorded_batch as memory
 from nbguard.training.profiler.analysis.memory.recorded_batch import Stock
 
@@ -20,32 +19,45 @@ from nbguard.training.profiler.analysis.memory.recorded_batch import Stock
 
 
 class OlderStorages:
-    """Holds each storage by torch's own weak reference, which keeps no memory of a device alive."""
+    """Holds the number of torch's own weak reference to each storage. It keeps no memory of a device alive.
+
+    A data set may be a list of 100,000 tensors, and an object for each (`StorageWeakRef`) takes ten times as long to make.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[str, int, Any]] = {}  # by address: device, bytes, weak reference
+        self._held: dict[Any, dict[int, tuple[int, int]]] = {}  # by device and address: bytes, weak reference
         torch: Any = sys.modules.get("torch")
         if torch is None:
             return
+        self._is_freed = torch.UntypedStorage._expired
+        weakref.finalize(self, _let_go, torch.UntypedStorage._free_weak_ref, self._held)
         autograd = Autograd()
         for tensor in Kinds().tracked({"tensor"}):
             gradient = autograd.grad(tensor) if autograd.is_leaf(tensor) else None
             for owner in (tensor,) if gradient is None else (tensor, gradient):
                 try:
                     storage = autograd.storage(owner)
-                    key, nbytes, device = storage.data_ptr(), storage.nbytes(), str(storage.device)
+                    key, nbytes, device = storage.data_ptr(), storage.nbytes(), storage.device
                 except (RuntimeError, NotImplementedError, AttributeError):  # sparse tensors and wrappers have no storage
                     continue
-                if nbytes and key not in self._held:
-                    self._held[key] = device, nbytes, weak_storage(storage)
+                if nbytes and key not in (held := self._held.setdefault(device, {})):
+                    held[key] = nbytes, storage._weak_ref()
 
     def spent(self, device: str, rounding: int, owned: Container[int]) -> int:
         """Return the bytes on a device that were freed since, or that the storages at the addresses `owned` have."""
         return sum(
             -(-nbytes // rounding) * rounding
-            for key, (where, nbytes, weak) in self._held.items()
-            if where == device and (key in owned or weak.expired())
+            for where, held in self._held.items()
+            if str(where) == device
+            for key, (nbytes, weak) in held.items()
+            if key in owned or self._is_freed(weak)
         )
+
+
+def _let_go(free: Callable[[int], None], held: dict[Any, dict[int, tuple[int, int]]]) -> None:
+    for of_device in held.values():
+        for _, weak in of_device.values():
+            free(weak)
 
 
 _MOST_MODULES = 16
