@@ -88,11 +88,14 @@ def _form(kind: Any) -> _Form | None:
     if not dataclasses.is_dataclass(kind):
         return None
     fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
-    read = attrgetter(*(field.name for field in fields))
+    names = [field.name for field in fields]
+    read: Callable[[Any], tuple[Any, ...]] = (
+        attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+    )
     return (
         tuple(field.metadata.get("json", field.name) for field in fields),
         tuple(field.metadata.get("plain") for field in fields),
-        read if len(fields) > 1 else lambda value: (read(value),),
+        read,
     )
 
 

@@ -40,10 +40,19 @@ class _Holder:
     wholes: tuple[_Whole, ...]
 
 
+@dataclass(frozen=True)
+class _Nothing:
+    pass
+
+
 @pytest.mark.parametrize("name", ["training", "oom", "parked"])
 def test_a_message_of_the_sidebar_is_what_asdict_makes_of_it(name: str) -> None:
     for message in scene(name):
         assert to_plain(message) == json.loads(json.dumps(asdict(message)))
+
+
+def test_a_dataclass_without_fields_is_an_empty_object() -> None:
+    assert to_plain(_Nothing()) == to_plain(_Nothing(), tables=True) == {}
 
 
 def test_each_container_is_json_and_metadata_decide_on_fields() -> None:
