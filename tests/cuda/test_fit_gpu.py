@@ -14,7 +14,7 @@ FIT = """
 import json, sys, torch
 from torch import nn
 from nbguard.training.profiler.analysis.time.gpu import gpu_facts
-from nbguard.training.profiler.instruments.gpu import GpuWatch
+from nbguard.training.profiler.instruments.instruments import GpuWatch
 from nbguard.training.profiler.record.recorder import Recorder
 from nbguard.training.profiler.record.torch_loop import TorchLoop
 waits = []

@@ -408,7 +408,7 @@ def test_workers_that_outlive_the_profile_take_the_clock_away() -> None:
     loader = torch_loader(Rows(look), 1, persistent_workers=True)
     with watched():
         fit(loader)
-        assert where.value.endswith(b"nbguard/training/profiler/instruments/loader/workers.py")
+        assert where.value.endswith(b"nbguard/training/profiler/instruments/loader/watch.py")
     fit(loader, epochs=2)
     assert where.value.endswith(b"torch/utils/data/_utils/fetch.py")
 

@@ -15,8 +15,7 @@ import torch
 
 from nbguard.memory.core.segments.fragmentation import fragmentation
 from nbguard.memory.scan.devices import cuda
-from nbguard.memory.scan.devices.accelerators import accelerator_facts
-from nbguard.memory.scan.devices.amd import AmdReader
+from nbguard.memory.scan.devices.cuda import AmdReader, accelerator_facts
 from nbguard.memory.scan.devices.nvml import NvmlReader, group_limit, group_limits, service_limit, unmatched
 
 GiB = 1024**3

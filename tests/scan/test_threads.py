@@ -12,7 +12,7 @@ import torch
 
 import nbguard
 from nbguard.memory.core.facts import Root
-from nbguard.memory.scan.outside import threads
+from nbguard.memory.scan.outside import referrers
 from nbguard.memory.scan.scan import Notebook, scan
 
 pytestmark = pytest.mark.usefixtures("frozen_libraries")
@@ -61,7 +61,7 @@ def test_a_call_in_hand_is_the_threads(end: threading.Event) -> None:
 
 
 def test_a_library_has_a_line_against_its_own_threads(end: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "emptied_by", lambda: {("concurrent.queues", "feed"): "import queues; queues.end()"})
+    monkeypatch.setattr(referrers, "emptied_by", lambda: {("concurrent.queues", "feed"): "import queues; queues.end()"})
 
     (root,) = _roots()
 

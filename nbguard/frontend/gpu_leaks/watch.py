@@ -10,7 +10,8 @@ import gc
 import sys
 import types
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,125 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 
 from nbguard.errors import in_one_line, line_of
 from nbguard.frontend.gpu_leaks.births import TEST, TensorBirths
-from nbguard.frontend.gpu_leaks.marks import MemoryAllowance, allowance_of, size_of
-from nbguard.frontend.gpu_leaks.peaks import CpuPeak, CudaPeak, peak_of
 from nbguard.frontend.gpu_leaks.results import HeldMemory, MemoryOfTest
 from nbguard.frontend.gpu_leaks.summary import DEVICE, JUDGED, MEMORY, PROBLEM, LeakSummary
 from nbguard.frontend.gpu_leaks.verdict import judge
 from nbguard.memory.core.facts import Facts
 from nbguard.memory.reports.notices.notice import StorageKey
-from nbguard.memory.scan.devices.cuda import tracked_device
+from nbguard.memory.scan.devices.counters import counted_devices
+from nbguard.memory.scan.devices.cuda import nested_stats, tracked_device
 from nbguard.memory.scan.heap.kinds import module_namespaces
 from nbguard.memory.scan.scan import Notebook, scan
 from nbguard.plain_data import to_plain
+from nbguard.units import parse_bytes
+
+# --- The most memory that a test's tensors take at a time, for tests with a mark.
+
+
+class CpuPeak:
+    """The bytes of CPU tensors that a test makes, and their peak, by the births and deaths of their storages.
+
+    Storages that a test only uses, a session's model say, do not count, and neither do the temporaries inside of an operation.
+    """
+
+    def __init__(self) -> None:
+        from nbguard.memory.scan.storage_events import StorageMode
+
+        self.peak = 0
+        self._sizes: list[int] = []
+        self._now = 0
+        self._mode = StorageMode(self, "cpu")
+
+    def born(self, nbytes: int, op: object, *, is_older: bool) -> int:
+        """Count a storage that an operation has made; return its number."""
+        del op
+        self._sizes.append(0 if is_older else nbytes)
+        self._now += self._sizes[-1]
+        self.peak = max(self.peak, self._now)
+        return len(self._sizes) - 1
+
+    def died(self, token: int) -> None:
+        """Count a storage no longer."""
+        self._now -= self._sizes[token]
+
+    def phase(self) -> AbstractContextManager[Any]:
+        """Return the context around a phase of the test."""
+        return self._mode
+
+
+class CudaPeak:
+    """The most that was allocated on one device above the bytes that were there before the test, by the allocator's counters.
+
+    A peak that rose is the test's own. One that did not bounds it from above; only where that is more than the limit, as an
+    earlier test took more, the counter is reset before the test.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._before = {device.device: device for device in self._devices()}
+        for device in self._before.values():
+            if (device.peak or 0) - device.allocated > limit:
+                self._torch.cuda.reset_peak_memory_stats(device.device)
+
+    def _devices(self) -> Any:
+        return counted_devices(nested_stats(self._torch)) if self._torch.cuda.is_initialized() else ()
+
+    @property
+    def peak(self) -> int:
+        """Return the bytes, or a bound that is within the limit."""
+        peaks = [0]
+        for device in self._devices():
+            before = self._before.get(device.device)
+            peaks.append((device.peak or 0) - (0 if before is None else before.allocated))
+        return max(peaks)
+
+    def phase(self) -> AbstractContextManager[Any]:
+        """Return the context around a phase of the test."""
+        return nullcontext()
+
+
+def peak_of(tracked: str, limit: int) -> CpuPeak | CudaPeak | None:
+    """Return the measure of a test's peak on a kind of device, or None if it has none."""
+    return CpuPeak() if tracked == "cpu" else CudaPeak(limit) if tracked == "cuda" else None
+
+
+# --- Sizes that the user gives, on the command line and in marks. A wrong one is an error of usage, in one line.
+
+
+_NAMES = ("peak", "keeps")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAllowance:
+    """The bytes that `@pytest.mark.gpu_memory(...)` allows a test. A limit that it does not give is None."""
+
+    peak: int | None = None  # most that its tensors may take at a time
+    keeps: int | None = None  # that it may leave
+
+
+def size_of(size: object, where: str) -> int:
+    """Return a size in bytes. Raises pytest.UsageError on a text or value that is not a size."""
+    try:
+        if isinstance(size, str):
+            return parse_bytes(size)
+    except ValueError as error:
+        raise pytest.UsageError(f"{where}: {error}") from None
+    raise pytest.UsageError(f"{where}: {type(size).__name__} is not a size; write it as '2GiB'")
+
+
+def allowance_of(item: pytest.Item) -> MemoryAllowance:
+    """Return the allowance of the nearest mark of a test. Raises pytest.UsageError if the mark cannot be used."""
+    mark = item.get_closest_marker("gpu_memory")
+    if mark is None:
+        return MemoryAllowance()
+    where = f"{item.nodeid}: gpu_memory"
+    if mark.args or not mark.kwargs or not mark.kwargs.keys() <= {*_NAMES}:
+        raise pytest.UsageError(f"{where} takes peak= and keeps=, such as gpu_memory(peak='2GiB')")
+    return MemoryAllowance(**{name: size_of(size, f"{where}({name}=)") for name, size in mark.kwargs.items()})
+
+
+# --- The hooks in the tests of one process. They follow tests and fixtures, and judge each test.
+
 
 _INSTANCE = "instance of the test's class"
 """Label of the root for a test's own attributes on `self`. pytest keeps the instance until the end of the run."""

@@ -26,12 +26,64 @@ from nbguard.memory.allocator.model.settings import AllocatorSettings
 from nbguard.memory.scan.heap.kinds import loaded_class
 from nbguard.memory.scan.storage_events import StorageMode
 from nbguard.training.prediction.emulation import recorder as composites
-from nbguard.training.prediction.emulation.numbers import UnknownFloat
 from nbguard.training.prediction.emulation.operators import Autocast, OperatorMode
 from nbguard.training.prediction.emulation.recorder import RecordingDevice
 from nbguard.training.prediction.fits.batches import moved
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.training.prediction.prediction import FitPhase
+
+# --- A number read from a tensor without data. It may be kept, added up and shown, but decisions by it are noted.
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv")
+_ARITHMETIC = (*(f"__{side}{name}__" for name in _BINARY for side in ("", "r")), "__neg__", "__abs__")
+_DECISIONS = ("__bool__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+
+
+class UnknownFloat(float):
+    """A float whose value is not known. `note` is called when something is decided by it."""
+
+    __slots__ = ("note",)
+    note: Callable[[], None]
+
+    @classmethod
+    def of(cls, value: float, note: Callable[[], None]) -> UnknownFloat:
+        """Return `value` as such a number."""
+        own = cls(value)
+        own.note = note
+        return own
+
+    __hash__ = float.__hash__
+
+
+def _arithmetic(name: str) -> Callable[..., Any]:
+    former = getattr(float, name)
+
+    def method(self: UnknownFloat, *others: Any) -> Any:
+        out = former(self, *others)
+        return UnknownFloat.of(out, self.note) if type(out) is float else out
+
+    return method
+
+
+def _decision(name: str) -> Callable[..., Any]:
+    former = getattr(float, name)
+
+    def method(self: UnknownFloat, *others: Any) -> Any:
+        self.note()
+        return former(self, *others)
+
+    return method
+
+
+for _name in _ARITHMETIC:
+    setattr(UnknownFloat, _name, _arithmetic(_name))
+for _name in _DECISIONS:
+    setattr(UnknownFloat, _name, _decision(_name))
+
+
+# --- A thread whose tensors without data stand for a GPU's, by modes, kernels and methods of torch's, and that writes no file.
+
 
 # --- Disk writes that are suppressed while tracing a fit: checkpoints, pictures, logs.
 

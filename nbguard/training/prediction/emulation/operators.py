@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,35 @@ from nbguard.training.prediction.emulation.recorder import RecordingDevice
 from nbguard.training.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.training.prediction.prediction import MemoryCategory
 from nbguard.training.prediction.rules import REPLACED, TEMPORARIES, UNKNOWN
-from nbguard.training.prediction.rules.composed import COMPOSED, compose
 from nbguard.training.prediction.rules.rule import nbytes
+
+# --- Operators without a kernel of their own. PyTorch composes them of others below autograd, and each takes memory.
+#
+# A trace sees them as one operator. It calls PyTorch's own composition instead, whose steps it then sees one by one.
+
+
+_aten = torch.ops.aten
+COMPOSED = frozenset(
+    {
+        _aten._trilinear.default,  # of bilinear layers (aten/src/ATen/native/Linear.cpp)
+        _aten.affine_grid_generator.default,  # AffineGridGenerator.cpp
+        _aten.dist.default,  # Distance.cpp
+        _aten.norm.Scalar,  # ReduceOps.cpp
+        _aten.soft_margin_loss.default,  # Loss.cpp
+        _aten.soft_margin_loss.out,
+        _aten.soft_margin_loss_backward.default,
+        _aten.soft_margin_loss_backward.grad_input,
+    }
+)
+
+
+def compose(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the outputs of the composition, the one of a backend without any kernel."""
+    return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1), *args, **kwargs)
+
+
+# --- The operators of a traced fit as CUDA runs them, with kernels' own memory by rule, and values read where there are none.
+
 
 # --- CUDA's autocast for tensors without data, with the same casts at the same place, by kernels on a spare dispatch key.
 #
@@ -194,7 +221,6 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-_aten = torch.ops.aten
 _OutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 _GEMMS = frozenset(
     getattr(getattr(_aten, name), overload)
