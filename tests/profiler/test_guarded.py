@@ -247,9 +247,9 @@ AFTER_THE_FIT = [
     *(
         f"nbguard.training.profiler.{place}.{action}"
         for place in (
-            "instruments.subject.Subject",
+            "instruments.instruments.Subject",
             "instruments.loader.watch.LoaderWatch",
-            "instruments.gpu.GpuWatch",
+            "instruments.instruments.GpuWatch",
             "instruments.memory.timeline.MemoryWatch",
             "instruments.stack_sampler.OverheadWatch",
             "nonfinite.nonfinite.FiniteWatch",
