@@ -89,7 +89,7 @@ def _code(text: str) -> str:
     return f"`{text.replace('`', chr(39)).replace('|', chr(166))}`" if text else ""
 
 
-# --- The summary of a run in the terminal, in annotations for GitHub and in files. With xdist the controller writes it.
+# --- The summary.
 
 
 MEMORY, DEVICE, JUDGED, PROBLEM = "nbguard_memory", "nbguard_device", "nbguard_judged", "nbguard_problem"

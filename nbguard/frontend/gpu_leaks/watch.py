@@ -137,7 +137,7 @@ def allowance_of(item: pytest.Item) -> MemoryAllowance:
     return MemoryAllowance(**{name: size_of(size, f"{where}({name}=)") for name, size in mark.kwargs.items()})
 
 
-# --- The hooks in the tests of one process. They follow tests and fixtures, and judge each test.
+# --- The hooks and the judgement.
 
 
 _INSTANCE = "instance of the test's class"

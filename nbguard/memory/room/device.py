@@ -204,7 +204,7 @@ def _log_flag() -> ctypes.c_int | None:
         return None
 
 
-# --- Devices on which room is made, PyTorch's own ones and a simulated one, and the steps that differ between them.
+# --- The devices.
 
 
 @dataclass(eq=False, repr=False, slots=True)

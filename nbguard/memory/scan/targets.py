@@ -61,7 +61,7 @@ def part_of_table(table: Any, key: object) -> tuple[Any, tuple[Any, ...]] | None
         return None
 
 
-# --- Targets of `%reset_gpu`: whatever `del` accepts, looked up without running the user's code where possible.
+# --- Targets as the user writes them.
 
 
 _MISSING: Any = object()

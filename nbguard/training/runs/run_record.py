@@ -40,9 +40,6 @@ from nbguard.training.runs.settings import (
 )
 from nbguard.units import format_bytes
 
-# --- The code behind a run, in cells of the notebook and the user's own modules, and the state of the working tree.
-
-
 # --- The state of the working tree, asked of git in a few bounded questions that change nothing, not even its index.
 
 
@@ -224,9 +221,6 @@ def collect_modules(facts: FactCollector, folder: Path) -> None:
 
 def _is_own(path: str, roots: tuple[str, ...]) -> bool:
     return path.startswith(roots) and "site-packages" not in path and f"{os.sep}nbguard{os.sep}" not in path
-
-
-# --- `nbguard.run_record`: the parts of a run, collected before it begins.
 
 
 # --- The versions, hardware, variables and switches around a run, read without importing or initialising anything.

@@ -121,7 +121,7 @@ def _atoms(value: Any) -> dict[str, Any]:
     }
 
 
-# --- The settings and seeds of a fit, with model, optimizer by group, callbacks and loaders, read from attributes.
+# --- Settings and seeds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,7 +107,7 @@ def is_in_cell(shell: Any) -> bool:
     return cells_on_stack() > 0 and not parent.get("content", {}).get("silent", False)
 
 
-# --- The hub of one kernel, which takes sidebars' messages and has them carried out where and when they may be.
+# --- The hub.
 
 
 _SETTLED = 0.3

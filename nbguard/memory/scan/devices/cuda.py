@@ -1,6 +1,6 @@
 """torch's view of the accelerator, and the driver's of the GPUs. Neither ever initialises a device.
 
-CUDA (and ROCm, which torch calls cuda) in full; other accelerators as far as torch tells (`accelerators.py`). Without an
+CUDA (and ROCm, which torch calls cuda) in full; other accelerators as far as torch tells. Without an
 accelerator, CPU tensors are tracked.
 """
 
@@ -228,9 +228,6 @@ def _real(read: Callable[[], Any]) -> float | None:
     except (AttributeError, RuntimeError, NotImplementedError, AssertionError, TypeError):
         return None
     return value if type(value) in (int, float) else None
-
-
-# --- torch's view of the accelerator, and the driver's of the GPUs. Neither ever initialises a device.
 
 
 # --- The GPUs of this machine, read from the driver alone, without a context and without PyTorch.

@@ -78,7 +78,7 @@ def _own_end(function: Any) -> str:
     return emptied_by().get((str(function.__module__), str(function.__name__)), "") if is_plain else ""
 
 
-# --- Objects that no root leads to, or that are held from outside, with names from their referrers and their other holders.
+# --- Names from referrers.
 
 
 _GLOBAL = "global of a library"

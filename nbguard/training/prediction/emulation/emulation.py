@@ -82,9 +82,6 @@ for _name in _DECISIONS:
     setattr(UnknownFloat, _name, _decision(_name))
 
 
-# --- A thread whose tensors without data stand for a GPU's, by modes, kernels and methods of torch's, and that writes no file.
-
-
 # --- Disk writes that are suppressed while tracing a fit: checkpoints, pictures, logs.
 
 

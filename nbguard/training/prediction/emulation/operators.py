@@ -45,9 +45,6 @@ def compose(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
     return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1), *args, **kwargs)
 
 
-# --- The operators of a traced fit as CUDA runs them, with kernels' own memory by rule, and values read where there are none.
-
-
 # --- CUDA's autocast for tensors without data, with the same casts at the same place, by kernels on a spare dispatch key.
 #
 # PyTorch has autocast kernels for the tensors of each kind of device, and none for meta tensors. Here the operators of

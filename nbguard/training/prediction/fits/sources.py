@@ -383,7 +383,7 @@ def _overrides(module: Any, name: str) -> bool:
     return str(kind.__module__).partition(".")[0] not in ("lightning", "pytorch_lightning")
 
 
-# --- Predictable fits by their types, found without importing any library.
+# --- Fits by their types.
 
 
 _PRECISIONS = (None, "bf16", "fp16")

@@ -312,7 +312,7 @@ def _gpu_of(module: Any, args: Any) -> Any | None:
     return torch.device(name) if name.startswith("cuda") else None
 
 
-# --- All instruments that a profile puts around a fit.
+# --- The instruments together.
 
 
 _T = TypeVar("_T")

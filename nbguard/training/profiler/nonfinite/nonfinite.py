@@ -133,7 +133,7 @@ class FailedStep:
         return replace(known[0], line=lines.pop()) if lines and len(lines) == 1 else known[0]
 
 
-# --- NaN and infinity, with the first loss or gradient that is not finite, and the layer that made it.
+# --- The first value that is not finite.
 
 
 _SHARE = 0.001

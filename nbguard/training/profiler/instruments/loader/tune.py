@@ -112,7 +112,7 @@ def _read_file(path: str, piece: mmap.mmap, end: int) -> int:
     return nbytes
 
 
-# --- The time of a batch with other numbers of workers, measured on a copy of the loader, in a process of its own.
+# --- Other numbers of workers.
 
 
 _SLOW = 10**9  # ns that workers may take to start one after the other

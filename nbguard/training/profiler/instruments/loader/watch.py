@@ -192,7 +192,7 @@ class _Clock:
         return fetch
 
 
-# --- Watches a fit's loaders, with their settings, the cost of their fetches and the function that costs most.
+# --- The loaders of a fit.
 
 
 Function = Callable[..., Any]
